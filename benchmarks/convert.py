@@ -130,7 +130,7 @@ def check_same_values(source: Path, target: Path) -> None:
 
 def _warm_up(_: int) -> None:
     """Import the package in a worker before the clock runs, as in a long conversion."""
-    import zarr_shardstore.convert.task  # noqa: F401
+    import zarr_shardstore.tools.convert.task  # noqa: F401
 
     time.sleep(0.2)
 

@@ -46,26 +46,6 @@ if TYPE_CHECKING:  # `X as X`: type checkers take these for public names
     from zarr_shardstore.arrays.stored_array import (
         register_storage_transformer as register_storage_transformer,
     )
-    from zarr_shardstore.check.check_store import check_store as check_store
-    from zarr_shardstore.check.findings import CheckReport as CheckReport
-    from zarr_shardstore.check.findings import Finding as Finding
-    from zarr_shardstore.check.quarantine import restore_quarantine as restore_quarantine
-    from zarr_shardstore.check.repair import RepairAction as RepairAction
-    from zarr_shardstore.check.repair import RepairReport as RepairReport
-    from zarr_shardstore.check.repair import repair_store as repair_store
-    from zarr_shardstore.convert.api import reshard as reshard
-    from zarr_shardstore.convert.api import shard_store as shard_store
-    from zarr_shardstore.convert.api import unshard_store as unshard_store
-    from zarr_shardstore.convert.report import ArrayReport as ArrayReport
-    from zarr_shardstore.convert.report import ConversionReport as ConversionReport
-    from zarr_shardstore.convert.report import Progress as Progress
-    from zarr_shardstore.doors.adopt import AdoptionReport as AdoptionReport
-    from zarr_shardstore.doors.adopt import adopt as adopt
-    from zarr_shardstore.doors.adopt import undo_adoption as undo_adoption
-    from zarr_shardstore.doors.importing import import_store as import_store
-    from zarr_shardstore.doors.references import stale_references as stale_references
-    from zarr_shardstore.doors.references import to_references as to_references
-    from zarr_shardstore.draft.hierarchy_store import DraftHierarchyStore as DraftHierarchyStore
     from zarr_shardstore.errors import CorruptShardError as CorruptShardError
     from zarr_shardstore.errors import CorruptValueError as CorruptValueError
     from zarr_shardstore.errors import ReadOnlyError as ReadOnlyError
@@ -76,18 +56,40 @@ if TYPE_CHECKING:  # `X as X`: type checkers take these for public names
     from zarr_shardstore.errors import UnpublishedError as UnpublishedError
     from zarr_shardstore.errors import UnshardedWarning as UnshardedWarning
     from zarr_shardstore.errors import UnsupportedError as UnsupportedError
-    from zarr_shardstore.inspect.info import get_shard_info as get_shard_info
-    from zarr_shardstore.inspect.info import is_sharded as is_sharded
+    from zarr_shardstore.interop.adopt.adopt import AdoptionReport as AdoptionReport
+    from zarr_shardstore.interop.adopt.adopt import adopt as adopt
+    from zarr_shardstore.interop.adopt.adopt import undo_adoption as undo_adoption
+    from zarr_shardstore.interop.draft.hierarchy_store import (
+        DraftHierarchyStore as DraftHierarchyStore,
+    )
+    from zarr_shardstore.interop.importing.importing import import_store as import_store
+    from zarr_shardstore.interop.references.references import stale_references as stale_references
+    from zarr_shardstore.interop.references.references import to_references as to_references
     from zarr_shardstore.io.counters import Stats as Stats
     from zarr_shardstore.io.index_cache import set_index_cache_nbytes as set_index_cache_nbytes
-    from zarr_shardstore.native.bridge import from_native as from_native
-    from zarr_shardstore.native.bridge import to_native as to_native
     from zarr_shardstore.shards.stack import ArrayContext as ArrayContext
     from zarr_shardstore.shards.stack import StorageTransformer as StorageTransformer
     from zarr_shardstore.shards.stack import ValueTransformer as ValueTransformer
-    from zarr_shardstore.store.pipeline import ShardedCodecPipeline as ShardedCodecPipeline
     from zarr_shardstore.store.sharding_mapping import ShardingMapping as ShardingMapping
     from zarr_shardstore.store.sharding_store import ShardingStore as ShardingStore
+    from zarr_shardstore.tools.check.check_store import check_store as check_store
+    from zarr_shardstore.tools.check.findings import CheckReport as CheckReport
+    from zarr_shardstore.tools.check.findings import Finding as Finding
+    from zarr_shardstore.tools.check.quarantine import restore_quarantine as restore_quarantine
+    from zarr_shardstore.tools.check.repair import RepairAction as RepairAction
+    from zarr_shardstore.tools.check.repair import RepairReport as RepairReport
+    from zarr_shardstore.tools.check.repair import repair_store as repair_store
+    from zarr_shardstore.tools.convert.api import reshard as reshard
+    from zarr_shardstore.tools.convert.api import shard_store as shard_store
+    from zarr_shardstore.tools.convert.api import unshard_store as unshard_store
+    from zarr_shardstore.tools.convert.report import ArrayReport as ArrayReport
+    from zarr_shardstore.tools.convert.report import ConversionReport as ConversionReport
+    from zarr_shardstore.tools.convert.report import Progress as Progress
+    from zarr_shardstore.tools.inspect.info import get_shard_info as get_shard_info
+    from zarr_shardstore.tools.inspect.info import is_sharded as is_sharded
+    from zarr_shardstore.tools.native.bridge import from_native as from_native
+    from zarr_shardstore.tools.native.bridge import to_native as to_native
+    from zarr_shardstore.zarr_hooks.pipeline import ShardedCodecPipeline as ShardedCodecPipeline
 
 __version__ = "0.1.0"
 
@@ -95,25 +97,25 @@ _MODULES = {
     name: f"zarr_shardstore.{module}"
     for module, names in {
         "arrays.stored_array": "register_storage_transformer",
-        "check.check_store": "check_store",
-        "check.findings": "CheckReport Finding",
-        "check.quarantine": "restore_quarantine",
-        "check.repair": "RepairAction RepairReport repair_store",
-        "convert.api": "reshard shard_store unshard_store",
-        "convert.report": "ArrayReport ConversionReport Progress",
-        "doors.adopt": "AdoptionReport adopt undo_adoption",
-        "doors.references": "stale_references to_references",
-        "doors.importing": "import_store",
-        "draft.hierarchy_store": "DraftHierarchyStore",
+        "tools.check.check_store": "check_store",
+        "tools.check.findings": "CheckReport Finding",
+        "tools.check.quarantine": "restore_quarantine",
+        "tools.check.repair": "RepairAction RepairReport repair_store",
+        "tools.convert.api": "reshard shard_store unshard_store",
+        "tools.convert.report": "ArrayReport ConversionReport Progress",
+        "interop.adopt.adopt": "AdoptionReport adopt undo_adoption",
+        "interop.references.references": "stale_references to_references",
+        "interop.importing.importing": "import_store",
+        "interop.draft.hierarchy_store": "DraftHierarchyStore",
         "errors": "CorruptShardError CorruptValueError ReadOnlyError ShardConflictError "
         "ShardStoreError SpecError UnfinishedConversionError UnpublishedError UnshardedWarning "
         "UnsupportedError",
-        "inspect.info": "get_shard_info is_sharded",
+        "tools.inspect.info": "get_shard_info is_sharded",
         "io.counters": "Stats",
         "io.index_cache": "set_index_cache_nbytes",
-        "native.bridge": "from_native to_native",
+        "tools.native.bridge": "from_native to_native",
         "shards.stack": "ArrayContext StorageTransformer ValueTransformer",
-        "store.pipeline": "ShardedCodecPipeline",
+        "zarr_hooks.pipeline": "ShardedCodecPipeline",
         "store.sharding_mapping": "ShardingMapping",
         "store.sharding_store": "ShardingStore",
     }.items()

@@ -44,8 +44,6 @@ from zarr_shardstore import (
     to_native,
     unshard_store,
 )
-from zarr_shardstore.check.census import census
-from zarr_shardstore.convert.api import compact_store
 from zarr_shardstore.format.consolidated_index import (
     ConsolidatedIndex,
     ConsolidatedIndexWriter,
@@ -66,8 +64,10 @@ from zarr_shardstore.format.shard import (
     ShardingSpec,
     split_shard,
 )
-from zarr_shardstore.inspect.shard_map import shard_map
 from zarr_shardstore.metadata.documents import Node, parse_array, parse_document
+from zarr_shardstore.tools.check.census import census
+from zarr_shardstore.tools.convert.api import compact_store
+from zarr_shardstore.tools.inspect.shard_map import shard_map
 
 
 class WrongError(AssertionError):

@@ -22,10 +22,7 @@ from tests.support.draft import (
     take,
 )
 from tests.support.kit import objects_of
-from zarr_shardstore import (
-    DraftHierarchyStore,
-    ShardingStore,
-)
+from zarr_shardstore import DraftHierarchyStore, ShardingStore
 
 PIPELINES = ["zarr.core.codec_pipeline.BatchedCodecPipeline"]
 if hasattr(zarr.core.codec_pipeline, "FusedCodecPipeline"):

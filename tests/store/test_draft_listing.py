@@ -26,10 +26,7 @@ from tests.support.draft import (
     take,
 )
 from tests.support.rounds import rounds
-from zarr_shardstore import (
-    DraftHierarchyStore,
-    SpecError,
-)
+from zarr_shardstore import DraftHierarchyStore, SpecError
 
 
 def test_keys_are_translated_by_the_documents() -> None:

@@ -17,12 +17,7 @@ from zarr.storage import MemoryStore
 
 from tests.support.bases import BASES, put
 from tests.support.kit import objects_of
-from zarr_shardstore import (
-    DraftHierarchyStore,
-    ShardingMapping,
-    ShardingStore,
-    UnsupportedError,
-)
+from zarr_shardstore import DraftHierarchyStore, ShardingMapping, ShardingStore, UnsupportedError
 
 # Arrays by path with their number of dimensions. No array lies inside another one.
 HIERARCHIES: dict[str, dict[str, int]] = {

@@ -25,12 +25,7 @@ from tests.support.async_calls import erase_prefix
 from tests.support.bases import ALL_BASES
 from tests.support.kit import objects_of
 from tests.support.rounds import rounds
-from zarr_shardstore import (
-    ShardedCodecPipeline,
-    ShardingMapping,
-    ShardingStore,
-    SpecError,
-)
+from zarr_shardstore import ShardedCodecPipeline, ShardingMapping, ShardingStore, SpecError
 
 RNG = np.random.default_rng(7)
 PIPELINES = ["zarr.core.codec_pipeline.BatchedCodecPipeline"]

@@ -8,9 +8,7 @@ from typing import Any
 from zarr.core.buffer import cpu, default_buffer_prototype
 from zarr.core.sync import sync
 
-from zarr_shardstore import (
-    DraftHierarchyStore,
-)
+from zarr_shardstore import DraftHierarchyStore
 
 PROTOTYPE = default_buffer_prototype()
 

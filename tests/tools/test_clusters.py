@@ -22,13 +22,7 @@ import zarr
 import zarr_shardstore
 from tests.support.processes import s3_server
 from tests.support.stops import files_in
-from zarr_shardstore import (
-    ShardingStore,
-    ShardStoreError,
-    check_store,
-    import_store,
-    shard_store,
-)
+from zarr_shardstore import ShardingStore, ShardStoreError, check_store, import_store, shard_store
 
 distributed: Any = pytest.importorskip("distributed")
 pytestmark = [

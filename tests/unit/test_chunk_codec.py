@@ -26,7 +26,7 @@ from zarr.dtype import parse_dtype
 
 from tests.support.pipeline_arrays import SHAPE, make_array, make_store
 from tests.support.rounds import rounds
-from zarr_shardstore.store.chunk_codec import ChunkCodec, _blocking_steps
+from zarr_shardstore.zarr_hooks.chunk_codec import ChunkCodec, _blocking_steps
 
 PROTOTYPE = default_buffer_prototype()
 

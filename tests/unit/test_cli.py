@@ -40,8 +40,8 @@ from zarr_shardstore import (
 from zarr_shardstore.cli import parameters
 from zarr_shardstore.cli.app import app
 from zarr_shardstore.cli.output import ProgressBars, progress_lines
-from zarr_shardstore.inspect.shard_map import printable
-from zarr_shardstore.metadata.readers import ONLY_HERE
+from zarr_shardstore.tools.inspect.readers import ONLY_HERE
+from zarr_shardstore.tools.inspect.shard_map import printable
 
 ROOT = Path(__file__).parents[2]
 COMMANDS = [
@@ -63,7 +63,7 @@ REPORT = ConversionReport((RAW, LABELS), n_copied_keys=3, notes=("look\nhere",),
 
 @dataclass(frozen=True)
 class NativeReport:
-    """As that of `zarr_shardstore.native.bridge`."""
+    """As that of `zarr_shardstore.tools.native.bridge`."""
 
     entries: tuple[Any, ...] = (SimpleNamespace(path="raw", action="translated", reason="as is"),)
     notes: tuple[str, ...] = ("look here",)
@@ -211,7 +211,7 @@ def test_what_is_handed_over_is_what_the_tools_take(module: str, tools: StandIn)
         pytest.skip(f"there is no {file.name}")
     stand_ins = {
         name: sys.modules.pop(name)
-        for name in ("zarr_shardstore.convert.api", "zarr_shardstore.native.bridge")
+        for name in ("zarr_shardstore.tools.convert.api", "zarr_shardstore.tools.native.bridge")
     }
     try:
         true = import_module(f"zarr_shardstore.{module}")

@@ -36,7 +36,7 @@ def shard_store(*args, executor=None, **kwargs):
         executor.submit(time.sleep, 2)  # one worker is busy, the other one is not
     print("begun", flush=True)
     time.sleep(60)
-sys.modules["zarr_shardstore.convert.api"] = types.SimpleNamespace(shard_store=shard_store)
+sys.modules["zarr_shardstore.tools.convert.api"] = types.SimpleNamespace(shard_store=shard_store)
 from zarr_shardstore.cli import main
 if __name__ == "__main__":
     main()

@@ -8,16 +8,6 @@ import pytest
 
 from zarr_shardstore.errors import SpecError, UnsupportedError
 from zarr_shardstore.format.keys import ChunkKeyEncoding
-from zarr_shardstore.metadata.codecs import (
-    Chain,
-    bytes_endian,
-    chain_of_codecs,
-    codec_of_bytes,
-    codecs_of_chain,
-    compressor_of_codec,
-    split_layout,
-    v3_array,
-)
 from zarr_shardstore.metadata.data_types import (
     draft_data_type,
     fill_value_of_v2,
@@ -28,6 +18,16 @@ from zarr_shardstore.metadata.data_types import (
 )
 from zarr_shardstore.metadata.documents import Geometry
 from zarr_shardstore.metadata.marker_codec import MarkerCodec
+from zarr_shardstore.tools.native.codecs import (
+    Chain,
+    bytes_endian,
+    chain_of_codecs,
+    codec_of_bytes,
+    codecs_of_chain,
+    compressor_of_codec,
+    split_layout,
+    v3_array,
+)
 
 Config = dict[str, Any]
 

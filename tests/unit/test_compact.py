@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from tests.tools.test_destinations import EXPECTED, STORES, WORKS, tree, values_in
-from zarr_shardstore.convert.api import compact_store
 from zarr_shardstore.errors import ShardStoreError
+from zarr_shardstore.tools.convert.api import compact_store
 
 
 @pytest.mark.parametrize("store", STORES)

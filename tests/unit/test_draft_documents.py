@@ -11,7 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.unit.test_draft_names import COMPRESSORS, NAMES, same
-from zarr_shardstore.draft.draft_translation import (
+from zarr_shardstore.errors import SpecError, UnsupportedError
+from zarr_shardstore.metadata.data_types import DataType, endian_of, parse_numpy, v3_data_type
+from zarr_shardstore.tools.native.codecs import codec_of_bytes
+from zarr_shardstore.tools.native.draft_documents import (
     ENTRY_POINT,
     array_of_draft,
     array_to_draft,
@@ -19,9 +22,6 @@ from zarr_shardstore.draft.draft_translation import (
     group_of_draft,
     group_to_draft,
 )
-from zarr_shardstore.errors import SpecError, UnsupportedError
-from zarr_shardstore.metadata.codecs import codec_of_bytes
-from zarr_shardstore.metadata.data_types import DataType, endian_of, parse_numpy, v3_data_type
 
 Document = dict[str, Any]
 

@@ -10,19 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from zarr_shardstore.draft.draft_translation import (
-    array_key,
-    chunk_places,
-    group_key,
-    node_of_meta_key,
-    node_of_v3_key,
-    v3_candidate,
-    v3_chunk_key,
-    v3_key,
-)
 from zarr_shardstore.errors import SpecError, UnsupportedError
 from zarr_shardstore.format.keys import ChunkKeyEncoding
-from zarr_shardstore.metadata.codecs import codec_of_bytes, compressor_of_codec
 from zarr_shardstore.metadata.data_types import (
     endian_of,
     fill_value_of_v2,
@@ -33,6 +22,17 @@ from zarr_shardstore.metadata.data_types import (
     v3_data_type,
 )
 from zarr_shardstore.metadata.documents import Geometry
+from zarr_shardstore.tools.native.codecs import codec_of_bytes, compressor_of_codec
+from zarr_shardstore.tools.native.draft_documents import (
+    array_key,
+    chunk_places,
+    group_key,
+    node_of_meta_key,
+    node_of_v3_key,
+    v3_candidate,
+    v3_chunk_key,
+    v3_key,
+)
 
 Document = dict[str, Any]
 

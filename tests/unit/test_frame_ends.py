@@ -8,7 +8,7 @@ import numcodecs
 import numpy as np
 import pytest
 
-from zarr_shardstore.format.frames import FRAME_CODECS, frame_ends, next_frame
+from zarr_shardstore.tools.check.salvage.frames import FRAME_CODECS, frame_ends, next_frame
 
 NBYTES = 20_000
 PLAIN = np.random.default_rng(0).integers(0, 200, NBYTES, np.uint8).tobytes()

@@ -100,7 +100,7 @@ def test_only_unit_tests_know_internals(path: Path) -> None:
         "import zarr_shardstore.io.local.fs",
         "from zarr_shardstore import io",
         "from zarr_shardstore.io.local import fs",
-        "from zarr_shardstore.store.pipeline import MISSING",
+        "from zarr_shardstore.zarr_hooks.pipeline import MISSING",
         "mock.patch('zarr_shardstore.io.local.fs.write_at')",
         "import_module('zarr_shardstore.io')",
         "CODE = 'from zarr_shardstore.io import driver'",

@@ -15,14 +15,14 @@ from tests.support.rounds import rounds
 from tests.tools.test_info import GOLDEN, INDEX, info_of, make, shard_of
 from zarr_shardstore import ShardingMapping, ShardingStore, get_shard_info
 from zarr_shardstore.format.ranges import Suffix
-from zarr_shardstore.inspect import occupancy
-from zarr_shardstore.inspect.find import arrays_at, read_array
-from zarr_shardstore.inspect.open_base import open_base
-from zarr_shardstore.inspect.shard_map import cut_into_panels, shard_map
 from zarr_shardstore.io.backends.local import LocalBackend
 from zarr_shardstore.shards import index_reads
 from zarr_shardstore.shards.index_reads import found_index
 from zarr_shardstore.shards.requests import Found, FoundIndex, Get, GetIndex, GetSize
+from zarr_shardstore.tools.inspect import occupancy
+from zarr_shardstore.tools.inspect.find import arrays_at, read_array
+from zarr_shardstore.tools.inspect.open_base import open_base
+from zarr_shardstore.tools.inspect.shard_map import cut_into_panels, shard_map
 
 
 class FailingBackend(LocalBackend):

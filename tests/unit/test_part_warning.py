@@ -15,7 +15,7 @@ from zarr.storage import LoggingStore
 
 from tests.support.pipeline_arrays import OURS, THEIRS
 from zarr_shardstore import ShardingStore
-from zarr_shardstore.store import pipeline as pipelines
+from zarr_shardstore.zarr_hooks import pipeline as pipelines
 
 FUSED = "zarr.core.codec_pipeline.FusedCodecPipeline"
 PIPELINES = [OURS, THEIRS, FUSED]

@@ -19,7 +19,7 @@ from zarr.core.array_spec import ArrayConfig, ArraySpec
 from zarr.core.buffer import default_buffer_prototype
 
 from tests.support.rounds import rounds
-from zarr_shardstore.store.chunk_codec import ChunkCodec, PlainCodec
+from zarr_shardstore.zarr_hooks.chunk_codec import ChunkCodec, PlainCodec
 
 N = 100
 

@@ -12,7 +12,7 @@ from zarr_shardstore import ShardingStore
 from zarr_shardstore.metadata.declaration import MARKER
 from zarr_shardstore.metadata.documents import with_conversion_marker
 from zarr_shardstore.metadata.marker_codec import MarkerCodec
-from zarr_shardstore.metadata.readers import read_by, summarize
+from zarr_shardstore.tools.inspect.readers import read_by, summarize
 
 
 def document(zarr_format: Any = 3, chunks_per_shard: Any = None, **options: Any) -> dict[str, Any]:

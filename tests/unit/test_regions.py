@@ -15,14 +15,14 @@ from tests.support.rounds import rounds
 from tests.support.shard_bytes import build_shard
 from tests.tools.test_sparse import sparse
 from zarr_shardstore import shard_store
-from zarr_shardstore.convert import regions
-from zarr_shardstore.convert.regions import ArrayLocation, regions_to_visit
 from zarr_shardstore.format.keys import ChunkKeyEncoding
 from zarr_shardstore.format.shard import ZEP2_INDEX, ShardingSpec
-from zarr_shardstore.inspect.open_base import open_base
 from zarr_shardstore.io.backends.mapping import MappingBackend
 from zarr_shardstore.metadata.documents import Node
 from zarr_shardstore.shards.requests import GetMany
+from zarr_shardstore.tools.convert import regions
+from zarr_shardstore.tools.convert.regions import ArrayLocation, regions_to_visit
+from zarr_shardstore.tools.inspect.open_base import open_base
 
 
 @pytest.mark.parametrize(("n_samples", "n_pages"), [(64, 0), (0, 5)])

@@ -12,7 +12,7 @@ import pytest
 from tests.support.checked_stores import KINDS
 from tests.tools.test_fsck import SHARD, SHARDS, STORES, group_with
 from zarr_shardstore import ShardingMapping, check_store, repair_store, restore_quarantine
-from zarr_shardstore.check.findings import _REPAIRABLE, Keep
+from zarr_shardstore.tools.check.findings import _REPAIRABLE, Keep
 
 QUARANTINE = ".zarr_shardstore_quarantine/"
 

@@ -29,13 +29,13 @@ from zarr.storage import (
 from tests.support.bases import OtherMapping, fsspec_local
 from tests.support.kit import objects_of
 from zarr_shardstore import ReadOnlyError, ShardingMapping, ShardingStore, SpecError, get_shard_info
-from zarr_shardstore.inspect.open_base import open_base
 from zarr_shardstore.io.backends.local import LocalBackend
 from zarr_shardstore.io.backends.mapping import MappingBackend
 from zarr_shardstore.io.backends.obstore import ObstoreBackend
 from zarr_shardstore.io.backends.resolve import backend_of, base_store_of
 from zarr_shardstore.io.backends.wrapped_files import WrappedFilesBackend
 from zarr_shardstore.io.backends.zarr_store import ZarrBackend
+from zarr_shardstore.tools.inspect.open_base import open_base
 
 
 def memory_url() -> str:

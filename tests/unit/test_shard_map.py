@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from zarr_shardstore import ShardingStore, SpecError, UnsupportedError
 from zarr_shardstore.format.keys import Coords
-from zarr_shardstore.inspect.shard_map import (
+from zarr_shardstore.tools.inspect.shard_map import (
     ShardMap,
     cut_into_panels,
     render_figure,

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from zarr.codecs import ZstdCodec
 
-from zarr_shardstore.store.chunk_codec import (
+from zarr_shardstore.zarr_hooks.chunk_codec import (
     PlainCodec,
     ZstdCompress,
     zstd_compress_of,

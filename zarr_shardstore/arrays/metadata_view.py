@@ -13,12 +13,7 @@ from typing import Any, NamedTuple, TypeAlias
 from zarr_shardstore.arrays.array_cache import CachedArray, read_documents
 from zarr_shardstore.arrays.policy import Dimensions, ShardingPolicy
 from zarr_shardstore.arrays.stored_array import ArrayReader, StoredArray
-from zarr_shardstore.errors import (
-    ShardStoreError,
-    SpecError,
-    UnshardedWarning,
-    UnsupportedError,
-)
+from zarr_shardstore.errors import ShardStoreError, SpecError, UnshardedWarning, UnsupportedError
 from zarr_shardstore.format.keys import draft_candidate
 from zarr_shardstore.format.shard import Bytes, IndexDamageError, index_of_shard
 from zarr_shardstore.metadata import declaration, documents

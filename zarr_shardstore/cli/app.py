@@ -24,12 +24,17 @@ from zarr_shardstore.cli.parameters import (
     parse,
 )
 from zarr_shardstore.errors import SpecError
-from zarr_shardstore.inspect.find import NO_ARRAY_HINT
-from zarr_shardstore.inspect.info import get_shard_info, sharded_paths
-from zarr_shardstore.inspect.open_base import open_base
-from zarr_shardstore.inspect.shard_map import render_figure, render_html, render_text, shard_map
-from zarr_shardstore.metadata.readers import ONLY_HERE
 from zarr_shardstore.store.sharding_mapping import ShardingMapping
+from zarr_shardstore.tools.inspect.find import NO_ARRAY_HINT
+from zarr_shardstore.tools.inspect.info import get_shard_info, sharded_paths
+from zarr_shardstore.tools.inspect.open_base import open_base
+from zarr_shardstore.tools.inspect.readers import ONLY_HERE
+from zarr_shardstore.tools.inspect.shard_map import (
+    render_figure,
+    render_html,
+    render_text,
+    shard_map,
+)
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -127,7 +132,7 @@ def _convert(
     **options: Any,
 ) -> None:
     source, destination = arguments[0], arguments[-1]
-    convert = getattr(import_module("zarr_shardstore.convert.api"), tool)
+    convert = getattr(import_module("zarr_shardstore.tools.convert.api"), tool)
     warnings, other_ways = [], []
     if destination is None or is_same(source, destination):
         warnings = [f"the stored objects of {source!r} are replaced, after they were verified"]
@@ -174,7 +179,7 @@ def _translate(tool: str, store: str, *, yes: bool, as_json: bool, **options: An
     if tool == "from_native":
         warning += f", and its shards are read {ONLY_HERE}"
     confirm(warning, "--dry-run to see which", is_confirmed=yes or options["dry_run"])
-    report = getattr(import_module("zarr_shardstore.native.bridge"), tool)(store, **options)
+    report = getattr(import_module("zarr_shardstore.tools.native.bridge"), tool)(store, **options)
     _check_arrays(report.entries, store)
     print_report(as_json, report.as_dict(), output.native_text(report))
 
@@ -239,17 +244,17 @@ def _fsck(
     quarantine of the originals; --restore puts these back.
     """
     if restore is not None:
-        restore_quarantine = import_module("zarr_shardstore.check.quarantine").restore_quarantine
-        keys = restore_quarantine(open_base(store, storage_options), restore)
+        quarantine = import_module("zarr_shardstore.tools.check.quarantine")
+        keys = quarantine.restore_quarantine(open_base(store, storage_options), restore)
         print_report(as_json, {"restored": keys}, "\n".join(f"restored: {key}" for key in keys))
         return
     if chunks or missing:
-        counted = import_module("zarr_shardstore.check.census").census
+        counted = import_module("zarr_shardstore.tools.check.census").census
         found = counted(store, arrays, region=region, storage_options=storage_options)
         errors = output.print_census(found, stored=chunks, missing=missing, as_json=as_json)
         output.fail_if_damaged(errors)
         return
-    check_store = import_module("zarr_shardstore.check.check_store").check_store
+    check_store = import_module("zarr_shardstore.tools.check.check_store").check_store
     with (
         executor_of(workers, processes, dask) as executor,
         output.progress_on_stderr() as progress,
@@ -264,7 +269,7 @@ def _fsck(
             storage_options=storage_options,
         )
     if repair and not report.is_clean:
-        repair_store = import_module("zarr_shardstore.check.repair").repair_store
+        repair_store = import_module("zarr_shardstore.tools.check.repair").repair_store
         repaired = repair_store(
             report, keep=keep, source=replica, order=full_order, dry_run=not yes
         )
@@ -285,7 +290,7 @@ def _compact(store: str, as_json: bool, **options: Any) -> None:
     Erased and replaced chunks leave them. Leftovers of a killed writer are put in order, too.
     Other programs may continue to write.
     """
-    compact_store = import_module("zarr_shardstore.convert.api").compact_store
+    compact_store = import_module("zarr_shardstore.tools.convert.api").compact_store
     report = compact_store(store, **options)
     print_report(as_json, report.as_dict(), output.compaction_text(report, store))
     output.fail_if_damaged(report.errors)
@@ -337,6 +342,3 @@ def _draw_map(
         text = render_text(shards, width=width, height=max(8, n_lines - 6), is_ascii=is_ascii)
         typer.echo(text, nl=False)
     output.fail_if_damaged(shards.errors)
-
-
-from zarr_shardstore.cli import doors as doors  # noqa: E402  # registers their commands

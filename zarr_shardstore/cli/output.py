@@ -28,20 +28,20 @@ from rich.filesize import decimal
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bars
 
-from zarr_shardstore.check.census import ArrayCensus
-from zarr_shardstore.check.findings import CheckReport
-from zarr_shardstore.check.repair import RepairReport
-from zarr_shardstore.convert.report import (
+from zarr_shardstore.errors import ShardStoreError
+from zarr_shardstore.interop.adopt.adopt import AdoptionReport
+from zarr_shardstore.tools.check.census import ArrayCensus
+from zarr_shardstore.tools.check.findings import CheckReport
+from zarr_shardstore.tools.check.repair import RepairReport
+from zarr_shardstore.tools.convert.report import (
     CompactionReport,
     ConversionReport,
     OnProgress,
     Progress,
 )
-from zarr_shardstore.doors.adopt import AdoptionReport
-from zarr_shardstore.errors import ShardStoreError
-from zarr_shardstore.inspect.info import ArrayInfo, StoreInfo
-from zarr_shardstore.inspect.shard_map import by, printable
-from zarr_shardstore.native.bridge import NativeReport
+from zarr_shardstore.tools.inspect.info import ArrayInfo, StoreInfo
+from zarr_shardstore.tools.inspect.shard_map import by, printable
+from zarr_shardstore.tools.native.bridge import NativeReport
 
 _INTERRUPTED = 130
 """As shells have it: 128 and the number of SIGINT."""

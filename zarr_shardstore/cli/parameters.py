@@ -19,10 +19,10 @@ from typing import Any, Literal, TypeAlias
 import typer
 
 from zarr_shardstore.arrays.policy import V3Declaration
-from zarr_shardstore.check.findings import Keep, Level
 from zarr_shardstore.errors import SpecError, UnsupportedError
 from zarr_shardstore.format.shard import EntryOrder
 from zarr_shardstore.io.backends.resolve import local_path
+from zarr_shardstore.tools.check.findings import Keep, Level
 
 Rule: TypeAlias = "str | int | tuple[int, ...] | dict[str, int] | None"
 _Texts = list[str] | None

@@ -28,7 +28,7 @@ from zarr_shardstore.errors import SpecError, UnsupportedError
 from zarr_shardstore.format.keys import Coords
 from zarr_shardstore.io.concurrency import worker_pool
 from zarr_shardstore.metadata.documents import Node
-from zarr_shardstore.store.chunk_codec import ChunkCodec
+from zarr_shardstore.zarr_hooks.chunk_codec import ChunkCodec
 
 Values: TypeAlias = Sequence[bytes | memoryview | None]
 

@@ -47,7 +47,7 @@ from zarr_shardstore.store.direct_reads import ChunkReader
 from zarr_shardstore.store.engine import ShardingEngine
 from zarr_shardstore.store.frame_writer import DEFAULT_FLUSH_NBYTES, FrameWriter
 from zarr_shardstore.store.options import IndexCodecs, IndexLocation, ShardingOptions, Transformers
-from zarr_shardstore.store.pipeline import is_unsafe, make_default, warn_of_other_pipeline
+from zarr_shardstore.zarr_hooks.pipeline import is_unsafe, make_default, warn_of_other_pipeline
 
 T = TypeVar("T")
 Value: TypeAlias = Buffer | bytes | bytearray | memoryview

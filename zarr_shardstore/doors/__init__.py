@@ -1,1 +1,0 @@
-"""Ways in for programs that know nothing of this package."""

@@ -1,0 +1,496 @@
+"""Parser of HDF5 and NetCDF-4 files by h5py: documents of Zarr v3, and where chunks lie.
+
+==========================  ==============================================================
+HDF5                        Zarr v3
+==========================  ==============================================================
+chunked layout              the same chunks; a chunk that is not allocated is missing
+contiguous layout           one raw chunk, or several where a divisor of the shape allows
+compact layout              one raw chunk, its bytes in the reference
+deflate, shuffle            ``numcodecs.zlib``, ``numcodecs.shuffle``
+zstd, Blosc                 ``zstd``, ``blosc``
+fletcher32, bzip2           ``numcodecs.fletcher32``, ``numcodecs.bz2``
+fill value                  ``fill_value``; the attribute ``_FillValue`` as xarray has it
+scales, or labels           ``dimension_names``
+==========================  ==============================================================
+
+Everything else is refused by name, or read by h5py and encoded again: a chunk whose filter mask
+leaves a filter out, other filters, values that h5py converts, texts of variable length.
+
+Source: HDF5 file format 3.0, "Data layout message", "Filter pipeline message"; HDF5 registered
+filters; netCDF-4, "Interoperability with HDF5"; HDF5 dimension scales.
+"""
+
+from __future__ import annotations
+
+import base64
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from zarr_shardstore.errors import SpecError, UnsupportedError
+from zarr_shardstore.format.keys import ChunkKeyEncoding, Coords, check_key
+from zarr_shardstore.format.layout import chunk_grid_shape
+from zarr_shardstore.interop.importing.reference_store import (
+    RECODED,
+    OfOneFile,
+    ParsedSource,
+    Reference,
+    SourceFiles,
+    faults_named,
+    file_path,
+)
+from zarr_shardstore.metadata.data_types import parse_numpy
+from zarr_shardstore.metadata.documents import Geometry
+from zarr_shardstore.tools.inspect.find import DOCUMENTS
+from zarr_shardstore.tools.native.codecs import Chain, Config, v3_array
+from zarr_shardstore.tools.native.translate import to_dimension_names
+
+_BLOSC_NAMES = ("blosclz", "lz4", "lz4hc", "snappy", "zlib", "zstd")
+
+_SLAB_NBYTES = 16 * 1024 * 1024
+"""Most bytes of a chunk that is a part of contiguous values, if its rows are smaller."""
+
+_MIN_SLAB_NBYTES = 16 * 1024
+"""Values whose slabs would be smaller are one chunk."""
+
+ZSTD = {"id": "zstd", "level": 0}
+"""Compressor of chunks that are encoded again."""
+
+_KEY = re.compile(r"(.*?/)?c((?:/[0-9]+)*)")
+
+_HIDDEN = {
+    "DIMENSION_LABELS",
+    "DIMENSION_LIST",
+    "REFERENCE_LIST",
+    "_NCProperties",
+    "_Netcdf4Coordinates",
+    "_Netcdf4Dimid",
+    "_nc3_strict",
+}
+"""Attributes by which HDF5 and netCDF keep dimension scales."""
+
+_NOT_A_VARIABLE = b"This is a netCDF dimension but not a netCDF variable"
+_NON_COORDINATE = "_nc4_non_coord_"
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkTable:
+    """Places of the chunks of a dataset, in C order."""
+
+    grid_shape: Coords
+    ranges: npt.NDArray[np.int64]
+    """Offset and size of each, shape ``(n, 2)``; size 0: missing."""
+
+
+class ChunkTables(OfOneFile):
+    """References to the chunks of one file, by key."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self.tables: dict[str, ChunkTable] = {}
+        """By the directory of the array."""
+        self.compact: dict[str, bytes] = {}
+
+    def rows(self, keys: Sequence[str]) -> npt.NDArray[np.int64] | None:
+        match = _KEY.fullmatch(keys[0]) if keys and keys[0] not in self.compact else None
+        table = None if match is None else self.tables.get(match[1] or "")
+        if match is None or table is None:
+            return None
+        if not table.grid_shape:
+            return table.ranges
+        numbers = "".join([key[match.start(2) :] for key in keys])[1:].split("/")
+        coords = np.array(numbers, dtype=np.int64).reshape(len(keys), -1).T
+        found: npt.NDArray[np.int64] = table.ranges[np.ravel_multi_index(coords, table.grid_shape)]
+        return found
+
+    def __getitem__(self, key: str) -> Reference:
+        if key in self.compact:
+            return self.compact[key]
+        try:
+            rows = self.rows([key])
+        except ValueError:  # it is outside the grid
+            rows = None
+        if rows is None or not rows[0, 1]:
+            raise KeyError(key)
+        offset, nbytes = rows[0].tolist()
+        return RECODED if offset == RECODED[1] else (self.url, offset, nbytes)
+
+    def __iter__(self) -> Iterator[str]:
+        yield from self.compact
+        for prefix, table in self.tables.items():
+            for at in np.flatnonzero(table.ranges[:, 1]).tolist():
+                coords = np.unravel_index(at, table.grid_shape) if table.grid_shape else ()
+                yield "/".join([f"{prefix}c", *map(str, coords)])
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+
+def parse_hdf5(files: SourceFiles, url: str, *, recode: bool) -> ParsedSource:
+    """Find the groups and datasets of a file. Cost: its metadata is read; no chunk is."""
+    import h5py
+
+    def open_file() -> Any:
+        path = file_path(url)
+        files.size(url)  # which notes the state of the file before it is read
+        return h5py.File(files.open(url) if path is None else path, "r")
+
+    with open_file() as file:
+        parser = Parser(h5py, ChunkTables(url), recode=recode)
+        parser.find_dimensions(file)
+        parser.add_group(file, "", ())
+        return ParsedSource(
+            parser.documents,
+            parser.references,
+            lambda: _Decoded(open_file(), parser.names),
+            parser.refused,
+            parser.recoded,
+            parser.notes,
+            is_local=file_path(url) is not None,
+        )
+
+
+def rows_of_slabs(lengths: Coords, row_nbytes: int) -> int | None:
+    """Return the rows of a chunk of contiguous arrays with so many rows each: the most that divide
+    all lengths and are at most 16 MiB. ``None``: slabs would be tiny, so each array is a chunk."""
+    common = math.gcd(*lengths)
+    first = -(-common * row_nbytes // _SLAB_NBYTES)
+    counts = range(max(1, first), common * row_nbytes // _MIN_SLAB_NBYTES + 1)
+    if row_nbytes > _SLAB_NBYTES:
+        return 1
+    return next((common // n for n in counts if common % n == 0), None)
+
+
+class _Decoded:
+    """Datasets of an open file, by the path of the array."""
+
+    def __init__(self, file: Any, names: Mapping[str, str]) -> None:
+        self._file, self._names = file, names
+        self.close = file.close
+
+    def __getitem__(self, path: str) -> Any:
+        dataset = self._file[self._names[path]]
+        return dataset.asstr() if dataset.dtype.kind == "O" else dataset
+
+
+@dataclass
+class Parser:
+    """Documents and references of the groups and datasets of a file."""
+
+    h5py: Any
+    references: ChunkTables
+    recode: bool
+    documents: dict[str, dict[str, Any]] = field(default_factory=dict)
+    refused: dict[str, str] = field(default_factory=dict)
+    recoded: dict[str, str] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    names: dict[str, str] = field(default_factory=dict)
+    """Paths in the file of the arrays."""
+    datasets: list[str] = field(default_factory=list)
+    """Paths in the file of all datasets, after `find_dimensions`."""
+    is_netcdf: bool = False
+    dimensions: dict[int, str] = field(default_factory=dict)
+    """Paths of the scales of netCDF dimensions by id."""
+    lengths: dict[str, int] = field(default_factory=dict)
+    """Lengths of dimensions by the path of their scale."""
+
+    def find_dimensions(self, file: Any) -> None:
+        """Find the dimensions of netCDF: one is as long as the longest variable that has it."""
+
+        variables: list[Any] = []
+
+        def add(name: str) -> None:
+            with suppress(Exception):  # `add_array` meets a fault again, and names it
+                item = file[name]
+                is_bare = _is_bare_dimension(item)
+                if isinstance(item, self.h5py.Dataset) and not is_bare:
+                    self.datasets.append(item.name.strip("/"))
+                if "_Netcdf4Dimid" in item.attrs and self.h5py.h5ds.is_scale(item.id):
+                    self.dimensions[int(item.attrs["_Netcdf4Dimid"])] = item.name
+                if getattr(item, "shape", ()) and not (is_bare and len(item.shape) == 1):
+                    variables.append(item)
+
+        file.visit(add)
+        for item in variables:
+            for size, scale in zip(item.shape, self._scales(item), strict=True):
+                self.lengths[scale] = max(size, self.lengths.get(scale, 0))
+        self.is_netcdf = bool(self.dimensions) or "_NCProperties" in file.attrs
+
+    def needs_dimensions(self, dataset: Any) -> bool:
+        """Whether other datasets say something of one: only then `adopt` looks at them.
+
+        An attribute of one number stays a list if only others show that netCDF made the file.
+        """
+        notes = {"CLASS", "DIMENSION_LIST", "_Netcdf4Coordinates"}
+        return "_NCProperties" in dataset.file.attrs or not notes.isdisjoint(dataset.attrs)
+
+    def find(self, group: Any, path: str) -> Any:
+        """Return what has this path in HDF5; of two with one path in netCDF, the variable."""
+        item, (above, _, name) = group.get(path), path.rpartition("/")
+        other = f"{above}/{_NON_COORDINATE}{name}".lstrip("/")
+        is_bare = item is not None and _is_bare_dimension(item)
+        return group[other] if is_bare and other in group else item
+
+    def _scales(self, dataset: Any) -> list[str]:
+        """Return the path of the scale of each dimension; ``""`` where there is none."""
+        ndim, own = len(dataset.shape), [""] * len(dataset.shape)
+        # Of a scale with several dimensions, too.
+        ids = np.asarray(dataset.attrs.get("_Netcdf4Coordinates"))
+        if ids.shape == (ndim,) and all(i in self.dimensions for i in ids.tolist()):
+            own = [self.dimensions[i] for i in ids.tolist()]
+        elif ndim == 1 and self.h5py.h5ds.is_scale(dataset.id):
+            own = [dataset.name]
+        with suppress(Exception):  # an attribute of another form, on which h5py's `dims` crashes
+            pairs = zip(dataset.attrs["DIMENSION_LIST"], own, strict=True)
+            own = [dataset.file[refs[0]].name if len(refs) else other for refs, other in pairs]
+        return own
+
+    def _shape(self, dataset: Any) -> Coords:
+        """Return the shape; in netCDF a variable is as long as its dimensions."""
+        if not (self.is_netcdf and dataset.chunks):
+            return tuple(dataset.shape)
+        named = zip(dataset.shape, self._scales(dataset), strict=True)
+        # A scale may have another name, by a link.
+        return tuple(max(size, self.lengths.get(scale, 0) if scale else 0) for size, scale in named)
+
+    def add_group(self, group: Any, prefix: str, above: tuple[Any, ...]) -> None:
+        attributes = self._attributes(group, prefix)
+        self.documents[f"{prefix}zarr.json"] = {
+            "zarr_format": 3,
+            "node_type": "group",
+            "attributes": attributes,
+        }
+        above = (*above, group)
+        for name in group:
+            path = f"{prefix}{name}"
+            try:
+                with faults_named():
+                    link = group.get(name, getlink=True)
+                    if not isinstance(link, self.h5py.HardLink):
+                        self.notes.append(f"{path} is a link: it was not followed")
+                        continue
+                    check_key(path)
+                    if name in DOCUMENTS:
+                        raise UnsupportedError("its name is that of a metadata document")
+                    item = group[name]
+                    plain = name.removeprefix(_NON_COORDINATE)
+                    if plain != name and self.find(group, plain) == item:
+                        path = f"{prefix}{plain}"
+                        self.notes.append(f"{path} is the variable that HDF5 has as {name}")
+                    if isinstance(item, self.h5py.Group) and item in above:
+                        self.notes.append(f"{path} leads to a group that it is in: it was left out")
+                    elif isinstance(item, self.h5py.Group):
+                        self.add_group(item, f"{path}/", above)
+                    elif isinstance(item, self.h5py.Dataset) and not _is_bare_dimension(item):
+                        self.names[path] = f"{group.name.rstrip('/')}/{name}"
+                        self.add_array(item, path)
+            except (SpecError, UnsupportedError) as error:
+                self.refused[path] = str(error)
+                self.recoded.pop(path, None)
+
+    def add_array(self, dataset: Any, path: str) -> npt.NDArray[np.int64]:
+        """Add a dataset, and return the filters that each chunk skips, as bits."""
+        dtype, plist = dataset.dtype, dataset.id.get_create_plist()
+        is_object = dtype.kind == "O"
+        if dataset.shape is None:
+            raise UnsupportedError("it is empty: it has no shape")
+        if dtype.names or dtype.subdtype or (is_object and not self._is_text(dtype)):
+            raise UnsupportedError(f"the data type {dtype} has none of Zarr v3 that readers know")
+        data_type = None if is_object else parse_numpy(dtype.str, str(dtype))
+        chunk_shape, ranges, masks = self._find_chunks(dataset, plist, f"{path}/")
+        there = ranges[:, 1] > 0
+        try:
+            filters = self._filters(plist, dtype.itemsize)
+            self._check_bytes(dataset, plist)
+            skipped = np.unique(masks[there]).tolist()
+            if len(skipped) == 1:  # not one filter of any chunk
+                filters = [f for i, f in enumerate(filters) if not skipped[0] >> i & 1]
+            elif any(skipped):
+                ranges[there & (masks != 0), 0] = RECODED[1]
+                mask = max(skipped)
+                raise UnsupportedError(f"a chunk or more skips filters (filter mask {mask:#x})")
+        except UnsupportedError as error:
+            codes = [plist.get_filter(i)[0] for i in range(plist.get_nfilters())]
+            if not self.recode or {5, 6} & {*codes[1:]}:  # HDF5 2.0 decodes those into other memory
+                raise
+            self.recoded[path] = str(error)
+            if not (ranges[:, 0] == RECODED[1]).any():
+                self.references.compact.pop(f"{path}/c{'/0' * len(dataset.shape)}", None)
+                ranges[there, 0] = RECODED[1]
+                filters = [{"id": "vlen-utf8"}, ZSTD] if is_object else [ZSTD]
+        attributes = self._attributes(dataset, path)
+        fill_value = None
+        if plist.fill_value_defined():
+            fill_value = _plain(dataset.fillvalue, is_fill_value=not is_object)
+        names = self._dimension_names(dataset)
+        masked = attributes.get("_FillValue")
+        if masked is not None and None not in names:
+            as_of_v2 = {"_ARRAY_DIMENSIONS": names}
+            with suppress(SpecError):  # one that is no value of the type stays as it is
+                attributes |= to_dimension_names(as_of_v2, len(names), masked, data_type)[0]
+        shape = self._shape(dataset)
+        geometry = Geometry(shape, chunk_shape, ChunkKeyEncoding("default", "/"))
+        doc = v3_array(geometry, Chain(data_type, "C", filters), fill_value, attributes)
+        if any(names):
+            doc["dimension_names"] = names
+        self.documents[f"{path}/zarr.json"] = doc
+        grid_shape = chunk_grid_shape(shape, chunk_shape)
+        self.references.tables[f"{path}/"] = ChunkTable(grid_shape, ranges)
+        return masks
+
+    def _is_text(self, dtype: Any) -> bool:
+        return self.h5py.check_string_dtype(dtype) is not None
+
+    def _find_chunks(
+        self, dataset: Any, plist: Any, prefix: str
+    ) -> tuple[Coords, npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """Return the shape of chunks, where they lie, and the filters that each skips, as bits."""
+        shape, itemsize = self._shape(dataset), dataset.dtype.itemsize
+        chunk_shape = dataset.chunks
+        if chunk_shape is None:
+            chunk_shape = tuple(max(size, 1) for size in shape)
+            row_nbytes = math.prod(chunk_shape[1:]) * itemsize
+            n_rows = rows_of_slabs(chunk_shape[:1], row_nbytes) if shape else None
+            chunk_shape = chunk_shape if n_rows is None else (n_rows, *chunk_shape[1:])
+        grid_shape = chunk_grid_shape(shape, chunk_shape)
+        ranges = np.zeros((math.prod(grid_shape), 2), np.int64)
+        masks = np.zeros(len(ranges), np.int64)
+        layout, h5d = plist.get_layout(), self.h5py.h5d
+        if layout == h5d.CHUNKED:
+            found: list[Any] = []
+            dataset.id.chunk_iter(found.append)
+            if found:
+                offsets = np.array([chunk.chunk_offset for chunk in found])
+                at = np.ravel_multi_index((offsets // chunk_shape).T, grid_shape)
+                ranges[at] = [(chunk.byte_offset, chunk.size) for chunk in found]
+                masks[at] = [chunk.filter_mask for chunk in found]
+                if self.h5py.version.hdf5_version_tuple < (1, 14, 4):
+                    ranges[at, 0] += dataset.file.userblock_size  # which that does not count
+        elif layout == h5d.CONTIGUOUS and not plist.get_external_count():
+            if dataset.id.get_storage_size():  # behind a user block `get_offset` is never None
+                nbytes = math.prod(chunk_shape) * itemsize
+                ranges[:, 0] = dataset.id.get_offset() + nbytes * np.arange(len(ranges))
+                ranges[:, 1] = nbytes
+        elif layout == h5d.COMPACT and dataset.dtype.kind != "O":
+            ranges[:, 1] = 1
+            value = np.ascontiguousarray(dataset[()], dataset.dtype).tobytes()
+            self.references.compact[f"{prefix}c{'/0' * len(shape)}"] = value
+        else:
+            ranges[:, 1] = 1  # somewhere else: `_check_bytes` refuses it
+        return chunk_shape, ranges, masks
+
+    def _filters(self, plist: Any, itemsize: int) -> list[Config]:
+        found = [_filter(plist.get_filter(i), itemsize) for i in range(plist.get_nfilters())]
+        if any(config["id"] == "shuffle" for config in found[1:]):
+            raise UnsupportedError("it shuffles bytes that another filter has made")
+        return found
+
+    def _check_bytes(self, dataset: Any, plist: Any) -> None:
+        """Refuse values whose bytes in the file are not those that a data type of v3 has."""
+        h5py, dtype, stored = self.h5py, dataset.dtype, dataset.id.get_type()
+        h5t = h5py.h5t
+        if dtype.kind == "O":
+            raise UnsupportedError("its texts of variable length lie in a heap of the file")
+        if plist.get_layout() == h5py.h5d.VIRTUAL or plist.get_external_count():
+            raise UnsupportedError("its values lie in other files (virtual or external)")
+        if isinstance(stored, h5t.TypeStringID):
+            is_same = stored.get_strpad() != h5t.STR_SPACEPAD
+        elif isinstance(stored, h5t.TypeEnumID):
+            is_same = stored.get_super() == h5t.py_create(
+                np.dtype("i1") if dtype.kind == "b" else np.dtype(dtype.str)
+            )
+        else:
+            is_same = dtype.kind not in "iufc" or isinstance(stored, h5t.TypeBitfieldID)
+            is_same = is_same or stored == h5t.py_create(dtype)
+        if not is_same:
+            raise UnsupportedError(f"HDF5 converts its values to {dtype}: its bytes are others")
+
+    def _dimension_names(self, dataset: Any) -> list[str | None]:
+        """Return the name of the scale of each dimension, or its label, as far as there are."""
+        scales, labels = self._scales(dataset), np.asarray(dataset.attrs.get("DIMENSION_LABELS"))
+        if labels.dtype.kind != "O" or labels.shape != (len(scales),):  # on which h5py crashes
+            labels = np.full(len(scales), None)
+        return [
+            _basename(scale) or label or None for scale, label in zip(scales, labels, strict=True)
+        ]
+
+    def _attributes(self, item: Any, path: str) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        of_scale = {"CLASS", "NAME"} if _text(item, "CLASS") == b"DIMENSION_SCALE" else set()
+        for name in item.attrs:
+            if name in _HIDDEN | of_scale:
+                continue
+            try:
+                value = item.attrs[name]
+                is_scalar = self.is_netcdf or name == "_FillValue"  # netCDF has no scalars there
+                if is_scalar and getattr(value, "shape", ()) == (1,):
+                    value = value[0]
+                found[name] = _plain(value, is_fill_value=name == "_FillValue")
+            except Exception as error:
+                where = path.rstrip("/") or "the root"
+                self.notes.append(f"the attribute {name!r} of {where} was left out: {error}")
+        return found
+
+
+def _filter(found: tuple[int, int, tuple[int, ...], bytes], itemsize: int) -> Config:
+    """Return the config of numcodecs for a filter of HDF5: code, flags, values, description."""
+    code, _, values, text = found
+    match code:
+        case 1:
+            return {"id": "zlib", "level": values[0]}
+        case 2:
+            return {"id": "shuffle", "elementsize": values[0] if values else itemsize}
+        case 3:
+            return {"id": "fletcher32"}
+        case 307:
+            return {"id": "bz2", "level": values[0] if values else 9}
+        case 32015:
+            return {"id": "zstd", "level": values[0] if values else 0}
+        case 32001 if len(values) >= 7 and values[6] < len(_BLOSC_NAMES):
+            cname = _BLOSC_NAMES[values[6]]
+            return {"id": "blosc", "cname": cname, "clevel": values[4], "shuffle": values[5]}
+    name = text.decode(errors="replace")
+    raise UnsupportedError(f"it has the HDF5 filter {code} ({name}), for which v3 has no codec")
+
+
+def _plain(value: Any, *, is_fill_value: bool) -> Any:
+    """Return a value as JSON: numbers that it lacks as texts, bytes of a fill value in base64."""
+    match value:
+        case bytes():
+            return base64.b64encode(value).decode() if is_fill_value else value.decode()
+        case np.ndarray() if value.ndim:
+            return [_plain(each, is_fill_value=is_fill_value) for each in value]
+        case np.void() if is_fill_value:
+            return base64.b64encode(value.tobytes()).decode()
+        case np.datetime64() | np.timedelta64() if is_fill_value:
+            return int(value.astype("i8"))
+        case np.ndarray() | np.generic() if value.dtype.kind in "biufcU":
+            return _plain(value.item(), is_fill_value=is_fill_value)
+        case complex() if is_fill_value:
+            return [_plain(part, is_fill_value=True) for part in (value.real, value.imag)]
+        case float() if not math.isfinite(value):
+            return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+        case str() | bool() | int() | float():
+            return value
+    raise TypeError(f"JSON has no {type(value).__name__}")
+
+
+def _is_bare_dimension(item: Any) -> bool:
+    """Whether a dataset only keeps the name of a dimension of netCDF."""
+    return _text(item, "NAME").startswith(_NOT_A_VARIABLE)
+
+
+def _text(item: Any, name: str) -> bytes:
+    """Return an attribute of fixed length, as those of scales are; others count as empty."""
+    value = item.attrs.get(name)
+    return value if isinstance(value, bytes) else b""
+
+
+def _basename(path: str) -> str:
+    return path.rpartition("/")[2].removeprefix(_NON_COORDINATE)

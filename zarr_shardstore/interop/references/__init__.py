@@ -1,0 +1,1 @@
+"""References to chunks as bytes of stored objects, for readers that need no package."""

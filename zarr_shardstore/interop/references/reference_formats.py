@@ -1,0 +1,379 @@
+"""References in memory, and the forms in which other programs take them.
+
+Source: kerchunk, "References specification", version 1; fsspec, ``LazyReferenceMapper``; icechunk,
+``VirtualChunkSpec``; virtualizarr, ``ChunkManifest``.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import partial
+from importlib import import_module
+from itertools import islice
+from typing import Any, NamedTuple
+from urllib.parse import quote, urlsplit
+from uuid import uuid4
+
+import fsspec
+import numpy as np
+import numpy.typing as npt
+from zarr.core.buffer import cpu
+from zarr.core.sync import sync
+
+from zarr_shardstore.errors import SpecError, UnsupportedError
+from zarr_shardstore.format.keys import ChunkKeyEncoding, Coords
+from zarr_shardstore.metadata.declaration import Document
+from zarr_shardstore.operations.listing import check_n_chunks
+from zarr_shardstore.tools.native.as_format import ZarrFormat
+
+OUR_MEMBER = "zarr_shardstore"
+"""Member of kerchunk's JSON with the states of shards; readers pass over it."""
+
+_AT_ONCE = 10_000
+"""References that are written together."""
+
+_S_NS = 1_000_000_000
+
+
+class ObjectState(NamedTuple):
+    """State of a stored object, as far as its store tells."""
+
+    etag: str | None = None
+    """Without quotes."""
+    modified_ns: int | None = None
+    """Time of the last change, in nanoseconds since 1970."""
+    nbytes: int | None = None
+
+    @classmethod
+    def told(cls, etag: str | None, nbytes: int | None) -> ObjectState:
+        return cls((etag or "").strip('"') or None, None, nbytes)
+
+    def may_be(self, other: ObjectState) -> bool:
+        """Whether nothing shows that these are states of different bytes."""
+        if self.etag is not None and other.etag is not None:
+            return self.etag == other.etag
+        pairs = zip(self[1:], other[1:], strict=True)
+        return all(one is None or two is None or one == two for one, two in pairs)
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """Chunks in one shard; or chunks that are objects of their own."""
+
+    keys: Sequence[str]
+    """Of the shard; or of each chunk."""
+    coords: npt.NDArray[np.intp]
+    """Coordinates of the chunks, shape ``(n, ndim)``."""
+    offsets: npt.NDArray[np.uint64]
+    nbytes: npt.NDArray[np.uint64]
+    """In bytes, shape ``(n,)``, as the offsets."""
+    state: ObjectState | None = None
+    """Of the shard."""
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether each chunk is an object of its own."""
+        return self.state is None
+
+
+@dataclass(frozen=True, slots=True)
+class ReferencedArray:
+    """An array as its readers see it, with the places of its chunks."""
+
+    path: str
+    doc: Document
+    """The ``zarr.json`` of v3, or the ``.zarray`` of v2."""
+    attributes: Document
+    """Of v2; those of v3 are in the document."""
+    encoding: ChunkKeyEncoding
+    grid_shape: Coords
+    places: Sequence[Places] = ()
+    note: str = ""
+
+    @property
+    def n_chunks(self) -> int:
+        return sum(len(places.coords) for places in self.places)
+
+    @property
+    def n_objects(self) -> int:
+        return sum(len(places.keys) for places in self.places)
+
+    def chunk_keys(self, coords: npt.NDArray[np.intp]) -> list[str]:
+        prefix = f"{self.path}/" if self.path else ""
+        if not self.grid_shape:
+            return [prefix + self.encoding.encode(())] * len(coords)
+        columns = [map(str, column) for column in coords.T.tolist()]
+        texts = map(self.encoding.separator.join, zip(*columns, strict=True))
+        return [prefix + self.encoding.marker + text for text in texts]
+
+
+@dataclass(frozen=True, slots=True)
+class References:
+    """References to all chunks of some arrays; some 60 bytes of memory for each chunk."""
+
+    url: str
+    """Prefix of the keys of stored objects, without a slash at its end."""
+    zarr_format: ZarrFormat
+    groups: Mapping[str, Document]
+    """Attributes by path, also of groups that are only implied."""
+    arrays: Sequence[ReferencedArray]
+    client: Any = None
+    """Client of obstore that reads below the URL, if there is one."""
+
+    def documents(self) -> Iterator[tuple[str, Document]]:
+        """Yield documents by key; those of groups come first."""
+        is_v3, v3 = self.zarr_format == 3, {"zarr_format": 3, "node_type": "group"}
+        nodes: list[tuple[str, str, Any, Document]] = [
+            (path, "zarr.json", {**v3, "attributes": attributes}, {})
+            if is_v3
+            else (path, ".zgroup", {"zarr_format": 2}, attributes)
+            for path, attributes in sorted(self.groups.items())
+        ]
+        name = "zarr.json" if is_v3 else ".zarray"
+        nodes += [(array.path, name, array.doc, array.attributes) for array in self.arrays]
+        for path, name, doc, attributes in nodes:
+            yield f"{path}/{name}".lstrip("/"), doc
+            if attributes:
+                yield f"{path}/.zattrs".lstrip("/"), attributes
+
+    def states(self) -> dict[str, ObjectState]:
+        """Return the states of shards by key."""
+        found = (places for array in self.arrays for places in array.places)
+        return {places.keys[0]: places.state for places in found if places.state is not None}
+
+    def report(self, to: str) -> dict[str, Any]:
+        names = ("path", "n_chunks", "n_objects", "note")
+        arrays = [{name: getattr(array, name) for name in names} for array in self.arrays]
+        return {"to": to, "zarr_format": self.zarr_format, "url": self.url, "arrays": arrays}
+
+    def of_kerchunk(self) -> Iterator[tuple[str, Any]]:
+        """Yield keys and references: text, ``[url]``, or ``[url, offset, nbytes]``."""
+        for key, doc in self.documents():
+            yield key, json.dumps(doc)
+        for array in self.arrays:
+            for places in array.places:
+                keys = array.chunk_keys(places.coords)
+                if places.is_whole:
+                    urls = [f"{self.url}/{key}" for key in places.keys]
+                    yield from zip(keys, ([url] for url in urls), strict=True)
+                    continue
+                url = f"{self.url}/{places.keys[0]}"
+                ranges = zip(places.offsets.tolist(), places.nbytes.tolist(), strict=True)
+                for key, (offset, nbytes) in zip(keys, ranges, strict=True):
+                    yield key, [url, offset, nbytes] if nbytes else ""
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """A form of references. The first of its formats is the default."""
+
+    name: str
+    zarr_formats: tuple[ZarrFormat, ...]
+    make: Callable[[References], Any]
+    encoding: ChunkKeyEncoding | None = None
+    """The only one that it takes."""
+    knows_seconds: bool = False
+    """Whether times of its checksums are whole seconds."""
+
+
+def form_of(to: Any, out: str | os.PathLike[str] | None, url: str | None) -> Form:
+    """Return the form that the arguments of a caller name; virtualizarr also by its module."""
+    to = getattr(to, "__name__", to)
+    if to == "kerchunk-json":
+        return Form(to, (2, 3), partial(_to_json, out=out))
+    if to == "kerchunk-parquet" and out is not None:
+        return Form(to, (2,), partial(_to_parquet, out=out), ChunkKeyEncoding("v2", "."))
+    if out is not None or to == "kerchunk-parquet":
+        raise SpecError(f"out= is needed for 'kerchunk-parquet', and only for kerchunk; to={to!r}")
+    if to == "virtualizarr":
+        return Form(to, (3,), _to_virtualizarr, ChunkKeyEncoding("default", "."))
+    if type(to).__name__ != "IcechunkStore" or to.read_only:
+        raise SpecError(
+            "to= is 'kerchunk-json', 'kerchunk-parquet', 'virtualizarr', or the store of a "
+            f"writable icechunk session, got {to!r}"
+        )
+    encoding = ChunkKeyEncoding("default", "/")
+    return Form("icechunk", (3,), partial(_to_icechunk, store=to, url=url), encoding, True)
+
+
+def _import(name: str) -> Any:
+    try:
+        return import_module(name)
+    except ImportError as error:
+        raise ImportError(
+            f"these references need {error.name}: pip install 'zarr-shardstore[references]'"
+        ) from error
+
+
+# ------------------------------------------------------------------------- kerchunk
+
+
+@contextmanager
+def _published(out: str | os.PathLike[str], *, replaces: bool) -> Iterator[tuple[Any, str]]:
+    """Give a file system and a path to write to; what is there then gets the name `out`.
+
+    A writer that is killed leaves a path that ends with ``.partial``; whatever had the name stays.
+    """
+    fs, path = fsspec.core.url_to_fs(os.fspath(out))
+    if fs.isdir(path) or (not replaces and fs.exists(path)):
+        raise SpecError(f"there is something at {path!r} already: remove it, or name another path")
+    partial_path = f"{path}.{uuid4().hex}.partial"
+    try:
+        yield fs, partial_path
+        fs.mv(partial_path, path, recursive=not replaces)
+    except BaseException:
+        with suppress(Exception):
+            fs.rm(partial_path, recursive=True)
+        raise
+
+
+def _to_json(found: References, out: str | os.PathLike[str] | None) -> Any:
+    head = {"version": 1, OUR_MEMBER: {"url": found.url, "states": found.states()}}
+    if out is None:
+        return {**head, "refs": dict(found.of_kerchunk())}
+    with _published(out, replaces=True) as (fs, path), fs.open(path, "w") as file:
+        file.write(json.dumps(head)[:-1] + ', "refs": {\n')
+        entries, separator = found.of_kerchunk(), ""
+        while part := dict(islice(entries, _AT_ONCE)):
+            file.write(separator + json.dumps(part)[1:-1])
+            separator = ",\n"
+        file.write("}}\n")
+    return os.fspath(out)
+
+
+def _to_parquet(found: References, out: str | os.PathLike[str]) -> str:
+    if any(not array.path for array in found.arrays):
+        raise UnsupportedError("this form has no place for an array at the root: pass group=")
+    _import("kerchunk.df")
+    _import("fastparquet")
+    mapper = _import("fsspec.implementations.reference").LazyReferenceMapper
+    with _published(out, replaces=False) as (fs, path):
+        references = mapper.create(path, fs=fs, record_size=_AT_ONCE)
+        for key, value in found.of_kerchunk():
+            references[key] = value or b""
+        references.flush()
+        doc = json.loads(fs.cat_file(f"{path}/.zmetadata"))
+        doc[OUR_MEMBER] = {"url": found.url, "states": found.states()}
+        fs.pipe_file(f"{path}/.zmetadata", json.dumps(doc).encode())
+    return os.fspath(out)
+
+
+def read_states(references: str | os.PathLike[str] | Mapping[str, Any]) -> dict[str, ObjectState]:
+    """Return the states of shards, by key, that references for kerchunk were made with."""
+    doc: Any = references
+    if not isinstance(references, Mapping):
+        fs, path = fsspec.core.url_to_fs(os.fspath(references))
+        doc = json.loads(fs.cat_file(f"{path}/.zmetadata" if fs.isdir(path) else path))
+    states = doc.get(OUR_MEMBER, {}).get("states")
+    if states is None:
+        raise SpecError(f"{references!r} tells no states of shards: it was not made here")
+    return {key: ObjectState(*state) for key, state in states.items()}
+
+
+# ------------------------------------------------------------------------- icechunk
+
+
+def _refuse_empty(found: References) -> None:
+    """Raise `UnsupportedError` for a stored chunk of no bytes."""
+    for array in found.arrays:
+        for places in array.places:
+            for key in array.chunk_keys(places.coords[places.nbytes == 0])[:1]:
+                raise UnsupportedError(f"the chunk {key!r} has no bytes: only kerchunk takes it")
+
+
+def _to_icechunk(found: References, store: Any, url: str | None) -> Any:
+    """Write into a session; the caller commits it. Only a `url` of the caller is quoted already."""
+    spec_of = _import("icechunk").VirtualChunkSpec
+    _refuse_empty(found)
+    url = quote(found.url, safe=":/@") if url is None else found.url
+    for array in found.arrays:
+        if sync(store.exists(f"{array.path}/zarr.json".lstrip("/"))):
+            raise SpecError(
+                f"the session has an array at {array.path!r}: delete that, with its corrected "
+                "chunks, or pass group="
+            )
+    for key, doc in found.documents():
+        value = cpu.Buffer.from_bytes(json.dumps(doc).encode())
+        is_implied = doc.get("node_type") == "group" and not doc["attributes"]
+        sync((store.set_if_not_exists if is_implied else store.set)(key, value))
+    for array in found.arrays:
+        specs = _icechunk_specs(array, url, spec_of)
+        while part := list(islice(specs, _AT_ONCE)):
+            if store.set_virtual_refs(f"/{array.path}", part):
+                raise SpecError(
+                    f"the repository has no virtual chunk container for {part[0].location!r}: "
+                    "configure one whose url_prefix it begins with; nothing is committed"
+                )
+    return store
+
+
+def _icechunk_specs(array: ReferencedArray, url: str, spec_of: Any) -> Iterator[Any]:
+    for places in array.places:
+        locations = [f"{url}/{quote(key)}" for key in places.keys]
+        if not places.is_whole:
+            locations *= len(places.coords)
+        etag, modified = None, None
+        if places.state is not None:
+            etag = places.state.etag
+            if etag is None and places.state.modified_ns is not None:
+                modified = datetime.fromtimestamp(places.state.modified_ns // _S_NS + 1, UTC)
+        columns = [each.tolist() for each in (places.coords, places.offsets, places.nbytes)]
+        for location, coords, offset, nbytes in zip(locations, *columns, strict=True):
+            yield spec_of(coords, location, offset, nbytes, etag, modified)
+
+
+# --------------------------------------------------------------------- virtualizarr
+
+
+def _to_virtualizarr(found: References) -> Any:
+    manifests = _import("virtualizarr.manifests")
+    metadata_of = import_module("zarr.core.metadata.v3").ArrayV3Metadata.from_dict
+    _refuse_empty(found)
+    if any(not array.path for array in found.arrays):
+        raise UnsupportedError("a ManifestStore has no array at its root: pass group=")
+    below: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {p: ({}, {}) for p in found.groups}
+    for array in found.arrays:
+        check_n_chunks(math.prod(array.grid_shape))
+        if {"#", "?"} & {*found.url, *array.path}:
+            raise UnsupportedError(f"a ManifestStore cuts URLs at '#' and '?': {array.path!r}")
+        paths = np.full(math.prod(array.grid_shape), "", dtype=np.dtypes.StringDType())
+        offsets, lengths = np.zeros(paths.shape, np.uint64), np.zeros(paths.shape, np.uint64)
+        for places in array.places:
+            at: Any = slice(None)
+            if array.grid_shape:
+                at = np.ravel_multi_index(tuple(places.coords.T), array.grid_shape)
+            urls = [f"{found.url}/{key}" for key in places.keys]
+            paths[at] = urls if places.is_whole else urls[0]
+            offsets[at], lengths[at] = places.offsets, places.nbytes
+        manifest = manifests.ChunkManifest.from_arrays(
+            paths=paths.reshape(array.grid_shape),
+            offsets=offsets.reshape(array.grid_shape),
+            lengths=lengths.reshape(array.grid_shape),
+            validate_paths=False,
+        )
+        group, _, name = array.path.rpartition("/")
+        below[group][0][name] = manifests.ManifestArray(metadata_of(array.doc), manifest)
+    for path in sorted(found.groups, reverse=True):  # a group comes after those below it
+        arrays, groups = below[path]
+        made = manifests.ManifestGroup(arrays, groups, attributes=dict(found.groups[path]))
+        if not path:
+            return manifests.ManifestStore(made, registry=_registry(found))
+        group, _, name = path.rpartition("/")
+        below[group][1][name] = made
+    raise SpecError("there is no array to make references of")
+
+
+def _registry(found: References) -> Any:
+    """Return the clients by which a ``ManifestStore`` reads chunks, as far as one is known."""
+    scheme, host = urlsplit(found.url)[:2]
+    client = found.client
+    if scheme == "file":
+        client = _import("obstore.store").LocalStore()
+    known = {} if client is None else {f"{scheme}://{host}": client}
+    return _import("obspec_utils.registry").ObjectStoreRegistry(known)

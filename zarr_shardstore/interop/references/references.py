@@ -1,0 +1,405 @@
+"""References to the chunks of a store: each as a stored object, an offset and a size.
+
+A program that knows nothing of shards reads them: the references have documents of plain chunks,
+as users of a `ShardingStore` see them, and no byte of a chunk is copied. The state of each shard is
+noted before its index is read. So a change that comes between, or later, makes another state.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import posixpath
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from zarr.abc.store import Store
+from zarr.core.sync import sync
+from zarr.storage import FsspecStore, ObjectStore
+
+from zarr_shardstore.errors import ShardConflictError, SpecError, UnsupportedError
+from zarr_shardstore.format.arguments import array_path
+from zarr_shardstore.format.keys import check_prefix
+from zarr_shardstore.format.layout import ArrayLayout
+from zarr_shardstore.format.shard import IndexDamageError
+from zarr_shardstore.interop.references.reference_formats import (
+    Form,
+    ObjectState,
+    Places,
+    ReferencedArray,
+    References,
+    form_of,
+    read_states,
+)
+from zarr_shardstore.io.backends.store_traits import root_of_files, url_of_store
+from zarr_shardstore.io.local.fs import state_of as file_state_of
+from zarr_shardstore.io.local.locks import beside
+from zarr_shardstore.io.local.shard_files import JOURNAL_SUFFIX
+from zarr_shardstore.metadata import data_types, declaration, documents
+from zarr_shardstore.metadata.declaration import Document
+from zarr_shardstore.shards import requests
+from zarr_shardstore.shards.index_reads import corrupt
+from zarr_shardstore.shards.shard_listing import entries_present
+from zarr_shardstore.shards.stack import ReadOnlyTransformer, ShardingTransformer
+from zarr_shardstore.store.sharding_store import ShardingStore
+from zarr_shardstore.tools.inspect.find import FoundArray, find_contents, read_array, select_paths
+from zarr_shardstore.tools.inspect.occupancy import ObjectGrid, rounds_of_keys
+from zarr_shardstore.tools.inspect.open_base import BaseStoreHandle, StoreLike, open_base
+from zarr_shardstore.tools.native import translate
+from zarr_shardstore.tools.native.as_format import ZarrFormat, documents_in
+from zarr_shardstore.tools.native.draft_documents import array_of_draft, node_of_meta_key
+
+_TRANSFORMERS = "storage_transformers"
+
+_MASKED = "xarray masks its fill value, unless told use_zarr_fill_value_as_mask=False"
+
+_S_NS = 1_000_000_000
+
+
+def to_references(
+    store: StoreLike,
+    paths: Iterable[str] | str | None = None,
+    *,
+    zarr_format: ZarrFormat | None = None,
+    to: Any = "kerchunk-json",
+    out: str | os.PathLike[str] | None = None,
+    url: str | None = None,
+    group: str = "",
+    storage_options: Mapping[str, Any] | None = None,
+    on_report: Callable[[dict[str, Any]], object] | None = None,
+) -> Any:
+    """Make references to the chunks of a store, for programs that know nothing of shards.
+
+    Parameters
+    ----------
+    store
+        A store, or an argument that `ShardingStore` takes for one.
+    paths
+        Paths of arrays and groups, or patterns of these (``"raw/*"``); a group stands for all
+        below it. ``None``: everything.
+    zarr_format : {2, 3}, optional
+        Format of the documents. By default 2 for kerchunk, and 3 for the others, which have no 2.
+    to : {"kerchunk-json", "kerchunk-parquet", "virtualizarr"} or icechunk store
+        Form of the references. An icechunk store is that of a writable session.
+    out : str or path, optional
+        Path or URL of references for kerchunk. JSON replaces a file there. Parquet needs it, and
+        there must be nothing.
+    url : str, optional
+        Prefix by which readers reach the stored objects: ``"s3://bucket/v.zarr"``. By default that
+        of the store.
+    group : str
+        Group of the references that everything goes into; by default the root.
+    storage_options : mapping, optional
+        For a URL of the store.
+    on_report : callable, optional
+        Called at the end with a report: by array its path, chunks, objects, and a note.
+
+    Returns
+    -------
+    dict, str, icechunk store or ManifestStore
+        What a reader opens. Of kerchunk `out`, or without it the references.
+
+    Raises
+    ------
+    UnsupportedError
+        If the format cannot express an array: v2 lacks a codec, or a storage transformer changes
+        bytes. The message names it.
+    SpecError
+        If the store has no URL, or a path names nothing.
+    ShardConflictError
+        If another process appends to a shard. Shards that this process appends to are sealed.
+    CorruptShardError
+        If the index of a shard is damaged.
+
+    Notes
+    -----
+    A write to a shard makes the references to it stale: the bytes may lie elsewhere then.
+    `stale_references` finds that. icechunk refuses to read such chunks.
+
+    Cost: the requests that find the arrays, a listing of each, and one read for each shard.
+
+    Examples
+    --------
+    >>> import zarr
+    >>> from zarr_shardstore import ShardingStore
+    >>> base = {}
+    >>> store = ShardingStore(base, chunks_per_shard=2)
+    >>> z = zarr.create_array(
+    ...     store, name="z", shape=4, chunks=1, dtype="u1", compressors=None
+    ... )
+    >>> z[:] = [1, 2, 3, 4]
+    >>> to_references(base, url="s3://bucket/v.zarr")["refs"]["z/3"]
+    ['s3://bucket/v.zarr/z/c/1', 1, 1]
+    """
+    form = form_of(to, out, url)
+    zarr_format = form.zarr_formats[0] if zarr_format is None else zarr_format
+    if zarr_format not in form.zarr_formats:
+        known = " or ".join(map(str, form.zarr_formats))
+        raise SpecError(f"{form.name} takes zarr_format {known}, got {zarr_format!r}")
+    if isinstance(store, ShardingStore) and store._engine.is_buffering:
+        raise SpecError("a batch of the store is open, and its chunks lie nowhere yet: end it")
+    base = open_base(store, storage_options)
+    base.seal()
+    client = base.store.store if url is None and type(base.store) is ObjectStore else None
+    reader = _Reader(base, check_prefix(array_path(group)), zarr_format, form)
+    found = References(_url(base, url), zarr_format, *reader.read(paths), client)
+    made = form.make(found)
+    if on_report is not None:
+        on_report(found.report(form.name))
+    return made
+
+
+def stale_references(
+    store: StoreLike,
+    references: str | os.PathLike[str] | Mapping[str, Any],
+    *,
+    storage_options: Mapping[str, Any] | None = None,
+) -> list[str]:
+    """Return the keys of shards that changed after references for kerchunk were made.
+
+    `references` are what `to_references` returned. Shards are compared by ETag, else by size and
+    time, else by what the store tells of these. No shard is read.
+    """
+    noted = read_states(references)
+    base = open_base(store, storage_options)
+    base.seal()
+    directory = posixpath.commonpath([f"{key}/" for key in noted]) if noted else ""
+    state_of = _states_below(base, f"{directory}/" if directory else "")
+    states = {key: state_of(key) for key in noted}
+    return [key for key, now in states.items() if now is None or not now.may_be(noted[key])]
+
+
+def _url(base: BaseStoreHandle, url: str | None) -> str:
+    if url is None and isinstance(base.store, Store):
+        url = url_of_store(base.store)
+    if not url:
+        raise SpecError(
+            f"no URL leads to the objects of {base.describe()}: pass url=, the prefix by which "
+            "readers reach them"
+        )
+    return url.rstrip("/")
+
+
+def _states_below(base: BaseStoreHandle, prefix: str) -> Callable[[str], ObjectState | None]:
+    """Return a function that tells the state of an object, by a key below a prefix; ``None`` if
+    there is none. Of a remote store it is that in a listing, which is made first."""
+    store: Any = base.store
+    root = root_of_files(store) if isinstance(store, Store) else None
+    listed: dict[str, ObjectState] = {}
+    if root is None and type(store) is ObjectStore:
+        metas = (meta for page in store.store.list(prefix or None) for meta in page)
+        listed = {m["path"]: ObjectState.told(m["e_tag"], m["size"]) for m in metas}
+    elif root is None and type(store) is FsspecStore:
+        store.fs.invalidate_cache()
+        found = sync(store.fs._find(f"{store.path}/{prefix}".rstrip("/"), detail=True))
+        top = f"{store.path.strip('/')}/".lstrip("/")
+        for path, info in found.items():
+            state = ObjectState.told(info.get("ETag") or info.get("etag"), info.get("size"))
+            listed[path.strip("/").removeprefix(top)] = state
+
+    def state_of(key: str) -> ObjectState | None:
+        if root is not None:
+            file = file_state_of(root + key)
+            return None if file is None else ObjectState(None, file[2], file[1])
+        if key in listed:
+            return listed[key]
+        (nbytes,) = base.sizes([key])
+        return None if nbytes is None else ObjectState(nbytes=nbytes)
+
+    return state_of
+
+
+@dataclass(frozen=True, slots=True)
+class _Reader:
+    """Reader of documents and of shard indexes."""
+
+    base: BaseStoreHandle
+    group: str
+    zarr_format: ZarrFormat
+    form: Form
+
+    def read(
+        self, paths: Iterable[str] | str | None
+    ) -> tuple[dict[str, Document], list[ReferencedArray]]:
+        """Return attributes of groups by path, and arrays. All documents are translated before any
+        index is read."""
+        contents = self.base.run(find_contents())
+        arrays = {array.node.path: array for array in contents.broken}
+        for hierarchy in ("draft", "v2", "v3"):  # of several arrays at a path the last
+            arrays |= {n.path: a for n, a in contents.arrays.items() if n.hierarchy == hierarchy}
+        groups = self._groups(contents.other_keys)
+        groups = {path: groups[path] for path in groups if path not in arrays}
+        selected = select_paths({*arrays, *groups}, paths)
+        planned = [self._plan(arrays[path]) for path in sorted(selected) if path in arrays]
+        shown = {self._at(path): groups[path] for path in groups}
+        wanted = {self._at(path) for path in selected if path in groups}
+        wanted |= {above for path in selected for above in _above(self._at(path))}
+        return (
+            {path: shown.get(path, {}) for path in wanted},
+            [self._with_places(*each) for each in planned],
+        )
+
+    def _at(self, path: str) -> str:
+        """Return the path of a node in the references."""
+        return f"{self.group}/{path}".strip("/")
+
+    # ---------------------------------------------------------------- documents
+
+    def _groups(self, keys: Iterable[str]) -> dict[str, Document]:
+        """Return the attributes of groups by path; of two at a path those of v3."""
+        found: list[tuple[str, str]] = []
+        for key in sorted(keys):  # .zgroup comes before zarr.json
+            path, _, name = key.rpartition("/")
+            draft_path = node_of_meta_key(key) if name.endswith(".group.json") else None
+            if draft_path is not None or name in (".zgroup", "zarr.json"):
+                found.append((path if draft_path is None else draft_path, key))
+        attributes = [f"{path}/.zattrs".lstrip("/") for path, _ in found]
+        groups: dict[str, Document] = {}
+        docs, others = (
+            self.base.documents(each) for each in ([key for _, key in found], attributes)
+        )
+        for (path, key), doc, of_v2 in zip(found, docs, others, strict=True):
+            if doc is None:
+                raise SpecError(f"{key!r} holds no JSON object")
+            if key.endswith(".zgroup"):
+                groups[path] = of_v2 or {}
+            elif doc.get("node_type") == "group" or key.endswith(".group.json"):
+                groups[path] = documents.attributes_of(doc)
+        if self.zarr_format == 2:
+            return {path: translate.to_ome_04(groups[path]) for path in groups}
+        if any(map(translate.is_ome_04, groups.values())):
+            return {path: translate.to_ome_05(groups[path]) for path in groups}
+        return groups
+
+    def _plan(self, found: FoundArray) -> tuple[ObjectGrid, ReferencedArray]:
+        """Translate the document of an array; its places are to come."""
+        path = found.node.path
+        try:
+            doc = dict(declaration.without_mark(found.doc))  # flat, also what is left to zarr
+            array = read_array(FoundArray(found.node, doc, found.geometry))
+            stack = [t for t in array.stack if not isinstance(t, ReadOnlyTransformer)]
+            if stack and not (len(stack) == 1 and isinstance(stack[0], ShardingTransformer)):
+                names = [transformer.name for transformer in array.document.transformers]
+                raise UnsupportedError(
+                    f"of the storage transformers {names} one changes the stored bytes, which "
+                    "only this package reads: copy it into a store without that one"
+                )
+            if array.grid_shape is None:
+                raise UnsupportedError("its chunk grid or its chunk keys are not known here")
+            doc, attributes = self._documents(found, doc)
+        except (SpecError, UnsupportedError) as error:
+            raise type(error)(f"the array {path or '/'!r} takes no references: {error}") from error
+        encoding = self.form.encoding
+        if encoding is None:
+            geometry = documents.plain_geometry("v2" if self.zarr_format == 2 else "v3", doc)
+            assert geometry is not None
+            encoding = geometry.encoding
+        elif self.zarr_format == 2:
+            doc = {**doc, "dimension_separator": encoding.separator}
+        else:
+            options = {"separator": encoding.separator}
+            doc = {**doc, "chunk_key_encoding": {"name": encoding.style, "configuration": options}}
+        # xarray takes the fill value of v2 for missing data. In v3 an attribute says so.
+        is_masked = found.node.hierarchy == "v2" or "_FillValue" in (
+            found.doc.get("attributes") or {}
+        )
+        has_names = "_ARRAY_DIMENSIONS" in attributes
+        note = (
+            _MASKED if has_names and not is_masked and doc["fill_value"] in (0, _null(doc)) else ""
+        )
+        at = self._at(path)
+        shown = ReferencedArray(at, doc, attributes, encoding, array.grid_shape, note=note)
+        return ObjectGrid(array), shown
+
+    def _documents(self, found: FoundArray, doc: Document) -> tuple[Document, Document]:
+        """Return the document of an array in the format asked for, and its attributes of v2."""
+        attributes: Document = {}
+        if found.node.hierarchy == "v2":
+            key = f"{found.node.path}/.zattrs".lstrip("/")
+            attributes = self.base.documents([key])[0] or {}
+        elif found.node.hierarchy == "draft":
+            doc = array_of_draft({name: doc[name] for name in doc if name != _TRANSFORMERS})
+        named = documents_in(self.zarr_format, doc, attributes)
+        return named.get("zarr.json") or named[".zarray"], named.get(".zattrs", {})
+
+    # ------------------------------------------------------------------- chunks
+
+    def _with_places(self, grid: ObjectGrid, array: ReferencedArray) -> ReferencedArray:
+        array = replace(array, places=tuple(self._places(grid)))
+        is_complete = array.n_chunks == math.prod(array.grid_shape)
+        if is_complete and array.note:
+            return replace(array, doc={**array.doc, "fill_value": None}, note="")
+        if is_complete or array.doc["fill_value"] is not None:
+            return array
+        if array.doc["dtype"] == "|O" or not isinstance(array.doc["dtype"], str):
+            return array
+        # zarr 2 reads missing chunks as they happen to be in memory.
+        note = _MASKED if "_ARRAY_DIMENSIONS" in array.attributes else ""
+        return replace(array, doc={**array.doc, "fill_value": _null(array.doc)}, note=note)
+
+    def _places(self, grid: ObjectGrid) -> Iterator[Places]:
+        state_of = _states_below(self.base, grid.array.node.chunk_prefix)
+        for keys in rounds_of_keys(self.base, grid):
+            if grid.layout is not None:
+                yield from self._in_shards(grid.layout, keys, state_of)
+                continue
+            sizes = {key: state.nbytes or 0 for key in keys if (state := state_of(key)) is not None}
+            coords = np.array([grid.coords_of(key) for key in sizes], dtype=np.intp)
+            nbytes = np.array([*sizes.values()], dtype=np.uint64)
+            coords = coords.reshape(len(sizes), len(grid.shape))
+            yield Places([*sizes], coords, np.zeros_like(nbytes), nbytes)
+
+    def _in_shards(
+        self,
+        layout: ArrayLayout,
+        keys: Sequence[str],
+        state_of: Callable[[str], ObjectState | None],
+    ) -> Iterator[Places]:
+        shards = [shard for key in keys if (shard := layout.shard_of_key(key)) is not None]
+        root = root_of_files(self.base.store) if isinstance(self.base.store, Store) else None
+        for key in keys:
+            if root is not None and os.path.exists(beside(root + key, JOURNAL_SUFFIX)):
+                raise ShardConflictError(
+                    f"the shard {key!r} is being appended to, or its writer was killed: close the "
+                    "writer, or run zarr-shardstore compact, and then this again"
+                )
+        states = [state_of(shard.key) for shard in shards]
+        if self.form.knows_seconds:
+            # A later write must have a later second.
+            newest = max((s.modified_ns or 0 for s in states if s is not None), default=0)
+            time.sleep(min(1, max(0, (newest // _S_NS + 1) - time.time())) if newest else 0)
+        founds: list[requests.FoundIndex] = self.base.perform(
+            [requests.GetIndex(shard, consistent=True, cache=False) for shard in shards]
+        )
+        cps, spec = layout.spec.chunks_per_shard, layout.spec
+        for shard, state, found in zip(shards, states, founds, strict=True):
+            if found.damage is not None:
+                raise corrupt(shard, found.damage)
+            index, nbytes = found.decoded, found.size
+            if index is None:
+                continue
+            state = state or ObjectState(nbytes=nbytes)  # it has just come
+            try:
+                index.check_entries(nbytes or state.nbytes or 0, spec)
+            except IndexDamageError as damage:
+                raise corrupt(shard, damage) from damage
+            ids = entries_present(shard, index)
+            inside = np.array(np.unravel_index(ids, cps) if cps else (), dtype=np.intp)
+            first = np.multiply(shard.coords, cps, dtype=int)
+            coords = inside.reshape(len(cps), len(ids)).T + first
+            yield Places([shard.key], coords, index.fields[ids, 0], index.fields[ids, 1], state)
+
+
+def _null(doc: Document) -> Any:
+    """Return the fill value that ``null`` stands for in a v2 document."""
+    if doc["dtype"] == "|O":
+        return ""
+    return data_types.fill_value_of_v2(None, data_types.parse_numpy(doc["dtype"]))
+
+
+def _above(path: str) -> list[str]:
+    """Return the paths of the groups above a node."""
+    return ["", *(path[:i] for i, sign in enumerate(path) if sign == "/")] if path else []

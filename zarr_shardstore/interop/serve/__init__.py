@@ -1,0 +1,1 @@
+"""HTTP server of a store."""

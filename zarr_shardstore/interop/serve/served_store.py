@@ -1,0 +1,147 @@
+"""Values of a store for clients of a server: what the key in a URL leads to, and nothing else.
+
+A key is refused if it could leave the store, or names a file of ours: a lock, a journal, an index
+beside shards, and each name that begins with a dot and is no document. On local files a link that
+leads out of the store is followed for chunks and JSON documents only: adopted shards may be links.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from time import monotonic
+
+from zarr.core.buffer import default_buffer_prototype
+
+from zarr_shardstore.errors import ShardStoreError, SpecError
+from zarr_shardstore.format.keys import check_key, v3_candidates
+from zarr_shardstore.io.backends.local import LocalBackend
+from zarr_shardstore.io.concurrency import gather_bounded
+from zarr_shardstore.io.local.files import is_hidden
+from zarr_shardstore.metadata.declaration import Document
+from zarr_shardstore.metadata.documents import Node, consolidated_v3, dump_document, parse_json
+from zarr_shardstore.store.sharding_store import ShardingStore
+from zarr_shardstore.tools.inspect.find import DOCUMENTS, find_contents
+from zarr_shardstore.tools.inspect.open_base import open_base
+from zarr_shardstore.tools.native.as_format import ZarrFormat, documents_in, encoding_in
+
+_MAX_KEY_NBYTES = 1024
+"""As in S3."""
+
+_NODES_AT_ONCE = 16
+
+_FRESH_S = 2
+"""After so long the document of an array is read again before its next chunk."""
+
+
+class ServedStore:
+    """Values of a store by key. Documents are those of one format, whichever is stored; ``None``:
+    each as it is stored. Nothing is written; errors of the store pass."""
+
+    def __init__(self, store: ShardingStore, zarr_format: ZarrFormat | None = None) -> None:
+        self.store = store
+        self._format = zarr_format
+        engine = store._engine
+        self.read, self._run = engine.get, engine.driver.run_async
+        self._catalog = engine.operations.catalog
+        backend = engine.driver.backend
+        self._root = backend.real_root if isinstance(backend, LocalBackend) else None
+        self._refreshed = monotonic()
+
+    async def find(self, key: str) -> bytes | str | None:
+        """Return the document under a key, or the key in the store of another value, which may be
+        missing; ``None`` for a key that is refused, or none of the format."""
+        directory, _, name = key.rpartition("/")
+        if not is_public(key):
+            return None
+        if monotonic() > self._refreshed + _FRESH_S:
+            self._refreshed = monotonic()
+            self.store.refresh()  # another process may have replaced an array
+        if name in DOCUMENTS:
+            return await self._document(directory, name)
+        for path, suffix in v3_candidates(key):
+            nodes = [Node("v3", path), Node("v2", path)]
+            arrays = await self._run(self._catalog.arrays.lookup(nodes))
+            array = arrays[nodes[0]] or arrays[nodes[1]]
+            if isinstance(array, ShardStoreError):
+                raise array
+            geometry = None if array is None else array.document.geometry
+            if array is not None and geometry is not None:
+                shown = encoding_in(self._format, geometry.encoding)
+                coords = shown.decode(suffix, len(geometry.shape))
+                prefix = array.node.chunk_prefix
+                return None if coords is None else prefix + geometry.encoding.encode(coords)
+        root = self._root
+        leads_out = root and not os.path.realpath(root + key).startswith(root)
+        return None if leads_out else key
+
+    # ---------------------------------------------------------------- documents
+
+    async def _document(self, path: str, name: str) -> bytes | None:
+        if self._format is None:
+            (value,) = await self._values([_join(path, name)])
+            return None if value is None or parse_json(value) is None else value
+        shown = await self._node(path)
+        if not path and name == ".zmetadata" and self._format == 2 and shown:
+            members = [(p, *item) for p, docs in await self._nodes() for item in docs.items()]
+            metadata = {_join(p, name): doc for p, name, doc in members}
+            return dump_document({"zarr_consolidated_format": 1, "metadata": metadata})
+        doc = shown.get(name)
+        is_root = not path and doc and doc.get("node_type") == "group"
+        if doc and is_root and not doc.get("consolidated_metadata"):
+            below = {p: docs["zarr.json"] for p, docs in await self._nodes() if p}
+            doc = {**doc, "consolidated_metadata": consolidated_v3(below)}
+        return dump_document(doc) if doc else None
+
+    async def _node(self, path: str) -> dict[str, Document]:
+        """Return the documents of a node in the format, by name."""
+        keys = [_join(path, name) for name in DOCUMENTS[:4]]
+        found = zip(DOCUMENTS, await self._values(keys), strict=False)
+        docs = {name: parse_json(value) or {} for name, value in found if value is not None}
+        v2 = docs.get(".zarray") or docs.get(".zgroup")
+        doc = docs.get("zarr.json")
+        if v2 and (doc is None or self._format == 2):
+            return documents_in(self._format, v2, docs.get(".zattrs", {}))
+        return documents_in(self._format, doc, {}) if doc else {}
+
+    async def _nodes(self) -> list[tuple[str, dict[str, Document]]]:
+        """Return all nodes of the store with their documents; not those that cannot be shown."""
+        contents = await asyncio.to_thread(open_base(self.store).run, find_contents())
+        groups = (key.rpartition("/") for key in contents.other_keys)
+        paths = {path for path, _, name in groups if name in ("zarr.json", ".zgroup")}
+        paths |= {node.path for node in contents.arrays if node.hierarchy != "draft"}
+
+        async def documents_of(path: str) -> tuple[str, dict[str, Document]]:
+            try:
+                return path, await self._node(path)
+            except ShardStoreError:
+                return path, {}
+
+        nodes = await gather_bounded(list(map(documents_of, sorted(paths))), _NODES_AT_ONCE)
+        return [(path, docs) for path, docs in nodes if docs]
+
+    async def _values(self, keys: list[str]) -> list[bytes | None]:
+        asked = [(key, None) for key in keys]
+        found = await self.store.get_partial_values(default_buffer_prototype(), asked)
+        return [None if value is None else value.to_bytes() for value in found]
+
+
+def is_public(key: str) -> bool:
+    """Whether a key may be asked for, by its spelling."""
+    try:
+        check_key(key)
+    except SpecError:
+        return False
+    *above, name = key.split("/")
+    return (
+        key.isprintable()
+        and "\\" not in key
+        and len(key.encode()) <= _MAX_KEY_NBYTES
+        and not any(segment.startswith(".") or is_hidden(segment) for segment in above)
+        and not (name.startswith(".") and name not in DOCUMENTS)
+        and not is_hidden(key)
+    )
+
+
+def _join(path: str, name: str) -> str:
+    return f"{path}/{name}" if path else name

@@ -1,0 +1,1 @@
+"""Tools for whole stores: reports, conversions, translation of documents, checks and repair."""

@@ -1,0 +1,154 @@
+"""Checks of one encoded chunk: its checksums, the header of its frame, and its decoding by zarr."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias
+
+import crc32c
+import zstandard
+from zarr.core.array import create_codec_pipeline
+from zarr.core.array_spec import ArrayConfig, ArraySpec
+from zarr.core.buffer import default_buffer_prototype
+from zarr.core.metadata import ArrayV2Metadata, ArrayV3Metadata
+from zarr.core.sync import sync
+
+from zarr_shardstore.errors import SpecError
+from zarr_shardstore.format.keys import Coords
+from zarr_shardstore.metadata.transformer_list import name_of
+from zarr_shardstore.tools.check.findings import Kind
+from zarr_shardstore.zarr_hooks.chunk_codec import ChunkCodec
+
+Problem: TypeAlias = tuple[Kind, str] | None
+"""Damage of a chunk: its kind, and the contradiction."""
+
+
+def codec_names(view: Mapping[str, Any]) -> list[str]:
+    """Return the codecs that change the bytes of a chunk, the nearest to the array first."""
+    if view.get("zarr_format") == 2:
+        given = [*(view.get("filters") or ()), view.get("compressor")]
+        # The checksum of numcodecs may stand at the begin.
+        ids = [str(config["id"]) for config in given if config is not None]
+        return [f"numcodecs.{name}" if name == "crc32c" else name for name in ids]
+    names = [str(name_of(codec)) for codec in view["codecs"]]
+    names = [name for name in names if name not in ("transpose", "bytes")]
+    return [n if n == "numcodecs.crc32c" else n.removeprefix("numcodecs.") for n in names]
+
+
+def problem_of_frame(names: Sequence[str], value: Any, nbytes: int | None) -> Problem:
+    """Return what the checksums around a frame, and its header, say against it."""
+    view = memoryview(value)
+    for n, name in reversed(list(enumerate(names))):
+        if name != "crc32c":
+            text = _bad_header(name, view, nbytes if n == 0 else None)
+            return None if text is None else ("chunk_undecodable", f"{name}: {text}")
+        stored, view = int.from_bytes(view[-4:], "little"), view[:-4]
+        if stored != (computed := crc32c.crc32c(view)):
+            text = f"the checksum is {stored:#010x}, the bytes give {computed:#010x}"
+            return "chunk_checksum", text
+    if nbytes is not None and len(view) != nbytes:
+        return "chunk_size", f"the chunk has {len(view)} bytes, not {nbytes}"
+    return None
+
+
+def _bad_header(name: str, value: memoryview, nbytes: int | None) -> str | None:
+    head = bytes(value[:18])
+    size: int | None = None
+    match name:
+        case "zstd" if not (head[1:4] == b"\x2a\x4d\x18" and head[0] & 0xF0 == 0x50):
+            try:
+                size = zstandard.frame_content_size(value)
+            except (zstandard.ZstdError, ValueError) as error:
+                return str(error)
+            # Behind the first frame there may be others.
+            return _other_size(size, nbytes) if nbytes is not None and size > nbytes else None
+        case "gzip" if head[:3] != b"\x1f\x8b\x08":
+            return f"it begins with {head[:3]!r}"
+        case "zlib" if len(head) < 2 or head[0] & 15 != 8 or int.from_bytes(head[:2]) % 31:
+            return f"it begins with {head[:2]!r}"
+        case "bz2" if head[:3] != b"BZh":
+            return f"it begins with {head[:3]!r}"
+        case "blosc":
+            if len(head) < 16:
+                return f"it has {len(value)} bytes, its header alone takes 16"
+            size, stored = (int.from_bytes(head[i : i + 4], "little") for i in (4, 12))
+            if stored > len(value):
+                return f"it has {len(value)} bytes, its header says {stored}"
+        case "lz4":
+            size = int.from_bytes(head[:4], "little") if len(head) >= 4 else -1
+    return None if size is None or nbytes in (None, size) else _other_size(size, nbytes)
+
+
+def _other_size(size: int, nbytes: int | None) -> str:
+    return f"the header says {size} bytes, the chunk has {nbytes}"
+
+
+def _pipeline(view: Mapping[str, Any], shape: Coords) -> tuple[Any, ArraySpec]:
+    of_format: Any = ArrayV2Metadata if view.get("zarr_format") == 2 else ArrayV3Metadata
+    metadata = of_format.from_dict(json.loads(json.dumps(view)))
+    spec = ArraySpec(
+        shape=shape,
+        dtype=metadata.dtype,
+        fill_value=metadata.fill_value,
+        config=ArrayConfig.from_dict({"order": view.get("order", "C")}),
+        prototype=default_buffer_prototype(),
+    )
+    return create_codec_pipeline(metadata), spec
+
+
+_CODING = ("zarr_format", "codecs", "data_type", "dtype", "order", "filters", "compressor")
+
+
+def transcoder(
+    view: Mapping[str, Any], to: Mapping[str, Any], shape: Coords
+) -> Callable[[Any], bytes]:
+    """Return a function that encodes a chunk of one array as one of another: the same values, and
+    the same bytes if the codecs are equal. Raises `SpecError` if the data types differ."""
+    if all(view.get(name) == to.get(name) for name in _CODING):
+        return bytes
+    (old, spec), (new, new_spec) = _pipeline(view, shape), _pipeline(to, shape)
+    dtypes = [each.dtype.to_native_dtype() for each in (spec, new_spec)]
+    if dtypes[0].newbyteorder("=") != dtypes[1].newbyteorder("="):
+        raise SpecError(f"the data type is {dtypes[0]}, and not {dtypes[1]}")
+
+    def transcode(value: Any) -> bytes:
+        buffer = spec.prototype.buffer.from_bytes(bytes(value))
+        (chunk,) = sync(old.decode([(buffer, spec)]))
+        values = chunk.as_numpy_array().astype(dtypes[1], copy=False)
+        values = new_spec.prototype.nd_buffer.from_numpy_array(values)
+        (encoded,) = sync(new.encode([(values, new_spec)]))
+        return bytes(encoded.to_bytes())
+
+    return transcode
+
+
+def decoder(view: dict[str, Any], shape: Coords) -> Callable[[Any], Problem]:
+    """Return a function that decodes a chunk by the codecs of zarr, as a read does."""
+    pipeline, spec = _pipeline(view, shape)
+    prototype = spec.prototype
+    codec = ChunkCodec.of(list(pipeline))
+    plain = None if codec is None else codec.plain(spec)
+    nbytes = math.prod(shape) * spec.dtype.to_native_dtype().itemsize
+
+    def decode(value: Any) -> Problem:
+        try:
+            if plain is not None:
+                data = value if plain.decompress is None else plain.decompress(value)
+                if (found := memoryview(data).nbytes) != nbytes:
+                    return "chunk_size", f"it decodes to {found} bytes, not {nbytes}"
+                return None
+            buffer = prototype.buffer.from_bytes(bytes(value))
+            chunk: Any
+            if codec is not None:
+                chunk = codec.decode(buffer, spec)
+            else:
+                (chunk,) = sync(pipeline.decode([(buffer, spec)]))
+            if chunk.shape != shape:
+                return "chunk_size", f"it decodes to the shape {chunk.shape}, not {shape}"
+        except Exception as error:
+            return "chunk_undecodable", f"{type(error).__name__}: {error}"
+        return None
+
+    return decode

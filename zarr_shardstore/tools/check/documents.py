@@ -1,0 +1,176 @@
+"""Checks of metadata documents: each alone, and against the other documents that tell the same."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from zarr.core.metadata import ArrayV2Metadata, ArrayV3Metadata
+
+from zarr_shardstore.metadata import declaration, documents
+from zarr_shardstore.metadata.documents import Node, document_key, without_notes
+from zarr_shardstore.tools.check.findings import Finding, finding
+from zarr_shardstore.tools.convert.other_keys import in_rounds
+from zarr_shardstore.tools.inspect.find import DOCUMENTS, StoreContents
+from zarr_shardstore.tools.inspect.open_base import BaseStoreHandle
+
+_SAME_IF_EMPTY = ("attributes", "storage_transformers", "dimension_names")
+"""Members that say the same if they are empty, null or missing."""
+
+
+def check_documents(
+    base: BaseStoreHandle, contents: StoreContents, selected: Sequence[str] | None
+) -> tuple[list[Finding], dict[Node, list[Node]]]:
+    """Check the documents of groups, copies of documents, and pairs of formats. Also return the
+    levels of each OME image, by the node of its group."""
+    found: list[Finding] = []
+    levels: dict[Node, list[Node]] = {}
+    stored = {document_key(node): array.doc for node, array in contents.arrays.items()}
+    keys = [key for key in contents.other_keys if key.rpartition("/")[2] in DOCUMENTS]
+    others: dict[str, Mapping[str, Any]] = {}
+    for some in in_rounds(sorted(set(keys))):
+        for key, value in zip(some, base.values(some, check=False), strict=True):
+            read = None if value is None else documents.parse_json(value)
+            if read is not None:
+                others[key] = read
+            elif value is not None:
+                found.append(finding("document", key, "it holds no JSON object"))
+    found += _pairs(contents)
+    for key, doc in others.items():
+        path, _, name = key.rpartition("/")
+        if documents.all_members(doc):
+            found += _copies(key, path, doc, {**stored, **others})
+        if name in ("zarr.json", ".zattrs"):
+            found += _levels(key, path, doc, contents, levels)
+    if selected is not None:
+        found = [f for f in found if f.array is None or f.array in selected]
+    return found, levels
+
+
+def _copies(
+    key: str, path: str, doc: Mapping[str, Any], stored: Mapping[str, Mapping[str, Any]]
+) -> Iterator[Finding]:
+    """Compare the copies in consolidated metadata with the documents themselves."""
+    start, is_v2 = f"{path}/".lstrip("/"), "zarr_consolidated_format" in doc
+    copies = {
+        start + (name if is_v2 else f"{name}/zarr.json"): copy
+        for name, copy in documents.all_members(doc).items()
+    }
+    names = (".zarray", ".zgroup", ".zattrs") if is_v2 else ("zarr.json",)
+    there = {
+        at for at in stored if at.startswith(start) and at.rpartition("/")[2] in names and at != key
+    }
+    for at in sorted(there | copies.keys()):
+        if not stored.get(at) and not copies.get(at):
+            continue  # no attributes, or none of them
+        if at not in copies:
+            text = f"it has no copy of {at!r}"
+        elif at not in there:
+            text = f"it has a copy of {at!r}, which is not there"
+        elif not is_same_document(copies[at], stored[at]):
+            text = f"its copy of {at!r} is another document"
+        else:
+            continue
+        node = documents.node_of_document(at)
+        array = node.path if node is not None else None
+        text += ": consolidate the metadata again"
+        yield finding("consolidated_metadata", key, text, array=array)
+
+
+def is_same_document(one: Any, other: Any) -> bool:
+    """Return whether two documents say the same, however they spell it."""
+    if not isinstance(one, Mapping) or not isinstance(other, Mapping):
+        return documents.is_same_json(one, other)
+    one, other = _plain(one), _plain(other)
+    if documents.is_same_json(one, other):
+        return True
+    try:
+        return bool(_parsed(one) == _parsed(other))
+    except Exception:  # of an extension that is not installed here
+        return False
+
+
+def _plain(doc: Mapping[str, Any]) -> dict[str, Any]:
+    doc = without_notes(doc)
+    ignored = "consolidated_metadata"  # a copy of a group has none, or an empty one
+    return {k: v for k, v in doc.items() if k != ignored and (k not in _SAME_IF_EMPTY or v)}
+
+
+def _parsed(doc: Mapping[str, Any]) -> tuple[str, Any]:
+    """Return the declaration of an array, and the rest of its document as zarr spells it."""
+    found = declaration.find_declaration(doc)
+    how = "" if found is None else repr(found)
+    view = doc if found is None else declaration.strip(doc, found.how)
+    parse: Any = ArrayV2Metadata if doc.get("zarr_format") == 2 else ArrayV3Metadata
+    spelled = parse.from_dict(json.loads(json.dumps({"attributes": {}, **view}))).to_dict()
+    return how, json.dumps(spelled, sort_keys=True, default=str)
+
+
+def _pairs(contents: StoreContents) -> Iterator[Finding]:
+    """Compare the documents of both formats at one path: readers of each see one of them."""
+    for node, array in contents.arrays.items():
+        twin = None if node.hierarchy != "v2" or node.twin is None else node.twin
+        if twin is None or twin not in contents.arrays:
+            continue
+        other = contents.arrays[twin]
+        text = ""
+        if array.geometry is None or other.geometry is None:
+            continue
+        if array.geometry.shape != other.geometry.shape:
+            shapes = list(array.geometry.shape), list(other.geometry.shape)
+            text = f"the shape is {shapes[0]}, in {document_key(twin)!r} it is {shapes[1]}"
+        elif not array.geometry.has_same_chunks(other.geometry):
+            text = f"its chunks, or their keys, are not those of {document_key(twin)!r}"
+        else:
+            text = _other_values(array.doc, other.doc, document_key(twin))
+        if text:
+            yield finding("twin_documents", document_key(node), text, array=node.path)
+
+
+def _other_values(v2: Mapping[str, Any], v3: Mapping[str, Any], key: str) -> str:
+    try:
+        one, other = declaration.find_declaration(v2), declaration.find_declaration(v3)
+        specs = [None if d is None else d.transformers for d in (one, other)]
+        if specs[0] != specs[1]:
+            return f"its storage transformers are not those of {key!r}"
+        view2 = v2 if one is None else declaration.strip(v2, one.how)
+        view3 = v3 if other is None else declaration.strip(v3, other.how)
+        parsed2 = ArrayV2Metadata.from_dict(json.loads(json.dumps(view2)))
+        parsed3 = ArrayV3Metadata.from_dict(json.loads(json.dumps(view3)))
+        dtypes = [p.dtype.to_native_dtype().newbyteorder("=") for p in (parsed2, parsed3)]
+    except Exception:  # of an extension that is not installed here
+        return ""
+    if dtypes[0] != dtypes[1]:
+        return f"the data type is {dtypes[0]}, in {key!r} it is {dtypes[1]}"
+    return ""
+
+
+def _levels(
+    key: str,
+    path: str,
+    doc: Mapping[str, Any],
+    contents: StoreContents,
+    levels: dict[Node, list[Node]],
+) -> Iterator[Finding]:
+    """Find the arrays of the levels of an OME image."""
+    attributes: Any = doc if key.endswith(".zattrs") else doc.get("attributes")
+    if not isinstance(attributes, Mapping):
+        return
+    ome = attributes.get("ome", attributes)
+    images = ome.get("multiscales") if isinstance(ome, Mapping) else None
+    for image in images if isinstance(images, list) else []:
+        datasets = image.get("datasets") if isinstance(image, Mapping) else None
+        for dataset in datasets if isinstance(datasets, list) else []:
+            name = dataset.get("path") if isinstance(dataset, Mapping) else None
+            if not isinstance(name, str):
+                continue
+            at = f"{path}/{name.strip('/')}".strip("/")
+            nodes = [
+                node for h in ("v3", "v2", "draft") if (node := Node(h, at)) in contents.arrays
+            ]
+            if nodes:
+                levels.setdefault(Node("v3", path), []).append(nodes[0])
+            else:
+                text = f"the image names the level {name!r}, and there is no array {at!r}"
+                yield finding("empty_level", key, text, array=at, severity="error")

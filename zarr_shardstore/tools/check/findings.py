@@ -1,0 +1,159 @@
+"""Findings of a check, and the report that has them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal, TypeAlias
+
+from zarr_shardstore.format.keys import Coords
+from zarr_shardstore.tools.inspect.open_base import BaseStoreHandle
+
+Level: TypeAlias = Literal["index", "entries", "decode"]
+LEVELS: tuple[Level, ...] = ("index", "entries", "decode")
+
+Keep: TypeAlias = Literal["salvage", "drop"]
+"""Chunks of a damaged shard that a repair keeps."""
+
+Severity: TypeAlias = Literal["error", "warning", "info"]
+
+Kind: TypeAlias = Literal[
+    # of a shard and its index
+    "torn_index",
+    "index_checksum",
+    "index_form",
+    "entry_out_of_bounds",
+    "entry_overlap",
+    "entry_length",
+    # of a chunk, or of an object
+    "chunk_checksum",
+    "chunk_undecodable",
+    "chunk_size",
+    "unreadable",
+    # of documents
+    "document",
+    "consolidated_metadata",
+    "twin_documents",
+    "consolidated_index",
+    "empty_level",
+    # of other objects
+    "partial_file",
+    "lock_file",
+    "journal",
+    "unfinished_conversion",
+    "outside_grid",
+    "foreign_object",
+    "unknown_key",
+    # no damage
+    "in_use",
+    "unchecked",
+]
+
+_SEVERITIES: dict[Kind, Severity] = {
+    **dict.fromkeys(("consolidated_metadata", "twin_documents", "consolidated_index"), "warning"),
+    **dict.fromkeys(("empty_level", "partial_file", "lock_file", "journal"), "warning"),
+    **dict.fromkeys(("unfinished_conversion", "outside_grid", "foreign_object"), "warning"),
+    **dict.fromkeys(("unknown_key", "in_use", "unchecked"), "info"),
+}
+"""Of the kinds that are no errors."""
+
+_REPAIRABLE: frozenset[Kind] = frozenset(
+    {
+        *("torn_index", "index_checksum", "index_form", "entry_out_of_bounds", "entry_overlap"),
+        *("entry_length", "chunk_checksum", "chunk_undecodable", "chunk_size", "partial_file"),
+        *("lock_file", "journal", "consolidated_index", "outside_grid"),
+    }
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """One contradiction in a store, or one fact that a check has to tell.
+
+    Parameters
+    ----------
+    kind, severity
+        Errors are damages: a read fails or gives wrong values. Warnings are remains and
+        contradictions that harm some readers, or none yet. Facts of severity ``"info"`` are none.
+    key : str
+        Key of the object in the base store.
+    message : str
+        The contradiction, with both numbers.
+    array : str, optional
+        Path of the array.
+    shard : tuple of int, optional
+        Coordinates of the shard in the grid of shards.
+    chunk : tuple of int, optional
+        Coordinates of the chunk in the grid of chunks.
+    byte_range : tuple of int, optional
+        Half-open byte range in the object.
+    repairable : bool
+        Whether a repair can put the object in order, perhaps with the chunk missing then.
+    """
+
+    kind: Kind
+    key: str
+    message: str
+    severity: Severity
+    array: str | None = None
+    shard: Coords | None = None
+    chunk: Coords | None = None
+    byte_range: tuple[int, int] | None = None
+    repairable: bool = False
+
+
+def finding(kind: Kind, key: str, message: str, **more: Any) -> Finding:
+    """Return a finding with the severity of its kind, unless that is given."""
+    severity = more.pop("severity", None) or _SEVERITIES.get(kind, "error")
+    repairable = severity != "info" and kind in _REPAIRABLE
+    return Finding(
+        kind=kind, key=key, message=message, **{"repairable": repairable, **more}, severity=severity
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class CheckReport:
+    """Result of a check.
+
+    Parameters
+    ----------
+    store : str
+        The base store, in words.
+    findings
+        Sorted by key; of each object at most 1,000, the others are in `n_omitted`.
+    n_arrays, n_objects, n_chunks, n_bytes : int
+        Arrays, their objects and chunks that were checked, and the bytes that were read of them.
+    seconds : float
+        Wall time.
+    """
+
+    store: str
+    level: Level
+    findings: tuple[Finding, ...]
+    n_arrays: int = 0
+    n_objects: int = 0
+    n_chunks: int = 0
+    n_bytes: int = 0
+    n_omitted: int = 0
+    seconds: float = 0.0
+    base: BaseStoreHandle | None = field(default=None, repr=False, compare=False)
+    """The base store, for a repair."""
+    paths: tuple[str, ...] | None = field(default=None, repr=False)
+    """The argument `paths` of the check."""
+
+    @property
+    def is_clean(self) -> bool:
+        """True if there is no error and no warning."""
+        return all(found.severity == "info" for found in self.findings)
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Number of findings of each severity."""
+        counted = Counter(found.severity for found in self.findings)
+        return {severity: counted[severity] for severity in ("error", "warning", "info")}
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the report as a JSON object."""
+        names = ("store", "level", "n_arrays", "n_objects", "n_chunks", "n_bytes", "n_omitted")
+        report = {name: getattr(self, name) for name in (*names, "seconds", "is_clean", "counts")}
+        return {**report, "findings": [asdict(found) for found in self.findings]}

@@ -1,0 +1,190 @@
+"""Quarantine of a repair: the originals of objects in the base store, and the way back.
+
+::
+
+    .zarr_shardstore_quarantine/ID/c/0/0.original    all bytes of the object before the repair
+    .zarr_shardstore_quarantine/ID/c/0/0.repaired    digests of it, and of what is there since
+
+Rules:
+
+1. Both are stored, synced on local files, and read back before the object is changed. A repair that
+   is killed leaves each object as it was, or repaired with its original here.
+2. An object is replaced only if it has the bytes that the repair has read: under the lock of a
+   local file, or by the ETag. If a writer was faster it is left.
+3. No store removes under a condition. Where other hosts compare ETags nothing is removed but
+   objects that no program stores twice: temporary files, locks, journals, consolidated indexes.
+4. A shard and its journal are changed under one lock: no writer sees the one without the other.
+5. The lock of a shard undoes a change that a killed writer has begun. The digest of that state is
+   noted, too: it counts as the original if the repair is killed then.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from zarr_shardstore.errors import ShardConflictError, SpecError
+from zarr_shardstore.format.consolidated_index import is_consolidated_index_key
+from zarr_shardstore.format.shard import Bytes
+from zarr_shardstore.io.backends.base import BackendOptions
+from zarr_shardstore.io.backends.local import LocalBackend
+from zarr_shardstore.io.backends.resolve import backend_of
+from zarr_shardstore.io.driver import Driver
+from zarr_shardstore.io.local.files import QUARANTINE, is_side_file
+from zarr_shardstore.io.local.shard_files import JOURNAL_SUFFIX
+from zarr_shardstore.metadata.documents import parse_json
+from zarr_shardstore.shards.requests import (
+    CloseListing,
+    Flow,
+    Get,
+    KeyCursor,
+    ListPage,
+    MapEntry,
+    PlainValue,
+    Request,
+    Set,
+    SetIfNotExists,
+    UpdateShard,
+    ask,
+)
+from zarr_shardstore.shards.rewrite import rewrite_value
+from zarr_shardstore.tools.inspect.open_base import BaseStoreHandle, StoreLike, open_base
+
+_ORIGINAL, _REPAIRED = ".original", ".repaired"
+_KEYS_PER_PAGE = 1024
+
+
+def synced(base: BaseStoreHandle) -> BaseStoreHandle:
+    """Return the same store; what is written into local files survives a loss of power."""
+    if not isinstance(base.backend, LocalBackend):
+        return base
+    backend = backend_of(base.store, BackendOptions(durability="power"))
+    return BaseStoreHandle(base.store, Driver(backend, base.driver.update_flow), base.is_read_only)
+
+
+def put_aside(
+    base: BaseStoreHandle, prefix: str, key: str, original: Bytes, *later: Bytes | None
+) -> None:
+    """Store an original in a quarantine, and digests of it and of later states; read both back."""
+    digests = [_digest(value) for value in later if value is not None]
+    doc = json.dumps({"original": _digest(original), "sha256": digests}).encode()
+    copies = {f"{prefix}{key}{_REPAIRED}": doc, f"{prefix}{key}{_ORIGINAL}": bytes(original)}
+    base.perform([Set(name, value) for name, value in copies.items()])
+    for name, value, stored in zip(copies, copies.values(), base.values(list(copies)), strict=True):
+        if stored is None or stored != value:
+            raise ShardConflictError(f"{name!r} did not come back as it was stored")
+
+
+def exchange(
+    base: BaseStoreHandle,
+    key: str,
+    old: Bytes | None,
+    new: Bytes | None,
+    also: Sequence[Request] = (),
+) -> None:
+    """Replace an object if it still has the old bytes, and then perform requests under its lock;
+    ``None``: no object. Raises `ShardConflictError` if the object has changed; then nothing is
+    stored."""
+
+    def change(found: Bytes | None) -> Bytes | None:
+        if found != old:
+            raise ShardConflictError(f"{key!r} was changed since it was read: check again")
+        return None if new is None else bytes(new)
+
+    def update(_: Any, groups: Any) -> Flow[Sequence[Exception | None]]:
+        outcomes = yield from rewrite_value(value, groups)
+        if also and not any(outcomes):
+            yield [*also]
+        return outcomes
+
+    value = PlainValue(key)
+    driver = Driver(base.backend, update)
+    driver.run(ask([UpdateShard(value, (MapEntry(0, change),))]))
+
+
+def restore_quarantine(store: StoreLike, quarantine: str, *, dry_run: bool = False) -> list[str]:
+    """Put the originals of a repair back, byte for byte, and return their keys.
+
+    Parameters
+    ----------
+    store
+        The store that was repaired.
+    quarantine
+        The prefix that the report of the repair names, or its last part. It stays. Of several
+        repairs restore the latest first; a wrong one raises an error that names all, in their
+        order.
+
+    Raises
+    ------
+    SpecError
+        If there is no such quarantine; the message names those that there are.
+    ShardConflictError
+        If an object was written since the repair, or its original is damaged. All others were put
+        back; remove that object first if its new bytes may go.
+    """
+    base = synced(open_base(store))
+    base.check_writable()
+    there = list(_keys(base, f"{QUARANTINE}/"))
+    name = quarantine.strip("/").removeprefix(f"{QUARANTINE}/")
+    prefix = f"{QUARANTINE}/{name}/"
+    names = (k.removeprefix(prefix) for k in there if k.startswith(prefix) and "/" not in name)
+    keys = sorted(k.removesuffix(_ORIGINAL) for k in names if k.endswith(_ORIGINAL))
+    if not keys:
+        others = sorted({"/".join(k.split("/")[:2]) for k in there})
+        text = f"there is no quarantine {quarantine!r} in {base.describe()}; there are "
+        raise SpecError(text + (", ".join(others) or "none"))
+    shards = sorted({key.removesuffix(JOURNAL_SUFFIX) for key in keys})
+    left = [_restore(base, prefix, key, dry_run=dry_run) for key in shards]
+    if any(left):
+        raise ShardConflictError("; ".join(filter(None, left)) + ": left as it is")
+    return keys
+
+
+def _restore(base: BaseStoreHandle, prefix: str, key: str, *, dry_run: bool) -> str:
+    """Put an object back, with its journal; return the reason if it is left as it is."""
+    names = [key, key + JOURNAL_SUFFIX]
+    at = [f"{prefix}{names[0]}{_ORIGINAL}", f"{prefix}{names[1]}{_ORIGINAL}"]
+    docs = [f"{prefix}{name}{_REPAIRED}" for name in names]
+    original, journal, doc, journal_doc = base.values([*at, *docs])
+    for value, about in ((original, doc), (journal, journal_doc)):
+        noted = (None if about is None else parse_json(about)) or {}
+        if value is not None and noted.get("original") != _digest(value):
+            return f"the original of {key!r} in the quarantine is damaged"
+    raw, raw_journal = base.values(names)
+    if raw == original and journal in (None, raw_journal):
+        return ""
+    if is_side_file(key) or is_consolidated_index_key(key):  # a lock that is taken now must stay
+        kind = SetIfNotExists if is_side_file(key) else Set
+        if not dry_run:
+            base.perform([kind(key, bytes(original or b""))])
+        return ""
+    (found,) = base.perform([Get(key, None, True)])  # without a change that was cut off
+    later = (None if doc is None else parse_json(doc)) or {}
+    is_known = found.value is None or _digest(found.value) in later.get("sha256", ())
+    if not is_known and raw != original:
+        return f"{key!r} was written since the repair"
+    if not dry_run:
+        also = [] if journal is None else [Set(names[1], bytes(journal))]
+        try:
+            exchange(base, key, found.value, original, also)
+        except ShardConflictError:
+            return f"{key!r} is being written"
+    return ""
+
+
+def _digest(value: Bytes) -> str:
+    return hashlib.sha256(value).hexdigest()
+
+
+def _keys(base: BaseStoreHandle, prefix: str) -> Iterator[str]:
+    cursor = KeyCursor(prefix, shows_all=True)
+    try:
+        while True:
+            (page,) = base.perform([ListPage(cursor, _KEYS_PER_PAGE)])
+            yield from page
+            if len(page) < _KEYS_PER_PAGE:
+                return
+    finally:
+        base.perform([CloseListing(cursor)])

@@ -1,0 +1,121 @@
+"""Objects of a store that are no chunks and no documents: remains, what is in use, and the rest."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator, Sequence, Set
+from contextlib import suppress
+from typing import Any
+
+from zarr_shardstore.format.journal import decode_journal
+from zarr_shardstore.io.backends.local import LocalBackend
+from zarr_shardstore.io.local.locks import LOCK_SUFFIX
+from zarr_shardstore.io.local.open_shards import open_shards
+from zarr_shardstore.io.local.shard_files import JOURNAL_SUFFIX
+from zarr_shardstore.tools.check.findings import Finding, finding
+from zarr_shardstore.tools.inspect.conversions import is_locked, unfinished_conversions
+from zarr_shardstore.tools.inspect.open_base import BaseStoreHandle
+
+_PROCESSES = "/proc"
+
+_PAUSE_S = 0.1
+
+_IN_USE = "a writer of this machine uses it"
+
+
+def find_conversions(base: BaseStoreHandle) -> tuple[list[Finding], list[str]]:
+    """Find unfinished conversions; also return the prefixes of values without an array yet."""
+    found: list[Finding] = []
+    prefixes: list[str] = []
+    for each in unfinished_conversions(base):
+        if each.prefix is not None:
+            prefixes.append(each.prefix)
+        if not each.state:
+            found.append(finding("unfinished_conversion", each.key, each.text))
+        elif each.is_running:
+            found.append(finding("in_use", each.key, each.text, array=each.path))
+        else:
+            severity = "warning" if each.state == "staging" else "error"
+            more = {"array": each.path, "severity": severity}
+            found.append(finding("unfinished_conversion", each.key, each.text, **more))
+    return found, prefixes
+
+
+def check_side_files(base: BaseStoreHandle, keys: Sequence[str]) -> Iterator[Finding]:
+    """Tell temporary files, locks and journals that a writer uses now from those of killed ones.
+
+    A file that stays the same while all processes are asked for their open files, and that none of
+    them has open, is used by no process of this machine.
+    """
+    before = [_state(base, key) for key in keys]
+    there = {key: state for key, state in zip(keys, before, strict=True) if state is not None}
+    opened = _open_files() if there else set()
+    found = {key: _of_side_file(base, key, opened) for key in there}
+    if any(each.kind != "in_use" for each in found.values()):
+        time.sleep(_PAUSE_S)  # a temporary file is renamed after it was closed
+    for key, each in found.items():
+        now = _state(base, key)
+        if now == there[key]:
+            yield each
+        elif now is not None:
+            yield finding("in_use", key, _IN_USE)
+
+
+def _state(base: BaseStoreHandle, key: str) -> Any:
+    if not isinstance(base.backend, LocalBackend):
+        return base.sizes([key])[0]
+    try:
+        status = os.stat(base.backend.path_of(key))
+    except OSError:
+        return None
+    return status.st_ino, status.st_ctime_ns
+
+
+def _of_side_file(base: BaseStoreHandle, key: str, opened: Set[str]) -> Finding:
+    shard = key.removesuffix(LOCK_SUFFIX).removesuffix(JOURNAL_SUFFIX)
+    if _is_used(base, key, shard, opened):
+        return finding("in_use", key, _IN_USE)
+    if key.endswith(LOCK_SUFFIX):
+        return finding("lock_file", key, "a lock that no process of this machine has")
+    if not key.endswith(JOURNAL_SUFFIX):
+        text = "a temporary file that no process of this machine has open"
+        return finding("partial_file", key, text)
+    (value,) = base.values([key], check=False)
+    journal = None if value is None else decode_journal(bytes(value))
+    text = "its writer was killed; the shard is whole, and the next write or compact seals it"
+    if journal is not None and journal.record is not None:
+        text = "a change was cut off: readers of this package undo it, others may see half"
+    return finding("journal", key, text)
+
+
+def _is_used(base: BaseStoreHandle, key: str, shard: str, opened: Set[str]) -> bool:
+    backend = base.backend
+    if not isinstance(backend, LocalBackend):
+        return False
+    path = backend.real_root + shard
+    if path in open_shards.files or path in open_shards.replaced:
+        return True
+    if is_locked(base, shard + LOCK_SUFFIX):
+        return True
+    if os.path.realpath(backend.path_of(key)) in opened:
+        return True
+    # A writer of many shards closes the files of the oldest, and keeps their journals. A temporary
+    # file is closed under the lock of its shard, which is in the same directory.
+    suffix, above = JOURNAL_SUFFIX, backend.real_root
+    if key == shard:
+        suffix, above = LOCK_SUFFIX, os.path.dirname(path) + os.sep
+    return any(name.endswith(suffix) and name.startswith(above) for name in opened)
+
+
+def _open_files() -> set[str]:
+    """Return the paths of files that processes of this user have open, where the system tells."""
+    found: set[str] = set()
+    with suppress(OSError):
+        for process in filter(str.isdigit, os.listdir(_PROCESSES)):
+            with suppress(OSError):
+                directory = f"{_PROCESSES}/{process}/fd"
+                for fd in os.listdir(directory):
+                    with suppress(OSError):
+                        found.add(os.readlink(f"{directory}/{fd}"))
+    return found

@@ -1,0 +1,443 @@
+"""Repair of a store: of each damaged shard the whole chunks stay, and the original is put aside."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Sequence, Set
+from contextlib import nullcontext, suppress
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from typing import Any, Literal, TypeAlias
+
+from zarr_shardstore.errors import ShardStoreError, SpecError
+from zarr_shardstore.format.consolidated_index import (
+    CONSOLIDATED_INDEX_NAME,
+    declares_consolidated_index,
+)
+from zarr_shardstore.format.journal import decode_journal, find_repair
+from zarr_shardstore.format.keys import Coords
+from zarr_shardstore.format.layout import ShardRef
+from zarr_shardstore.format.shard import Bytes, EntryOrder, build_shard
+from zarr_shardstore.io.backends.local import LocalBackend
+from zarr_shardstore.io.local.files import QUARANTINE, is_side_file
+from zarr_shardstore.io.local.locks import LOCK_SUFFIX
+from zarr_shardstore.io.local.shard_files import JOURNAL_SUFFIX
+from zarr_shardstore.metadata.documents import Node
+from zarr_shardstore.shards.requests import Delete, Get
+from zarr_shardstore.shards.stack import Crc32cTransformer, ValueTransformer
+from zarr_shardstore.store.sharding_mapping import ShardingMapping
+from zarr_shardstore.tools.check.check_store import check_store
+from zarr_shardstore.tools.check.findings import CheckReport, Finding, Keep
+from zarr_shardstore.tools.check.quarantine import exchange, put_aside, synced
+from zarr_shardstore.tools.check.remains import check_side_files
+from zarr_shardstore.tools.check.replica import Replica
+from zarr_shardstore.tools.check.salvage.orders import advice, order_of_others
+from zarr_shardstore.tools.check.salvage.salvage import salvage
+from zarr_shardstore.tools.check.shards import (
+    ArrayChecker,
+    CheckResult,
+    coords_of_entry,
+    is_version_of,
+)
+from zarr_shardstore.tools.inspect.find import find_contents
+from zarr_shardstore.tools.inspect.open_base import BaseStoreHandle, StoreLike
+
+Did: TypeAlias = Literal["rewritten", "removed", "left"]
+
+
+@dataclass(frozen=True, slots=True)
+class RepairAction:
+    """Repair of one object.
+
+    Parameters
+    ----------
+    did
+        ``"left"``: the object was not changed; `message` has the reason.
+    n_kept, n_fetched : int
+        Chunks of the shard that are whole, and chunks that come from the replica.
+    lost : tuple of tuple of int
+        Coordinates of the chunks that cannot be recovered. Without a valid index all others of the
+        shard: nothing says whether they were stored.
+    n_unnamed : int
+        Chunks that seem whole, and of which nothing says which of the lost ones they are.
+    array, order : str, optional
+        Path of the array with unnamed chunks, and the order of all its other shards. As `order` of
+        `repair_store` it names them: rightly, if the shard was full, and written as the others.
+    """
+
+    key: str
+    did: Did
+    message: str
+    n_kept: int = 0
+    n_fetched: int = 0
+    lost: tuple[Coords, ...] = ()
+    n_unnamed: int = 0
+    array: str | None = None
+    order: EntryOrder | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RepairReport:
+    """Result of a repair.
+
+    Parameters
+    ----------
+    quarantine : str
+        Prefix of the originals in the base store, empty if no object was changed.
+        `restore_quarantine` puts them back.
+    check : CheckReport, optional
+        The check after the repair, at the level of the one before; ``None`` after a dry run.
+    """
+
+    store: str
+    quarantine: str
+    actions: tuple[RepairAction, ...]
+    dry_run: bool
+    check: CheckReport | None = field(default=None, repr=False)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the report as a JSON object."""
+        names = ("store", "quarantine", "dry_run")
+        report = {name: getattr(self, name) for name in names}
+        check = None if self.check is None else self.check.as_dict()
+        return {**report, "actions": [asdict(each) for each in self.actions], "check": check}
+
+
+def repair_store(
+    report: CheckReport,
+    *,
+    keep: Keep = "salvage",
+    source: StoreLike | None = None,
+    order: EntryOrder | None = None,
+    dry_run: bool = True,
+) -> RepairReport:
+    """Repair the objects that a check has found damaged.
+
+    Parameters
+    ----------
+    report
+        Of `check_store`, in this process.
+    keep
+        ``"salvage"``: each whole chunk stays of which something proves the key: a valid index, the
+        checksum or single entries of a damaged one, or an older index, with older values. A shard
+        without such a chunk is left. ``"drop"``: without a valid index all chunks of a shard become
+        missing.
+    source
+        A replica, for chunks that are lost: any store that `ShardingStore` wraps, sharded in any
+        way or not. It counts where an array of the same path has the same shape, chunk shape and
+        data type. Chunks of other codecs are encoded again. Each is decoded before it is stored.
+    order
+        A statement about the shards whose index is lost: each had all chunks of its grid, written
+        in this order. It puts chunks under wrong keys if it is not true: look at the values then.
+        zarr-python, conversions and writes of whole shards take ``"morton"`` unless you chose
+        another one, tensorstore and zarrs ``"C"``; actions tell the order of the other shards.
+    dry_run
+        Tell what would be done, and write nothing.
+
+    Returns
+    -------
+    RepairReport
+
+    Raises
+    ------
+    SpecError
+        If an argument is not valid.
+    ReadOnlyError
+        If the store cannot be written.
+
+    Notes
+    -----
+    Each original is in the quarantine, read back and compared, before its object is changed. An
+    object that was written since it was checked is left as it is, and so is an object other than a
+    shard where removals have no condition, as on S3. Memory: some copies of the largest shard.
+    """
+    if keep not in ("salvage", "drop"):
+        raise SpecError(f"keep is 'salvage' or 'drop', got {keep!r}")
+    if order not in (None, "C", "F", "morton"):
+        raise SpecError(f"order is 'C', 'F' or 'morton', got {order!r}")
+    if report.base is None:
+        raise SpecError("the report has no store: take one that check_store has returned")
+    base = synced(report.base)
+    if not dry_run:
+        base.check_writable()
+        base.check_replaceable()
+    name = f"{datetime.now(UTC):%Y%m%dT%H%M%S.%fZ}-{uuid.uuid4().hex[:8]}"
+    replica = None if source is None else Replica(source)
+    run = _Repair(base, f"{QUARANTINE}/{name}/", keep, replica, order, dry_run)
+    by_key: dict[str, list[Finding]] = {}
+    for found in report.findings:
+        if found.severity != "info" and found.kind != "consolidated_index":
+            key = found.key.removesuffix(JOURNAL_SUFFIX) if found.kind == "journal" else found.key
+            by_key.setdefault(key, []).append(found)
+    actions = [run.repair(key, found) for key, found in by_key.items()]
+    actions += run.consolidate(report.findings, {a.key for a in actions if a.did != "left"})
+    check = None if dry_run else check_store(base, report.paths, level=report.level)  # type: ignore[arg-type]
+    is_changed = not dry_run and any(action.did != "left" for action in actions)
+    quarantine = run.prefix.rstrip("/") if is_changed else ""
+    return RepairReport(report.store, quarantine, tuple(actions), dry_run, check)
+
+
+class _Repair:
+    """One repair: its quarantine, and the checkers of the arrays."""
+
+    def __init__(
+        self,
+        base: BaseStoreHandle,
+        prefix: str,
+        keep: Keep,
+        replica: Replica | None,
+        order: EntryOrder | None,
+        dry_run: bool,
+    ) -> None:
+        self.base, self.prefix, self.keep, self.dry_run = base, prefix, keep, dry_run
+        self.replica, self.order = replica, order
+        self.has_conditions = base.backend.optimistic() is not None
+        arrays = base.run(find_contents()).arrays.items()
+        self._docs = {node: found.doc for node, found in arrays}
+        self._checkers: dict[Node, ArrayChecker | None] = {}
+        self._orders: dict[str, tuple[int, EntryOrder | None]] = {}
+
+    def repair(self, key: str, found: Sequence[Finding]) -> RepairAction:
+        """Repair one object, or tell why not."""
+        kinds = {each.kind for each in found if each.repairable}
+        try:
+            if kinds & {"partial_file", "lock_file"}:
+                return self._remove_side_file(key)
+            checkers = self._checkers_of(key)
+            if kinds == {"outside_grid"} and not checkers:
+                return self._exchange(key, None, "it lies outside the grid of its array")
+            if kinds and kinds != {"outside_grid"}:
+                return self._repair_chunks(key, checkers, has_journal="journal" in kinds)
+        except Exception as error:  # of any client
+            return RepairAction(key, "left", f"{type(error).__name__}: {error}")
+        names = sorted({each.kind.replace("_", " ") for each in found})
+        return RepairAction(key, "left", f"no repair is known for {', '.join(names)}")
+
+    def _checkers_of(self, key: str) -> list[ArrayChecker]:
+        """Return the checkers of the arrays that an object belongs to: one, or those of a pair of
+        documents in two formats."""
+        found = []
+        for node, doc in self._docs.items():
+            if key.startswith(node.chunk_prefix):
+                if node not in self._checkers:
+                    self._checkers[node] = None
+                    with suppress(ShardStoreError):
+                        self._checkers[node] = ArrayChecker(node, doc, "decode")
+                checker = self._checkers[node]
+                if checker is not None and checker.grid.coords_of(key) is not None:
+                    found.append(checker)
+        return found
+
+    def _repair_chunks(
+        self, key: str, checkers: Sequence[ArrayChecker], *, has_journal: bool
+    ) -> RepairAction:
+        if not checkers:
+            return RepairAction(key, "left", "its array is not known here")
+        checker, *twins = checkers
+        if any(twin.grid.layout != checker.grid.layout for twin in twins):
+            return RepairAction(key, "left", "the documents of its array contradict each other")
+        if checker.grid.layout is None:
+            old, result = self._read(key), CheckResult()  # in this order: a later write counts
+            checker.check_values(self.base, [key], result)
+            if old is None or not result.findings:
+                return RepairAction(key, "left", "it is whole or missing now")
+            return self._replace_value(checker, key, old, result.findings[0].message)
+        shard = checker.grid.layout.shard_of_key(key)
+        below = checker.grid.below
+        if shard is None or not all(isinstance(each, ValueTransformer) for each in below):
+            return RepairAction(key, "left", "a transformer gives its shard another key")
+        if checker.unchecked:
+            return RepairAction(key, "left", checker.unchecked)
+        if shard.is_adopted:
+            text = "it is an adopted file: undo the adoption, and adopt it again"
+            return RepairAction(key, "left", text)
+        old = self._read(key)
+        if old is None:
+            return self._exchange(key, None, "its journal has no shard", old)
+        now = CheckResult()
+        checker.check_shards(self.base, [key], now, None)
+        if not now.findings and not has_journal:
+            return RepairAction(key, "left", "it is whole now")
+        data: Bytes = old
+        if not isinstance(self.base.backend, LocalBackend):  # which has read it by the journal
+            data = _without_cut_change(old, *self.base.values([key + JOURNAL_SUFFIX], check=False))
+        text = ""
+        for each in reversed(below):
+            try:
+                data = each.decode(key, data)  # type: ignore[attr-defined]
+            except ShardStoreError:
+                if type(each) is not Crc32cTransformer:
+                    raise
+                data = memoryview(data)[:-4]
+                text = "the checksum of the shard is wrong: chunks without their own may differ; "
+        return self._rewrite(checker, shard, key, old, memoryview(data), text)
+
+    def _replace_value(
+        self, checker: ArrayChecker, key: str, old: Bytes, text: str
+    ) -> RepairAction:
+        """Store the chunk of the replica instead of one without a shard, or drop it."""
+        coords, new = checker.grid.array.coords_of(key), None
+        below = checker.grid.below
+        is_same_key = coords is not None and all(isinstance(t, ValueTransformer) for t in below)
+        if self.replica is not None and coords is not None and is_same_key:
+            new = self.replica.chunk(checker, key, coords)
+        if new is not None:
+            for each in below:
+                new = each.encode(key, new)  # type: ignore[attr-defined]
+            return self._exchange(key, new, text, old, n_fetched=1)
+        lost = () if coords is None else (coords,)
+        if self.keep == "salvage":
+            return RepairAction(key, "left", f"{text}: no chunk can be recovered", lost=lost)
+        return self._exchange(key, None, text, old, lost=lost)
+
+    def _rewrite(
+        self,
+        checker: ArrayChecker,
+        shard: ShardRef,
+        key: str,
+        old: Bytes,
+        data: memoryview,
+        text: str,
+    ) -> RepairAction:
+        guesses = self.keep == "salvage"
+        copies = self._copies(checker, shard)
+        kept = salvage(checker, shard, data, guesses=guesses, order=self.order, **copies)
+        n_kept = len(kept.entries)
+        for i in kept.lost if self.replica is not None else ():
+            coords = coords_of_entry(shard, i)
+            fetched = self.replica.chunk(checker, shard.chunk_key(i), coords)  # type: ignore[union-attr]
+            if fetched is not None:
+                kept.entries[i] = memoryview(fetched)
+        n_fetched = len(kept.entries) - n_kept
+        lost = tuple(coords_of_entry(shard, i) for i in kept.lost if i not in kept.entries)
+        text += kept.text
+        more: dict[str, Any] = {"n_kept": n_kept, "n_fetched": n_fetched, "lost": lost}
+        is_left = not kept.entries and self.keep == "salvage"  # fill values would hide the damage
+        text += ": no chunk can be recovered" * is_left
+        if lost and kept.n_unnamed:
+            n_others, order = self._order_of_others(checker)
+            text += f"; {advice(kept.n_unnamed, n_others, order)}"
+            more |= {"n_unnamed": kept.n_unnamed, "array": checker.path, "order": order}
+        if is_left:
+            return RepairAction(key, "left", text, **more)
+        new: Bytes | None = None
+        if kept.entries or self.has_conditions:  # a shard without entries says the same as none
+            new = build_shard(kept.entries, shard.layout.spec, "morton")
+            for each in checker.grid.below:
+                new = each.encode(key, new)  # type: ignore[attr-defined]
+        return self._exchange(key, new, text, old, **more)
+
+    def _copies(self, checker: ArrayChecker, shard: ShardRef) -> dict[str, Any]:
+        """Return the index of a shard that the consolidated index has, for `salvage`."""
+        node = checker.grid.array.node
+        if not declares_consolidated_index(self._docs[node]):
+            return {}
+        copies = checker.copies(self.base, node.chunk_prefix + CONSOLIDATED_INDEX_NAME)
+        copy = None if copies is None else copies.find(shard.key[len(shard.layout.prefix) :])
+        (found,) = checker.read_indexes(self.base, [shard], consistent=True)
+        if copy is None or isinstance(found, Exception):
+            return {}
+        is_current = found.size == copy.size and is_version_of(self.base, shard.key, copy, found)
+        return {"copy": copy, "is_current": is_current is True}
+
+    def _order_of_others(self, checker: ArrayChecker) -> tuple[int, EntryOrder | None]:
+        if checker.path not in self._orders:
+            self._orders[checker.path] = order_of_others(self.base, checker)
+        return self._orders[checker.path]
+
+    def _read(self, key: str) -> Bytes | None:
+        value: Bytes | None = self.base.perform([Get(key, None, True)])[0].value
+        return value
+
+    def _exchange(
+        self, key: str, new: Bytes | None, message: str, old: Bytes | None = None, **more: Any
+    ) -> RepairAction:
+        """Put an object into the quarantine, and then another in its place.
+
+        A journal is put there with its shard: the writer that locks the shard undoes its change.
+        """
+        names = [key, key + JOURNAL_SUFFIX, key + LOCK_SUFFIX]
+        old = self._read(key) if old is None else old
+        raw, journal, lock = self.base.values(names, check=False)
+        if old is None and (raw is not None or journal is None):
+            return RepairAction(key, "left", "it is missing now, or being written: check again")
+        if new is None and old is not None and self.has_conditions:
+            text = "this store removes nothing under a condition: remove it if no program writes it"
+            return RepairAction(key, "left", f"{message}; {text}")
+        action = RepairAction(key, "removed" if new is None else "rewritten", message, **more)
+        if self.dry_run:
+            return action
+        if old is not None:
+            if raw is None or (journal is None and raw != old):
+                return RepairAction(key, "left", "it is being written: check again")
+            put_aside(self.base, self.prefix, key, raw, new, old)
+        for name, value in ((names[1], journal), (names[2], lock)):
+            if value is not None:  # it goes with the shard
+                put_aside(self.base, self.prefix, name, value)
+        exchange(self.base, key, old, new, [] if journal is None else [Delete(names[1])])
+        return action
+
+    def _remove_side_file(self, key: str) -> RepairAction:
+        """Move a file that no process uses to the quarantine."""
+        (found,) = [*check_side_files(self.base, [key]), None][:1]
+        if found is None or found.kind == "in_use":
+            return RepairAction(key, "left", "a writer uses it, or has removed it")
+        if not is_side_file(key):  # of another program, which may store it again
+            return self._exchange(key, None, found.message)
+        shard = key.removesuffix(LOCK_SUFFIX)
+        value, journal = self.base.values([key, shard + JOURNAL_SUFFIX], check=False)
+        if journal is not None and shard != key:
+            return RepairAction(key, "left", "it goes with the journal of its shard")
+        if not self.dry_run:
+            put_aside(self.base, self.prefix, key, value or b"")
+            lock = self.base.backend.lock(shard) if shard != key else None
+            with nullcontext() if lock is None else lock:  # the last process removes its file
+                if lock is None:
+                    self.base.perform([Delete(key)])
+        return RepairAction(key, "removed", found.message)
+
+    # ----------------------------------------------------------- consolidated indexes
+
+    def consolidate(self, found: Sequence[Finding], changed: Set[str]) -> list[RepairAction]:
+        """Make the stale consolidated indexes anew, also of the shards that were changed."""
+        stale = [each for each in found if each.kind == "consolidated_index" and each.repairable]
+        keys = {each.key for each in stale} | changed
+        actions = []
+        for node, doc in self._docs.items():
+            if declares_consolidated_index(doc):
+                key = node.chunk_prefix + CONSOLIDATED_INDEX_NAME
+                if any(each.startswith(node.chunk_prefix) for each in keys):
+                    actions.append(self._consolidate(key, node.path))
+        known = {action.key for action in actions}
+        other = [f.key for f in stale if f.array is None and f.key not in known]
+        return actions + [self._consolidate(key, None) for key in other]
+
+    def _consolidate(self, key: str, path: str | None) -> RepairAction:
+        """Store a consolidated index anew, or remove it. It is a copy, which readers take only for
+        shards that have not changed since: no write of another program is lost with it."""
+        (raw,) = self.base.values([key], check=False)
+        if raw is None:
+            return RepairAction(key, "left", "there is none: consolidate again")
+        made = path is not None
+        if not self.dry_run:
+            put_aside(self.base, self.prefix, key, raw)
+            made = False
+            if path is not None:
+                with suppress(ShardStoreError):  # a store without versions, or no shard is left
+                    made = path in ShardingMapping(self.base.store).consolidate_index(path)
+            if not made:
+                self.base.perform([Delete(key)])
+        text = "it is a copy of the indexes of the shards, and was stale"
+        return RepairAction(key, "rewritten" if made else "removed", text)
+
+
+def _without_cut_change(data: Bytes, stored: Bytes | None) -> Bytes:
+    """Undo a change of a shard that was copied together with its journal."""
+    journal = None if stored is None else decode_journal(bytes(stored))
+    found = find_repair(journal, len(data), lambda at, n: bytes(data[at : at + n]))
+    if found is None:
+        return data
+    whole = bytearray(data)
+    for offset, piece in found.writes:
+        whole[offset : offset + len(piece)] = piece
+    return bytes(whole[: found.size])

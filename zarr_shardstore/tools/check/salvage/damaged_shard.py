@@ -1,0 +1,251 @@
+"""A damaged shard: its bytes, and the frames that are found in them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from zarr_shardstore.format.layout import ShardRef
+from zarr_shardstore.format.shard import (
+    CHECKSUM_NBYTES,
+    ENTRY_NBYTES,
+    MISSING,
+    ShardIndex,
+    ShardingSpec,
+)
+from zarr_shardstore.shards.stack import Crc32cTransformer
+from zarr_shardstore.tools.check.salvage.frames import (
+    FRAME_CODECS,
+    can_search,
+    frame_ends,
+    next_frame,
+)
+from zarr_shardstore.tools.check.shards import ArrayChecker
+
+_PROVING = FRAME_CODECS | {"crc32c", "crc32", "adler32", "fletcher32", "jenkins_lookup3"}
+"""Codecs that refuse other bytes than those that they have encoded, nearly always."""
+
+_MAX_MISSES = 1 << 12
+"""Places that look like the begin of a frame, and are none."""
+
+Fields: TypeAlias = npt.NDArray[np.uint64]
+"""Offset and size of entries, as in an index."""
+
+Place: TypeAlias = tuple[int, int]
+"""Half-open byte range in the shard."""
+
+
+@dataclass(slots=True)
+class Salvage:
+    """Result for one shard."""
+
+    entries: dict[int, memoryview] = field(default_factory=dict)
+    lost: list[int] = field(default_factory=list)
+    """Entries that an index names, and whose chunk is not whole. Without a valid index also those
+    of which nothing says whether there were chunks."""
+    has_index: bool = True
+    """Whether a valid index says which chunks there were."""
+    text: str = "its index is valid"
+    """Where the entries come from."""
+    n_unnamed: int = 0
+    """Chunks that seem whole, and of which nothing says which ones they are."""
+
+
+class DamagedShard:
+    """One shard and its bytes. Pure but for the decoding of chunks."""
+
+    def __init__(self, checker: ArrayChecker, shard: ShardRef, data: memoryview) -> None:
+        self.checker, self.shard, self.data = checker, shard, data
+        self.spec, self.exact = shard.layout.spec, checker.exact_nbytes
+        self.n, self.at_end = self.spec.n_entries, self.spec.index.location == "end"
+        names = [name.removeprefix("numcodecs.") for name in checker.codecs or ()]
+        above = [type(each) is Crc32cTransformer for each in checker.above]
+        self.is_proving = not _PROVING.isdisjoint(names) or any(above)
+        n_outer = len(above)
+        while names and names[-1] == "crc32c":
+            names.pop()
+            n_outer += 1
+        self._tail_nbytes = CHECKSUM_NBYTES * n_outer if all(above) else None
+        self.codec = names[-1] if names else ""
+        self._header_nbytes = checker.nbytes if len(names) == 1 else None
+
+    @property
+    def first(self) -> int:
+        """Offset at which the data begin."""
+        return 0 if self.at_end else self.spec.index_nbytes
+
+    @property
+    def index_start(self) -> int:
+        """Offset at which the index is, unless bytes are gone; negative if the shard is shorter."""
+        return len(self.data) - self.spec.index_nbytes if self.at_end else 0
+
+    @property
+    def data_stop(self) -> int:
+        """Offset at which the data end, with a gap, unless bytes are gone."""
+        return self.index_start if self.at_end else len(self.data)
+
+    def is_whole(self, key: str, start: int, nbytes: int) -> bool:
+        """Whether the bytes of a place are a chunk, or may be one if nothing shows damage."""
+        if self.exact not in (None, nbytes) or not 0 <= start <= start + nbytes <= len(self.data):
+            return False
+        return self.checker.problem_of(key, self.data[start : start + nbytes]) is None
+
+    def fields_at(self, start: int, n: int) -> Fields:
+        body = self.data[start : start + n * ENTRY_NBYTES]
+        fields = np.frombuffer(body, f"{self.spec.index.byte_order}u8").reshape(-1, 2)
+        return fields.astype(np.uint64)
+
+    def is_possible(self, fields: Fields, data_stop: int) -> npt.NDArray[np.bool_]:
+        """Whether each entry lies in the data, and has a length that chunks may have."""
+        offsets, nbytes = fields.T
+        stop = np.uint64(data_stop)
+        is_length = nbytes == self.exact if self.exact is not None else nbytes > 0
+        in_data = (nbytes <= stop) & (offsets >= self.first)
+        found: npt.NDArray[np.bool_] = (
+            is_length & in_data & (offsets <= stop - np.minimum(nbytes, stop))
+        )
+        return found
+
+    # --------------------------------------------------------------------------- frames
+
+    @cached_property
+    def frames(self) -> list[Place]:
+        """Places of the frames that decode, ascending; of raw chunks if these fill the data."""
+        if self.exact and not self.is_proving:
+            n_frames, rest = divmod(self.data_stop - self.first, self.exact)
+            if rest or n_frames > self.n:
+                return []
+            starts = [self.first + i * self.exact for i in range(n_frames)]
+            return [(start, start + self.exact) for start in starts]
+        return self._frames_and_misses[0]
+
+    def has_all_frames(self, stop: int) -> bool:
+        """Whether no frame in front of `stop` is hidden: behind other bytes none is found, if the
+        codec does not show where one begins."""
+        frames, misses = self._frames_and_misses
+        if can_search(self.codec, self._header_nbytes):
+            return misses < _MAX_MISSES
+        end = frames[-1][1] if frames else self.first
+        return self._is_blank(end, stop)
+
+    def _is_blank(self, start: int, stop: int) -> bool:
+        return not np.frombuffer(self.data[start : max(start, stop)], np.uint8).any()
+
+    @cached_property
+    def _frames_and_misses(self) -> tuple[list[Place], int]:
+        found: list[Place] = []
+        misses, at = 0, self.first
+        while 0 <= at < len(self.data) and misses < _MAX_MISSES:
+            end = next((end for end in self.ends(at) if self.is_whole("", at, end - at)), None)
+            if end is None:
+                misses += 1
+                new = next_frame(self.codec, self.data, at + 1, self._header_nbytes)
+                at = -1 if new is None else new
+            else:
+                found.append((at, end))
+                at = end
+        return found, misses
+
+    def ends(self, start: int) -> Iterator[int]:
+        """Yield the offsets at which a frame from `start` may end."""
+        if not self.is_proving or self._tail_nbytes is None:
+            return
+        if not self.codec and self.exact is not None:
+            yield start + self.exact
+        elif self.codec in FRAME_CODECS:
+            tail = self._tail_nbytes
+            yield from frame_ends(self.codec, self.data, start, self._header_nbytes, tail)
+            if self.codec == "lz4" and self.at_end:
+                yield self.index_start
+
+    def frames_of(self, fields: Fields) -> npt.NDArray[np.intp]:
+        """Return the number of the frame that each entry names; -1: none."""
+        if not self.frames:
+            return np.full(len(fields), -1)
+        places = np.array(self.frames, dtype=np.uint64)
+        at = np.searchsorted(places[:, 0], fields[:, 0]) % len(places)
+        is_named = (places[at, 0] == fields[:, 0]) & (places[at, 1] - places[at, 0] == fields[:, 1])
+        return np.where(is_named, at, -1)
+
+    # ------------------------------------------------------------------- whole indexes
+
+    def is_in_place(self, fields: Fields) -> bool:
+        """Whether an index at the end of the file begins where the data end, as far as it tells.
+
+        If bytes were taken out of an index, or put in, its entries are those of other chunks.
+        """
+        size = self.data_stop
+        is_possible = self.is_possible(fields, size) | (fields == MISSING).all(axis=1)
+        if not self.at_end or (self.frames and self.frames[-1][1] > size):
+            return not self.at_end
+        if is_possible.all() and not self.spec.index.checksum:
+            end = self.frames[-1][1] if self.frames else size + 1
+            n = (size - end) // ENTRY_NBYTES  # entries that may have been in front of these
+            before = self.fields_at(end, max(0, n))
+            is_possible = self.is_possible(before, size) | (before == MISSING).all(axis=1)
+            if (size - end) % ENTRY_NBYTES or not is_possible.all():
+                return True
+        n_present = np.count_nonzero((fields != MISSING).any(axis=1))
+        return (self.exact or 0) * n_present == size or self.begins_at(size, fields)
+
+    def begins_at(self, start: int, fields: Fields) -> bool:
+        """Whether the chunks that an index at `start` names, or frames, or a gap, end there."""
+        possible = self.is_possible(fields, start)
+        end = int(fields[possible].sum(axis=1).max(initial=0))
+        is_first = bool(possible[0] or (fields[0] == MISSING).all())
+        if end == start or any(stop == start for _, stop in self.frames):
+            # The end of the last frame of lz4 is not known: it may begin here.
+            return bool(possible.any()) and (is_first or self.codec != "lz4")
+        return start - end >= ENTRY_NBYTES and self._is_blank(end, start) and is_first
+
+    def through(
+        self, index: ShardIndex, spec: ShardingSpec, *, without: Collection[int] = ()
+    ) -> Salvage:
+        """Return the whole chunks that an index names. Without a checksum two entries with the same
+        bytes are damaged."""
+        found = Salvage()
+        bad = set(index.damaged_ids(len(self.data), spec).tolist())
+        ids = np.setdiff1d(index.present_ids(), list(without))
+        ids = ids[np.lexsort((ids, index.fields[ids, 0]))]
+        last = reached = -1
+        for i, key in zip(ids.tolist(), self.shard.chunk_keys(ids), strict=True):
+            start, nbytes = index.fields[i].tolist()
+            if i in bad or not self.is_whole(key, start, nbytes):
+                found.lost.append(i)
+                continue
+            if nbytes and start < reached and not spec.index.checksum:
+                found.entries.pop(last, None)
+                found.lost += [i, last]
+            else:
+                found.entries[i] = self.data[start : start + nbytes]
+            if nbytes and start + nbytes >= reached:
+                last, reached = i, start + nbytes
+        found.lost = sorted(set(found.lost))
+        return found
+
+    def add_moved(self, found: Salvage, index: ShardIndex, spec: ShardingSpec) -> None:
+        """Add the chunks behind bytes that were put in or taken out: they are moved by as much as
+        the data are longer or shorter than the entries of a right index, which filled them."""
+        first = spec.index_nbytes if spec.index.location == "start" else 0
+        places = {i: tuple(index.fields[i].tolist()) for i in index.present_ids().tolist()}
+        end = max((start + nbytes for start, nbytes in places.values()), default=0)
+        n_more = len(self.data) - (spec.index_nbytes - first) - end
+        is_packed = first + sum(nbytes for _, nbytes in places.values()) == end
+        sizes = {nbytes for _, nbytes in places.values()}
+        is_other_frame = len(sizes) == 1 and n_more % sizes.pop() == 0
+        if not (n_more and self.is_proving and is_packed) or is_other_frame:
+            return
+        reached = max((sum(places[i]) for i in found.entries), default=first)
+        starts = {start for start, _ in places.values()}
+        for i in list(found.lost):
+            start, nbytes = places[i][0] + n_more, places[i][1]
+            is_free = start not in starts and (start >= reached or not found.entries)
+            if is_free and self.is_whole(self.shard.chunk_key(i), start, nbytes):
+                found.entries[i] = self.data[start : start + nbytes]
+                found.lost.remove(i)
+                found.text = "its index is valid; bytes before some chunks were put in or taken out"

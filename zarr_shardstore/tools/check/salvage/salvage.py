@@ -1,0 +1,157 @@
+"""Salvage of one shard: the kinds of evidence, one after another."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import islice
+
+from zarr_shardstore.format.consolidated_index import IndexCopy
+from zarr_shardstore.format.layout import ShardRef
+from zarr_shardstore.format.shard import (
+    CHECKSUM_NBYTES,
+    EntryOrder,
+    IndexDamageError,
+    ShardIndex,
+    ShardingSpec,
+    index_of_shard,
+)
+from zarr_shardstore.tools.check.salvage.corrected import corrected_index
+from zarr_shardstore.tools.check.salvage.damaged_shard import DamagedShard, Salvage
+from zarr_shardstore.tools.check.salvage.entries import named_by, named_by_cut_index
+from zarr_shardstore.tools.check.salvage.older_indexes import older_indexes
+from zarr_shardstore.tools.check.salvage.orders import named_by_order
+from zarr_shardstore.tools.check.shards import ArrayChecker, specs_of_index
+
+_MAX_LOST = 1 << 16
+"""Entries of a shard that is shorter than one byte for each: all of these may be named as lost."""
+
+_MAX_OLDER = 16
+"""Older indexes of one shard; each is in front of more data than all before it."""
+
+
+def salvage(
+    checker: ArrayChecker,
+    shard: ShardRef,
+    data: memoryview,
+    *,
+    guesses: bool,
+    order: EntryOrder | None = None,
+    copy: IndexCopy | None = None,
+    is_current: bool = False,
+) -> Salvage:
+    """Return the whole chunks of a shard: with `guesses` also without a valid index.
+
+    The `copy` of its index is that of the consolidated index; it `is_current` if the shard has the
+    version that the copy was made of. With an `order` a shard without a
+    valid index counts as one that was full, in this order.
+    """
+    spec = shard.layout.spec
+    if spec.n_entries > max(_MAX_LOST, len(data)):  # a document of a few bytes may declare millions
+        text = f"of its index of {spec.n_entries} entries hardly anything is there"
+        return Salvage({}, [], False, text)
+    damaged = DamagedShard(checker, shard, data)
+    for index, form in _valid_indexes(spec, data):
+        if form.index.checksum or form != spec or damaged.is_in_place(index.fields):
+            found = damaged.through(index, form)
+            if guesses and form.index.checksum and found.lost:
+                damaged.add_moved(found, index, form)
+            return found
+    if not guesses:
+        return Salvage({}, shard.entries_of().tolist(), False, "it has no valid index")
+    if copy is not None and _is_copy_of(damaged, copy, is_current):
+        found = damaged.through(copy.index, spec)
+        found.text = "its index is damaged, and comes from the consolidated index"
+        found.text += "" if is_current else ": chunks that were erased since may be back"
+        return found
+    right = corrected_index(damaged)
+    if right is not None:
+        found = damaged.through(right, spec)
+        found.text = "its index was damaged, and is put right by its checksum"
+        return found
+    return _without_index(damaged, order)
+
+
+def _valid_indexes(
+    spec: ShardingSpec, data: memoryview
+) -> Iterator[tuple[ShardIndex, ShardingSpec]]:
+    """Yield indexes with a right checksum or without a contradiction, the declared form first. Last
+    comes one of the declared form with entries out of the bounds."""
+    doubtful = []
+    for new in specs_of_index(spec):
+        try:
+            index = index_of_shard(data, new)
+        except IndexDamageError:
+            continue
+        is_sound = is_packed = False
+        if len(index.present_ids()) and not len(index.damaged_ids(len(data), new)):
+            is_sound, is_packed = True, index.is_packed(len(data), new)
+        if is_sound and (new.index.checksum or new == spec or is_packed):
+            yield index, new
+        elif new == spec:
+            doubtful.append((index, new))
+    yield from doubtful
+
+
+def _is_copy_of(shard: DamagedShard, copy: IndexCopy, is_current: bool) -> bool:
+    """Whether an index is that of the shard: by its version; or the checksum of the damaged one is
+    the same; or all frames, of sizes that differ, are at the places of its entries."""
+    if copy.size != len(shard.data) or shard.index_start < 0:
+        return False
+    stored = bytes(shard.data[shard.index_start :][: shard.spec.index_nbytes])
+    encoded = copy.index.encode(shard.spec.index)
+    if shard.spec.index.checksum and encoded[-CHECKSUM_NBYTES:] == stored[-CHECKSUM_NBYTES:]:
+        return True
+    places = copy.index.fields[copy.index.present_ids()].tolist()
+    has_sizes = len({nbytes for _, nbytes in places}) == len(places) > 1
+    frames = [[start, stop - start] for start, stop in shard.frames]
+    return is_current or (shard.is_proving and has_sizes and sorted(places) == frames)
+
+
+def _without_index(shard: DamagedShard, order: EntryOrder | None) -> Salvage:
+    """Return the chunks that single entries, older indexes and the order name."""
+    found, texts = Salvage({}, [], False), []
+    missing: set[int] = set()
+    named = None
+    if len(shard.data) >= shard.spec.index_nbytes:
+        fields = shard.fields_at(shard.index_start, shard.n)
+        if shard.is_in_place(fields):
+            named = named_by(shard, shard.index_start, fields)
+    text = "its damaged index"
+    if named is None:
+        named = named_by_cut_index(shard)
+        text = "a cut index, perhaps an older index,"
+    if named is not None:
+        found.entries, missing = named
+        texts.append(f"entries of {text} name {len(found.entries)} chunks")
+    in_grid = set(shard.shard.entries_of().tolist())
+    known, n_older = found.entries.keys() | missing, 0
+    for index in islice(older_indexes(shard), _MAX_OLDER):
+        older = shard.through(index, shard.spec, without=known)
+        n_older += len(older.entries)
+        found.entries |= older.entries
+        if older.entries:  # otherwise it may be one of another shard, inside a chunk
+            known = set(range(shard.n)).difference(older.lost)
+        if in_grid <= known:
+            break
+    if n_older:
+        text = f"an older index names {n_older} chunks: older values of some may be back"
+        texts.append(text)
+    if len(in_grid) == 1 and shard.frames == [(shard.first, shard.data_stop)]:
+        order = order or "C"  # one chunk, and nothing else: there is only one order
+    if order is not None:
+        ordered = named_by_order(shard, order)
+        if not ordered:
+            texts.append("its bytes are not those of its chunks in any order")
+        elif any(ordered.get(i, value) != value for i, value in found.entries.items()):
+            texts.append(f"they are not in the order {order!r}")
+        else:
+            n_new = len(ordered.keys() - found.entries.keys())
+            found.entries = {**ordered, **found.entries}
+            texts.append(f"the order names {n_new} chunks")
+    found.lost = sorted(in_grid - found.entries.keys())  # the damage may look like a missing one
+    n_chunks = len(shard.frames)
+    if shard.exact and not shard.is_proving:
+        n_chunks = n_chunks or (len(shard.data) - shard.first) // shard.exact
+    found.n_unnamed = max(0, min(n_chunks - len(found.entries), len(found.lost)))
+    found.text = "; ".join(["it has no valid index", *texts])
+    return found

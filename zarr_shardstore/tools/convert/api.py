@@ -1,0 +1,306 @@
+"""The tools for a whole store: chunks into shards, back, into other shards; and compaction.
+
+Bytes of chunks are moved and never decoded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from concurrent.futures import Executor
+from contextlib import nullcontext
+from dataclasses import replace
+from functools import partial
+from types import EllipsisType
+from typing import Any, TypedDict, Unpack
+
+from zarr_shardstore.arrays.policy import ChunksPerShard, V3Declaration
+from zarr_shardstore.errors import ShardStoreError, SpecError
+from zarr_shardstore.format.arguments import paths_of
+from zarr_shardstore.format.shard import EntryOrder
+from zarr_shardstore.io.backends.resolve import BaseStoreLike
+from zarr_shardstore.operations.upkeep import shards_below
+from zarr_shardstore.shards.stack import run_above
+from zarr_shardstore.store.options import IndexCodecs, IndexLocation, ShardingOptions
+from zarr_shardstore.store.sharding_mapping import ShardingMapping
+from zarr_shardstore.tools.convert.in_place import only_conversion
+from zarr_shardstore.tools.convert.job import convert_store, finish_exchanges
+from zarr_shardstore.tools.convert.report import CompactionReport, ConversionReport, OnProgress
+from zarr_shardstore.tools.inspect.occupancy import read_shards
+from zarr_shardstore.tools.inspect.open_base import StoreLike, open_base
+from zarr_shardstore.tools.native.preview import native_preview
+
+
+class ConversionArguments(TypedDict, total=False):
+    """Keyword arguments of every conversion; `shard_store` documents them."""
+
+    paths: Iterable[str] | str | None
+    executor: Executor | None
+    source_options: Mapping[str, Any] | None
+    destination_options: Mapping[str, Any] | None
+    dry_run: bool
+    progress: OnProgress | None
+
+
+def shard_store(
+    source: StoreLike,
+    destination: StoreLike | None = None,
+    *,
+    chunks_per_shard: ChunksPerShard | EllipsisType = ...,
+    shard_nbytes: int | str | None = None,
+    paths: Iterable[str] | str | None = None,
+    declaration: V3Declaration | None = None,
+    index_codecs: IndexCodecs = None,
+    index_location: IndexLocation = None,
+    order: EntryOrder = "morton",
+    executor: Executor | None = None,
+    source_options: Mapping[str, Any] | None = None,
+    destination_options: Mapping[str, Any] | None = None,
+    dry_run: bool = False,
+    progress: OnProgress | None = None,
+    consolidate_index: bool = False,
+    shard_shape: ChunksPerShard | EllipsisType = ...,
+    native: bool = False,
+    ome: bool = False,
+) -> ConversionReport:
+    """Pack the chunks of the arrays of a store into shards, in place or in another store.
+
+    Arrays that have such shards already stay as they are. Those that have others are re-packed,
+    except with ``"auto"``.
+
+    Parameters
+    ----------
+    source
+        Any store that `ShardingStore` wraps.
+    destination
+        Another store, also of another kind. All keys of the source are copied to it, arrays in
+        their new form. Objects that are no chunks in a directory of chunks (``z/c/notes.txt``)
+        are not copied: it is not listed. An array that is there already is compared with the
+        source, chunk by chunk. Close a `ZipStore` afterwards: only then its file is whole.
+        ``None``: in place.
+    chunks_per_shard : "auto", int, tuple of int, mapping
+        As for `ShardingStore`. ``"auto"``, the default, looks at the sizes of stored chunks, and
+        the report says why. A shard has no more chunks along a dimension than the array has now:
+        all others would be missing. A name of no array and no dimension is an error.
+    shard_nbytes
+        As for `ShardingStore`: bytes of a shard before compression, in place of
+        `chunks_per_shard`.
+    paths
+        Arrays and groups, or patterns of these (``"raw/*"``): only these are converted. A group
+        stands for everything below it. ``None``: all.
+    declaration, index_codecs, index_location, order
+        As for `ShardingStore`.
+    executor : concurrent.futures.Executor, optional
+        Runs the tasks: one for each shard. ``None``: a few threads.
+    source_options, destination_options
+        For fsspec, if the stores are URLs.
+    dry_run
+        Report what would be done; write nothing.
+    progress
+        Called after each task, in this thread.
+    consolidate_index
+        At the end do what `ShardingStore.consolidate_index` does, for all sharded arrays.
+    shard_shape
+        The name that zarr-vectors has for `chunks_per_shard`; in chunks, too.
+    native
+        Also do what `to_native` does, so that every Zarr v3 reader reads the result: Zarr v2
+        becomes v3. In place that comes first, so the store is readable if the process is killed
+        in between. Without it, no other program reads the shards of Zarr v2 arrays.
+    ome
+        With `native`: make OME-Zarr 0.4 metadata that of 0.5.
+
+    Returns
+    -------
+    ConversionReport
+
+    Raises
+    ------
+    SpecError, UnsupportedError
+        If it is not possible as asked. Also if the destination has an array of the same path
+        that differs, lies inside the source, or cannot take the result; and in place, if the
+        store cannot remove objects. Nothing was written.
+    CorruptShardError, CorruptValueError
+        If a shard of the source is damaged, or a written object reads back as something else.
+        Nothing was removed.
+    ShardConflictError
+        If the source is changed concurrently, or another conversion of it is running.
+    UnfinishedConversionError
+        If the source was left half converted in place, and there is a destination.
+
+    Notes
+    -----
+    Nothing may write to the arrays concurrently. Each chunk is read back and compared before
+    anything is deleted. Readers of a conversion in place see the old array until all new shards
+    are verified. Then they get an error that says so, until the new array is there. If the
+    process is killed, run the same command again: it compares what was done, and continues.
+
+    Memory: 64 MiB for each worker, at most 128 MiB on object stores, and the indexes of the
+    shards at hand; shards may be larger. Base stores that take whole objects only (zarr stores
+    that are neither local nor of fsspec or obstore) need a whole shard.
+
+    Examples
+    --------
+    >>> import numpy, zarr
+    >>> store = zarr.storage.MemoryStore()
+    >>> z = zarr.create_array(store, name="z", shape=(6, 6), chunks=(1, 1), dtype="u1")
+    >>> z[:] = 7
+    >>> shard_store(store, chunks_per_shard=(3, 2)).n_objects
+    6
+    >>> zarr.open_array(store, path="z").shards
+    (3, 2)
+    """
+    given = _one_of(chunks_per_shard, shard_shape)
+    if given is ...:
+        given = "auto" if shard_nbytes is None else None
+    sharding = ShardingOptions(
+        chunks_per_shard=given,
+        shard_nbytes=shard_nbytes,
+        declaration=declaration,
+        index_codecs=index_codecs,
+        index_location=index_location,
+        order=order,
+    )
+    if native and declaration == "storage_transformers":
+        raise SpecError("native=True declares arrays by the codec: leave declaration away")
+    if ome and not native:
+        raise SpecError("ome=True (--ome) goes with native=True (--native)")
+    mapping = None
+    if consolidate_index:
+        result, options = source, source_options
+        if destination is not None:
+            result, options = destination, destination_options
+        mapping = ShardingMapping(open_base(result, options).store)
+        mapping._engine.check_consolidation()
+    paths = None if paths is None else paths_of(paths)
+    convert = partial(
+        convert_store,
+        sharding=sharding,
+        paths=paths,
+        executor=executor,
+        destination_options=destination_options,
+        progress=progress,
+    )
+    notes: tuple[str, ...] = ()
+    if native:
+        base = open_base(source, source_options)
+        is_in_place = destination is None and not dry_run
+        if is_in_place:
+            base.check_replaceable()
+            base.check_writable()
+        with only_conversion(base) if is_in_place else nullcontext():
+            if is_in_place:
+                notes = finish_exchanges(base)
+            preview, change = native_preview(base, paths, ome=ome)
+            report = convert(preview, destination, dry_run=dry_run or is_in_place)
+            notes += change.notes
+            if is_in_place:  # nothing was refused
+                change.make(base, dry_run=False)
+                report = convert(base, None)
+        report = replace(report, notes=notes + report.notes)
+    else:
+        report = convert(source, destination, source_options=source_options, dry_run=dry_run)
+    if mapping is not None and not dry_run:
+        mapping.consolidate_index()
+    return report
+
+
+def unshard_store(
+    source: StoreLike,
+    destination: StoreLike | None = None,
+    **options: Unpack[ConversionArguments],
+) -> ConversionReport:
+    """Give each chunk of the sharded arrays of a store an object of its own.
+
+    Parameters, errors and guarantees are those of `shard_store`.
+    """
+    return convert_store(source, destination, ShardingOptions(order="C"), to_plain=True, **options)
+
+
+def reshard(
+    source: StoreLike,
+    chunks_per_shard: ChunksPerShard | EllipsisType = ...,
+    destination: StoreLike | None = None,
+    *,
+    shard_nbytes: int | str | None = None,
+    declaration: V3Declaration | None = None,
+    index_codecs: IndexCodecs = None,
+    index_location: IndexLocation = None,
+    order: EntryOrder = "morton",
+    shard_shape: ChunksPerShard | EllipsisType = ...,
+    **options: Unpack[ConversionArguments],
+) -> ConversionReport:
+    """Give the arrays of a store shards of this size, whether they have shards now or not.
+
+    Parameters
+    ----------
+    chunks_per_shard
+        Shards of the arrays afterwards; ``None``: no shards, as `unshard_store`.
+
+    The other parameters, errors and guarantees are those of `shard_store`.
+    """
+    given = _one_of(chunks_per_shard, shard_shape)
+    if given is ... and shard_nbytes is None:
+        raise SpecError("reshard needs chunks_per_shard: what a shard has afterwards")
+    sharding = ShardingOptions(
+        chunks_per_shard=None if given is ... else given,
+        shard_nbytes=shard_nbytes,
+        declaration=declaration,
+        index_codecs=index_codecs,
+        index_location=index_location,
+        order=order,
+    )
+    return convert_store(
+        source, destination, sharding, to_plain=given is None and shard_nbytes is None, **options
+    )
+
+
+def _one_of(
+    chunks_per_shard: ChunksPerShard | EllipsisType, shard_shape: ChunksPerShard | EllipsisType
+) -> ChunksPerShard | EllipsisType:
+    """Return the option, which has two names; ``...`` if it was left out."""
+    if shard_shape is ...:
+        return chunks_per_shard
+    if chunks_per_shard is not ...:
+        raise SpecError("chunks_per_shard and shard_shape are two names of one thing: give one")
+    return shard_shape
+
+
+def compact_store(
+    store: BaseStoreLike,
+    prefix: str = "",
+    *,
+    storage_options: Mapping[str, Any] | None = None,
+    dry_run: bool = False,
+) -> CompactionReport:
+    """Call `ShardingMapping.compact`, and measure each shard before and after.
+
+    With `dry_run` the dead bytes are counted from the indexes, and nothing is changed.
+
+    Cost: that of the compaction, and two requests for each shard.
+    """
+    mapping = ShardingMapping(store, storage_options=storage_options)
+    base = open_base(mapping)
+    base.check_replaceable()
+    if not dry_run:
+        base.check_writable()
+    shards, errors = base.run(shards_below(mapping._engine.operations.listing, prefix))
+    removed: list[int] = []
+    failures: list[str] = []
+    if dry_run:
+        failures += map(str, errors)
+        for shard, below in shards:
+            (cell,) = base.run(run_above(below, read_shards([shard])))
+            if cell is not None and cell.error:
+                failures.append(cell.error)
+            elif cell is not None:
+                removed.append(cell.dead_nbytes)
+    else:
+        keys = [shard.key for shard, _ in shards]
+        before = base.sizes(keys)
+        try:
+            mapping.compact(prefix)
+        except ShardStoreError as error:
+            failures.append(str(error))
+        pairs = zip(before, base.sizes(keys), strict=True)
+        removed += [(was or 0) - (now or 0) for was, now in pairs]
+    n_compacted = sum(n != 0 for n in removed)
+    return CompactionReport(len(shards), n_compacted, sum(removed), tuple(failures), dry_run)

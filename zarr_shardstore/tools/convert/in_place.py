@@ -1,0 +1,308 @@
+"""State machine of a conversion in place, and the directory that keeps its state.
+
+Shard ``c/0/0`` has the key of chunk ``c/0/0``, so old and new objects cannot both be there. The new
+ones are staged and verified first, and exchanged for the old ones then.
+
+::
+
+    .zarr_shardstore/lock                      one conversion at a time, on local disks
+    .zarr_shardstore/DIGEST/manifest.json      state and new documents of one array
+    .zarr_shardstore/DIGEST/values/c/0/0       a new object that has not its own key yet
+
+           1, 2           3, 4, 5           6, 7            8, 9
+    (none) ───► staging ──────► replacing ───────► moving ──────► (none)
+                   ▲               │
+                   └── take_back ──┘  no marker was written yet
+
+1. The manifest is written, with state ``staging``.
+2. Tasks stage all values, read them back and compare.
+3. The manifest gets state ``replacing``. Before, all that was staged is made to survive a loss of
+   power.
+4. Documents and the copies of them get a conversion marker: every reader refuses the array.
+5. The old objects are deleted, and the manifest gets state ``moving``. All old objects are deleted
+   before one is moved: a new object may have the key of an old one of another region.
+6. Staged objects are moved to their keys.
+7. Directories that became empty are removed.
+8. The new documents are written, the copies in groups first.
+9. The manifest is deleted, then the rest of the directory.
+
+===============  ============================  =============================================
+killed in        leaves                        the next run
+===============  ============================  =============================================
+``staging``      the old array, and some       the same command compares what is staged with
+                 staged values                 the source and continues; another one discards it
+``replacing``,   the old array; copies of its  any conversion writes the copies again, and
+no marker yet    document may have markers     returns to ``staging``: values may be new
+``replacing``    a part of the old objects,    any conversion continues at step 4
+                 all new ones staged
+``moving``       the new objects, some staged  any conversion continues at step 6
+after step 8     the new array                 any conversion continues at step 9
+===============  ============================  =============================================
+
+Each step may be repeated. A conversion to another store has the state ``staging`` only and stages
+nothing: the array has no document before the end, so no reader sees it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Literal, TypeAlias
+
+from zarr_shardstore.errors import SpecError
+from zarr_shardstore.format.keys import ChunkKeyEncoding
+from zarr_shardstore.io.backends.local import LocalBackend
+from zarr_shardstore.io.local.locks import KeptLock
+from zarr_shardstore.metadata import documents as metadata
+from zarr_shardstore.metadata.documents import Hierarchy, Node
+from zarr_shardstore.shards.requests import Delete, DeletePrefix, Move
+from zarr_shardstore.tools.convert.other_keys import DocumentsByKey, in_rounds, with_copies
+from zarr_shardstore.tools.inspect.occupancy import keys_of_values
+from zarr_shardstore.tools.inspect.open_base import STAGING, BaseStoreHandle
+
+ExchangeState: TypeAlias = Literal["staging", "replacing", "moving"]
+
+_VERSION = 1
+
+_IS_DIGEST = re.compile("[0-9a-f]{16}")
+"""Names that `directory_of` makes; any other name in the directory is not ours."""
+
+_KEYS_A_ROUND = 1000
+"""Objects that are moved or deleted in one round."""
+
+
+_converted: ContextVar[str] = ContextVar("_converted", default="")
+"""Directory of the lock that this call has."""
+
+
+@contextmanager
+def only_conversion(base: BaseStoreHandle) -> Iterator[None]:
+    """Lock the conversions of a store on a local disk; other stores are not locked.
+
+    The lock is the operating system's: it ends with the process that holds it. A conversion of
+    several steps has it for all of them.
+    """
+    backend = base.backend
+    path = backend.path_of(STAGING) if isinstance(backend, LocalBackend) else ""
+    if not isinstance(backend, LocalBackend) or _converted.get() == path:
+        yield
+        return
+    if os.path.islink(path.rstrip("/")):
+        raise SpecError(f"{path!r} is a link, which nothing of ours is: remove it")
+    message = f"a conversion of {base.describe()} goes on already: wait until it has ended"
+    lock = KeptLock(os.path.join(path, "lock"))
+    token = _converted.set(path)
+    try:
+        lock.acquire(0, message)
+        yield
+        # Killed conversions leave directories, and files that are no object yet.
+        backend.tidy(STAGING)
+    finally:
+        _converted.reset(token)
+        lock.remove()
+        with suppress(OSError):
+            os.rmdir(path)
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """State and aim of the conversion of one array. Its fields are those of the stored object."""
+
+    hierarchy: Hierarchy
+    path: str
+    state: ExchangeState
+    prefix: str
+    """Of the keys of its values; style, separator and ndim spell the rest of these keys."""
+    style: Literal["draft", "default", "v2"]
+    separator: str
+    ndim: int
+    documents: DocumentsByKey
+    """Its new documents by key."""
+    is_staged: bool
+    """The conversion is in place: values are staged."""
+
+    @property
+    def directory(self) -> str:
+        return directory_of(Node(self.hierarchy, self.path))
+
+    @property
+    def values_prefix(self) -> str:
+        """Of the keys that tasks write."""
+        return f"{self.directory}values/" if self.is_staged else self.prefix
+
+    def at_state(self, base: BaseStoreHandle, state: ExchangeState) -> Manifest:
+        """Store and return the manifest with this state."""
+        manifest = replace(self, state=state)
+        key = f"{self.directory}manifest.json"
+        base.write_documents({key: {"version": _VERSION, **asdict(manifest)}})
+        return manifest
+
+    def remove(self, base: BaseStoreHandle) -> None:
+        """Delete the manifest first, so that no run repeats the end of the conversion."""
+        base.perform([Delete(f"{self.directory}manifest.json")])
+        base.perform([DeletePrefix(self.directory)])
+
+    def keys_below(self, base: BaseStoreHandle, prefix: str) -> Iterator[Sequence[str]]:
+        """List the keys of objects, or of staged objects, in rounds."""
+        encoding = ChunkKeyEncoding(self.style, self.separator)
+        for keys in keys_of_values(base, prefix, encoding, self.ndim):
+            yield from in_rounds(keys, _KEYS_A_ROUND)
+
+    def discard(self, base: BaseStoreHandle) -> None:
+        """Delete what a conversion to another store has written of the array."""
+        for keys in self.keys_below(base, self.prefix):
+            base.perform([Delete(key) for key in keys])
+        base.backend.tidy(self.prefix)
+
+
+def directory_of(node: Node) -> str:
+    """Return the directory of all that is kept for the conversion of an array."""
+    digest = hashlib.sha256(f"{node.hierarchy}:{node.path}".encode()).hexdigest()[:16]
+    return f"{STAGING}{digest}/"
+
+
+# ---------------------------------------------------------- earlier runs
+
+
+def read_manifests(base: BaseStoreHandle) -> list[Manifest]:
+    """Read the manifests of all conversions that were begun and not finished.
+
+    The directories of conversions that were killed in step 9 have none, and are removed.
+    """
+    names = [name for name in sorted(base.names(STAGING)) if _IS_DIGEST.fullmatch(name)]
+    keys = [f"{STAGING}{name}/manifest.json" for name in names]
+    found = dict(zip(keys, base.values(keys), strict=True))
+    without = [key.removesuffix("manifest.json") for key, value in found.items() if value is None]
+    base.perform([DeletePrefix(directory) for directory in without])
+    return [_parse(key, value) for key, value in found.items() if value is not None]
+
+
+def find_manifest(base: BaseStoreHandle, node: Node) -> Manifest | None:
+    """Read the manifest that an earlier run has left for an array."""
+    key = f"{directory_of(node)}manifest.json"
+    (value,) = base.values([key])
+    return None if value is None else _parse(key, value)
+
+
+def begin(base: BaseStoreHandle, manifest: Manifest) -> bool:
+    """Take step 1; return whether an earlier run may have written values of this conversion.
+
+    A store in which nothing can be deleted gets no manifest: no run continues another one there.
+    """
+    if not base.supports_deletes:
+        return False
+    earlier = find_manifest(base, Node(manifest.hierarchy, manifest.path))
+    if earlier is not None and replace(earlier, state="staging") == manifest:
+        return True
+    if earlier is not None and not earlier.is_staged:
+        earlier.discard(base)
+    base.perform([DeletePrefix(manifest.directory)])
+    manifest.at_state(base, "staging")
+    return False
+
+
+def forget(base: BaseStoreHandle, node: Node) -> None:
+    """Remove what an earlier run has left of an array for which there is nothing to do."""
+    if base.supports_deletes and (manifest := find_manifest(base, node)) is not None:
+        manifest.remove(base)
+
+
+def _parse(key: str, value: bytes | memoryview) -> Manifest:
+    try:
+        members = dict(metadata.parse_json(value) or {})
+        version = members.pop("version")
+        if version != _VERSION:
+            raise ValueError(f"version {version!r}")
+        return Manifest(**members)
+    except (KeyError, TypeError, ValueError) as error:
+        raise SpecError(
+            f"the manifest {key!r} of an unfinished conversion cannot be read ({error}); it was "
+            "written by another version of zarr-shardstore: finish it with that one"
+        ) from error
+
+
+def resume_exchanges(base: BaseStoreHandle, manifests: Sequence[Manifest]) -> tuple[str, ...]:
+    """Finish each exchange that an earlier run began, or take it back; return notes on it."""
+    notes = []
+    for manifest in manifests:
+        if not manifest.is_staged or manifest.state == "staging":
+            continue
+        if manifest.state == "replacing" and not _is_hidden(base, manifest):
+            # No object was deleted yet: only copies of the documents may have a marker.
+            found = zip(manifest.documents, base.documents(manifest.documents), strict=True)
+            _write_copies(base, {key: doc for key, doc in found if doc is not None})
+            manifest.at_state(base, "staging")
+        else:
+            _finish(base, manifest)
+            notes.append(f"finished what an earlier run had begun with {manifest.path!r}")
+    return tuple(notes)
+
+
+# -------------------------------------------------------------- the exchange
+
+
+def replace_values(base: BaseStoreHandle, manifest: Manifest) -> None:
+    """Exchange the objects of an array for the staged ones, which are all verified."""
+    base.backend.persist()
+    _finish(base, manifest.at_state(base, "replacing"))
+
+
+def _finish(base: BaseStoreHandle, manifest: Manifest) -> None:
+    """Take steps 4 to 9, or those that are left."""
+    if manifest.state == "replacing":
+        marked = {
+            key: metadata.with_conversion_marker(doc) for key, doc in manifest.documents.items()
+        }
+        _write_documents(base, marked)
+        base.backend.persist()
+        for keys in manifest.keys_below(base, manifest.prefix):
+            base.perform([Delete(key) for key in keys])
+        manifest = manifest.at_state(base, "moving")
+    cut = len(manifest.values_prefix)
+    for keys in manifest.keys_below(base, manifest.values_prefix):
+        base.perform([Move(key, manifest.prefix + key[cut:]) for key in keys])
+    base.backend.tidy(manifest.prefix)
+    base.backend.persist()
+    if _is_hidden(base, manifest):  # else a run was killed in step 9, and documents may be newer
+        _write_documents(base, manifest.documents)
+        base.backend.persist()
+    manifest.remove(base)
+
+
+def _is_hidden(base: BaseStoreHandle, manifest: Manifest) -> bool:
+    """Return whether a document of the array has a marker, or cannot be read."""
+    docs = base.documents(manifest.documents)
+    return any(doc is None or metadata.has_conversion_marker(doc) for doc in docs)
+
+
+def _write_documents(base: BaseStoreHandle, documents: DocumentsByKey) -> None:
+    """Write documents of an array, after the copies that groups have of them.
+
+    A group must not show an array that its own document hides.
+    """
+    _write_copies(base, documents)
+    base.write_documents(documents)
+
+
+def _write_copies(base: BaseStoreHandle, documents: DocumentsByKey) -> None:
+    groups: dict[str, str] = {}
+    for key in documents:
+        node = metadata.node_of_document(key)
+        assert node is not None
+        if node.hierarchy == "draft" or not node.path:
+            continue
+        name = "zarr.json" if node.hierarchy == "v3" else ".zmetadata"
+        segments = node.path.split("/")
+        for n in reversed(range(len(segments))):
+            path = "/".join(segments[:n])
+            groups[f"{path}/{name}".lstrip("/")] = path
+    copies: dict[str, Mapping[str, Any]] = {}
+    for (key, path), doc in zip(groups.items(), base.documents(groups), strict=True):
+        if doc is not None and (new := with_copies(doc, path, documents)) is not doc:
+            copies[key] = new
+    base.write_documents(copies)

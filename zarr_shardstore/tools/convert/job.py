@@ -1,0 +1,403 @@
+"""Run of a conversion: arrays one after another, the tasks of each array concurrently.
+
+Tasks are run by any `concurrent.futures.Executor`: threads, processes, dask, MPI. Each is submitted
+with all that it needs, so workers keep no state. A few hundred are submitted at a time, so a plan
+of millions takes no memory.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+import uuid
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import (
+    FIRST_COMPLETED,
+    BrokenExecutor,
+    Executor,
+    Future,
+    ThreadPoolExecutor,
+    wait,
+)
+from contextlib import closing
+from dataclasses import dataclass, replace
+from itertools import islice, product
+from typing import Any, TypeVar
+
+from zarr_shardstore.arrays.array_cache import invalidate_documents
+from zarr_shardstore.errors import ShardConflictError, ShardStoreError, SpecError
+from zarr_shardstore.format import consolidated_index
+from zarr_shardstore.format.layout import chunk_grid_shape
+from zarr_shardstore.format.shard import EntryOrder
+from zarr_shardstore.io.backends.base import UnreadableSourceError
+from zarr_shardstore.metadata.documents import Node, document_key
+from zarr_shardstore.shards.requests import Delete
+from zarr_shardstore.store.options import ShardingOptions
+from zarr_shardstore.tools.convert import in_place
+from zarr_shardstore.tools.convert.other_keys import check_other_keys, copy_other_keys
+from zarr_shardstore.tools.convert.plan import ArrayPlan, plan_store
+from zarr_shardstore.tools.convert.regions import ArrayLocation, regions_to_visit
+from zarr_shardstore.tools.convert.report import ArrayReport, ConversionReport, OnProgress, Progress
+from zarr_shardstore.tools.convert.task import ArrayTask, run_task
+from zarr_shardstore.tools.inspect.find import StoreContents, quoted
+from zarr_shardstore.tools.inspect.occupancy import keys_of_values
+from zarr_shardstore.tools.inspect.open_base import BaseStoreHandle, StoreLike, open_base
+from zarr_shardstore.tools.inspect.readers import read_by
+
+T = TypeVar("T")
+
+_MAX_SUBMITTED = 256
+
+_N_THREADS = 4
+"""More hardly help on local disks, where Python steps are what is left; on object stores each
+thread has up to 64 requests under way."""
+
+
+def convert_store(
+    source: StoreLike | BaseStoreHandle,
+    destination: StoreLike | None,
+    sharding: ShardingOptions,
+    *,
+    to_plain: bool = False,
+    paths: Iterable[str] | str | None = None,
+    executor: Executor | None = None,
+    source_options: Mapping[str, Any] | None = None,
+    destination_options: Mapping[str, Any] | None = None,
+    dry_run: bool = False,
+    progress: OnProgress | None = None,
+) -> ConversionReport:
+    """Convert a store, in place if there is no destination; `shard_store` has the errors."""
+    begun = time.monotonic()
+    if progress is not None and not callable(progress):
+        raise SpecError(f"progress is a function of a Progress, got {progress!r}")
+    if executor is not None and not callable(getattr(executor, "submit", None)):
+        raise SpecError(
+            f"executor is a concurrent.futures.Executor, got {type(executor).__name__}; "
+            "of dask take client.get_executor()"
+        )
+    is_in_place = destination is None
+    if is_in_place and destination_options:
+        raise SpecError("destination_options without a destination: pass source_options")
+    base = target = open_base(source, source_options)
+    if destination is not None:
+        target = open_base(destination, destination_options)
+    with ThreadPoolExecutor(min(_N_THREADS, os.cpu_count() or 1)) as threads:
+        workers = threads if executor is None else executor
+        _check_stores(base, target, workers)
+        if not dry_run:
+            target.check_writable()
+
+        def plan() -> Conversion:
+            found = plan_store(base, sharding, paths, to_plain=to_plain, in_place=is_in_place)
+            return Conversion(base, target, *found, sharding.order, workers, progress)
+
+        notes: tuple[str, ...] = ()
+        if dry_run:
+            conversion = plan()
+            arrays = tuple(map(_report_of, conversion.plans))
+        else:
+            base.seal()  # a shard that is sealed later would count as changed by another writer
+            if not is_in_place:  # before the lock, so that a refusal leaves no trace
+                conversion = plan()
+            with in_place.only_conversion(target):
+                manifests = in_place.read_manifests(target)
+                try:
+                    if is_in_place:
+                        notes = in_place.resume_exchanges(base, manifests)
+                        conversion = plan()
+                    arrays = conversion.run()
+                finally:
+                    invalidate_documents()
+    n_copied = 0
+    if not is_in_place:
+        n_copied = len(conversion.contents.other_keys)
+        notes = tuple(
+            f"the directory of the array {node.path!r} was not listed, because it has too many "
+            "chunks, or the store lists none: if it holds keys that are neither chunks nor "
+            "documents, they were not copied"
+            for node in conversion.contents.unlisted
+        )
+    if lost := [array.path for array in arrays if array.loses_readers]:
+        notes += (
+            f"no other program reads the Zarr v2 arrays {quoted(lost)} in this form: to_native "
+            "(zarr-shardstore to-native) makes them Zarr v3 arrays, which every v3 reader reads",
+        )
+    return ConversionReport(arrays, n_copied, notes, time.monotonic() - begun, dry_run)
+
+
+def finish_exchanges(base: BaseStoreHandle) -> tuple[str, ...]:
+    """Finish what a killed conversion in place has begun, under the lock; return notes on it.
+
+    What such a conversion of a v2 array has staged is removed: the array becomes one of v3.
+    """
+    try:
+        manifests = in_place.read_manifests(base)
+        notes = in_place.resume_exchanges(base, manifests)
+        for manifest in manifests:
+            if manifest.hierarchy == "v2":
+                in_place.forget(base, Node(manifest.hierarchy, manifest.path))
+        return notes
+    finally:
+        invalidate_documents()
+
+
+def _check_stores(base: BaseStoreHandle, target: BaseStoreHandle, executor: Executor) -> None:
+    """Refuse stores that cannot be converted, or not by these workers."""
+    is_elsewhere = not isinstance(executor, ThreadPoolExecutor)
+    if is_elsewhere and not target.supports_deletes:
+        raise SpecError(
+            f"only one process writes to {target.describe()}: take threads (executor=None)"
+        )
+    for side in (base, target):
+        if is_elsewhere and side.is_in_memory:
+            raise SpecError(
+                f"the store {side.describe()} is in the memory of this process, where the workers "
+                "of the executor do not reach it: take threads (executor=None)"
+            )
+    if target is base:
+        target.check_replaceable()
+    elif target.is_same(base):
+        raise SpecError("source and destination are the same: leave the destination away")
+    elif target.overlaps(base):
+        raise SpecError(
+            f"one of {base.describe()} and {target.describe()} lies inside the other, and would "
+            "be converted with it; nothing was written: take a destination elsewhere"
+        )
+    if not base.names(""):
+        raise SpecError(f"there is nothing in {base.describe()}")
+    target.check_takes_any_key()
+
+
+@dataclass(frozen=True, slots=True)
+class Conversion:
+    """A plan for each array of a store, and the means to run it."""
+
+    source: BaseStoreHandle
+    target: BaseStoreHandle
+    plans: Sequence[ArrayPlan]
+    contents: StoreContents
+    order: EntryOrder
+    executor: Executor
+    progress: OnProgress | None
+
+    def run(self) -> tuple[ArrayReport, ...]:
+        """Convert all arrays; return what was done."""
+        if self.target is self.source:
+            if any(plan.action != "skipped" for plan in self.plans):
+                self.target.try_to_remove()
+                self.target.check_replaceable()
+            return tuple(map(self._convert_in_place, self.plans))
+        other_keys = self.contents.other_keys
+        documents: dict[str, Mapping[str, Any]] = {}
+        for plan in self.plans:
+            documents |= plan.new_documents
+        there = check_other_keys(self.source, self.target, other_keys, documents)
+        are_there = [plan.new_documents.keys() <= there for plan in self.plans]
+        for plan, is_there in zip(self.plans, are_there, strict=True):
+            if plan.geometry is not None:
+                self._check_array(plan, is_there=is_there)
+        self.target.try_to_remove()
+        reports = tuple(map(self._convert_to_destination, self.plans, are_there))
+        copy_other_keys(self.source, self.target, other_keys, documents)
+        return reports
+
+    def _convert_in_place(self, plan: ArrayPlan) -> ArrayReport:
+        if plan.action == "skipped":
+            if plan.is_chosen:
+                in_place.forget(self.target, plan.node)
+            return _report_of(plan)
+        manifest = self._manifest(plan)
+        report = self._convert_values(plan, manifest)
+        in_place.replace_values(self.target, manifest)
+        if any(map(consolidated_index.declares_consolidated_index, plan.documents.values())):
+            name = consolidated_index.CONSOLIDATED_INDEX_NAME
+            self.target.perform([Delete(manifest.prefix + name)])
+        return report
+
+    def _convert_to_destination(self, plan: ArrayPlan, is_there: bool) -> ArrayReport:
+        if plan.geometry is None:
+            # Its chunks are among the other keys: which keys are chunks is not known.
+            self.target.write_documents(plan.new_documents)
+            return _report_of(plan)
+        if is_there:
+            in_place.forget(self.target, plan.node)
+            reason = "the destination has it already"
+            return _report_of(replace(plan, action="skipped", reason=reason))
+        manifest = self._manifest(plan)
+        try:
+            report = self._convert_values(plan, manifest)
+        except UnreadableSourceError as error:
+            if self.target.supports_deletes:
+                manifest.discard(self.target)
+                manifest.remove(self.target)
+            report = _report_of(replace(plan, action="skipped", reason=str(error)))
+            return replace(report, is_left=True)
+        # Last: a reader that sees the array sees all of it.
+        self.target.write_documents(plan.new_documents)
+        if self.target.supports_deletes:
+            manifest.remove(self.target)
+        return report
+
+    def _convert_values(self, plan: ArrayPlan, manifest: in_place.Manifest) -> ArrayReport:
+        """Write and verify all values of an array."""
+        may_be_there = in_place.begin(self.target, manifest)
+        task = self._task(plan, manifest.values_prefix, may_be_there=may_be_there)
+        report = self._run_tasks(plan, task)
+        documents = plan.documents
+        if self.source.documents(map(document_key, documents)) != list(documents.values()):
+            # What was written is kept for the next run.
+            raise ShardConflictError(
+                f"the metadata of the array {plan.node.path!r} was changed while it was "
+                "converted; the array is as it was: run the same again"
+            )
+        # A killed worker leaves temporary files; another one has run its task again.
+        if (may_be_there or self._is_elsewhere) and not manifest.is_staged:
+            self.target.backend.tidy(manifest.prefix)
+        return report
+
+    def _check_array(self, plan: ArrayPlan, *, is_there: bool) -> None:
+        """Refuse a destination whose array differs, or which has objects that we did not write.
+
+        An array that is there is compared with the source: either may be the one that was changed.
+        """
+        manifest = self._manifest(plan)
+        prefix = manifest.prefix
+        if is_there:
+            task = self._task(plan, prefix, may_be_there=False)
+            self._run_tasks(replace(plan, action="skipped"), replace(task, only_compares=True))
+        elif in_place.find_manifest(self.target, plan.node) is None and any(
+            manifest.keys_below(self.target, prefix)
+        ):
+            raise SpecError(
+                f"the destination has objects below {prefix!r} already, and no array; "
+                "nothing was written: take an empty destination, or remove what is there"
+            )
+
+    def _manifest(self, plan: ArrayPlan) -> in_place.Manifest:
+        assert plan.geometry is not None
+        encoding = plan.geometry.encoding
+        return in_place.Manifest(
+            plan.node.hierarchy,
+            plan.node.path,
+            "staging",
+            plan.node.chunk_prefix,
+            encoding.style,
+            encoding.separator,
+            len(plan.geometry.shape),
+            plan.new_documents,
+            self.target is self.source,
+        )
+
+    def _task(self, plan: ArrayPlan, prefix: str, *, may_be_there: bool) -> ArrayTask:
+        """Return the part that all tasks of an array share; `prefix` is that in the target."""
+        assert plan.geometry is not None
+        encoding, grid = plan.geometry.encoding, plan.grid_shape
+        new_spec = None if plan.action == "copied" else plan.new_spec
+        return ArrayTask(
+            ArrayLocation(self.source, plan.node.chunk_prefix, encoding, grid, plan.spec),
+            ArrayLocation(self.target, prefix, encoding, grid, new_spec),
+            plan.region_shape,
+            self.order,
+            plan.nominal_nbytes,
+            may_be_there,
+            uuid.uuid4().hex,
+        )
+
+    @property
+    def _is_elsewhere(self) -> bool:
+        return not isinstance(self.executor, ThreadPoolExecutor)
+
+    def _run_tasks(self, plan: ArrayPlan, task: ArrayTask) -> ArrayReport:
+        begun = time.monotonic()
+        if self._is_elsewhere:
+            task = replace(task, document_key=self.source.stored_key(document_key(plan.node)))
+        locations = [task.source]
+        if task.may_be_there or task.only_compares:
+            locations.append(task.target)  # regions of what an earlier run wrote are visited, too
+        grid = chunk_grid_shape(task.source.grid_shape, task.region_shape)
+        found = regions_to_visit(locations, task.region_shape)
+        regions = product(*map(range, grid)) if found is None else iter(found)
+        n_tasks = math.prod(grid) if found is None else len(found)
+        report = replace(_report_of(plan), n_tasks=n_tasks)
+        calls = ((run_task, task, coords) for coords in regions)
+        with closing(run_all(self.executor, calls)) as results:
+            for n_done, result in enumerate(results, 1):
+                report = replace(
+                    report,
+                    n_chunks=report.n_chunks + result.n_chunks,
+                    n_objects=report.n_objects + result.n_objects,
+                    n_bytes=report.n_bytes + result.n_bytes,
+                    n_resumed=report.n_resumed + result.was_there,
+                )
+                if self.progress is not None:
+                    counts = (n_tasks, n_done, report.n_chunks, report.n_bytes)
+                    self.progress(Progress(report.path, report.action, *counts))
+        target = task.target
+        if self._is_elsewhere and not task.only_compares:
+            ndim = len(target.grid_shape)
+            there = keys_of_values(target.base, target.prefix, target.encoding, ndim)
+            if (n_there := sum(map(len, there))) != report.n_objects:
+                raise SpecError(
+                    f"the workers of the executor have written {report.n_objects} objects, and "
+                    f"{n_there} are in {target.base.describe()}: take workers that reach the "
+                    "store; nothing was removed"
+                )
+        return replace(report, seconds=time.monotonic() - begun)
+
+
+def _report_of(plan: ArrayPlan) -> ArrayReport:
+    node, cps = plan.node, None if plan.new_spec is None else plan.new_spec.chunks_per_shard
+    n_tasks = 0
+    if plan.action != "skipped" and plan.geometry is not None:
+        n_tasks = math.prod(chunk_grid_shape(plan.grid_shape, plan.region_shape))
+    before = plan.documents.values()
+    return ArrayReport(
+        node.path,
+        node.hierarchy,
+        plan.action,
+        cps,
+        plan.reason,
+        n_tasks=n_tasks,
+        read_by=read_by(plan.new_documents.values() or before),
+        was_read_by=read_by(before),
+        is_left=plan.is_chosen and bool(plan.obstacle),
+    )
+
+
+def run_all(
+    executor: Executor, calls: Iterator[tuple[Callable[..., T], *tuple[Any, ...]]]
+) -> Generator[T, None, None]:
+    """Call functions, each with its arguments; yield results in any order.
+
+    After the first error of a task no other is started. It is raised when all have ended: a
+    `ShardStoreError` where the executor gave a task up, because its processes were killed.
+    """
+    submitted: set[Future[T]] = set()
+    try:
+        while True:
+            for function, *arguments in islice(calls, _MAX_SUBMITTED - len(submitted)):
+                submitted.add(executor.submit(function, *arguments))
+            if not submitted:
+                return
+            done, submitted = wait(submitted, return_when=FIRST_COMPLETED)
+            for future in done:
+                yield _result(future)
+    finally:
+        for future in submitted:
+            future.cancel()
+        wait([future for future in submitted if not future.cancelled()])
+
+
+def _result(future: Future[T]) -> T:
+    try:
+        return future.result()
+    except Exception as error:
+        # That of dask is no `BrokenExecutor`, and dask may not be installed.
+        if isinstance(error, BrokenExecutor) or type(error).__name__ == "KilledWorker":
+            raise ShardStoreError(
+                "worker processes were killed while they ran a task, mostly because memory ran "
+                "out: give each more memory or start fewer, and run the same again, which "
+                f"continues ({type(error).__name__}: {error})"
+            ) from error
+        raise

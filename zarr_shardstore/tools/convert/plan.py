@@ -1,0 +1,361 @@
+"""Plan of a conversion: the shards that each array gets, and why. Nothing is written.
+
+A migration leaves documents of Zarr v2 and v3 at one path, with the same chunk keys. They are one
+array with two documents: either both change, or none.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from zarr_shardstore import errors
+from zarr_shardstore.arrays.metadata_view import read_dimension_names
+from zarr_shardstore.arrays.policy import (
+    UNKNOWN_NBYTES,
+    ByteBudget,
+    Dimensions,
+    ShardingPolicy,
+    choose_chunks_per_shard,
+)
+from zarr_shardstore.arrays.stored_array import find_factory
+from zarr_shardstore.format.keys import Coords
+from zarr_shardstore.format.layout import chunk_grid_shape
+from zarr_shardstore.format.shard import ShardingSpec
+from zarr_shardstore.metadata import declaration, transformer_list
+from zarr_shardstore.metadata import documents as metadata
+from zarr_shardstore.metadata.documents import Geometry, Node, document_key, without_notes
+from zarr_shardstore.store.options import ShardingOptions
+from zarr_shardstore.tools.convert.regions import BLOCK, MAX_KEYS, block_shape, random_coords
+from zarr_shardstore.tools.convert.report import Action
+from zarr_shardstore.tools.inspect import find
+from zarr_shardstore.tools.inspect.open_base import BaseStoreHandle
+
+_ROUND = 128
+_N_ROUNDS = 8
+_ENOUGH = 64
+"""Chunks whose sizes are requested in one round, most rounds, and stored chunks that suffice."""
+
+
+@dataclass(frozen=True, slots=True)
+class ArrayPlan:
+    """An array as its stored documents describe it, and the decision about it."""
+
+    node: Node
+    """Its place; that of the v3 document, if there are two."""
+    documents: dict[Node, Mapping[str, Any]]
+    geometry: Geometry | None
+    """Of its values: chunks, as they are below all transformers but sharding."""
+    spec: ShardingSpec | None = None
+    """Of its shards; ``None``: each value has a key of its own."""
+    new_spec: ShardingSpec | None = None
+    """The same after the conversion."""
+    obstacle: str = ""
+    """Reason why it cannot be converted, if so."""
+    action: Action = "skipped"
+    reason: str = "not among the paths"
+    is_chosen: bool = False
+    """It is among the arrays that the caller named."""
+    new_documents: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """Its documents after the conversion, by key."""
+
+    @property
+    def grid_shape(self) -> Coords:
+        """Number of values along each dimension."""
+        assert self.geometry is not None
+        return chunk_grid_shape(self.geometry.shape, self.geometry.chunk_shape)
+
+    @property
+    def nominal_nbytes(self) -> int | None:
+        """Bytes of a value before compression; ``None`` if the data type does not tell."""
+        assert self.geometry is not None
+        return metadata.chunk_nbytes(self.documents[self.node], self.geometry.chunk_shape)
+
+    @property
+    def region_shape(self) -> Coords:
+        """Number of values along each dimension that one task converts."""
+        if self.new_spec is not None and self.action != "copied":
+            return self.new_spec.chunks_per_shard
+        if self.spec is not None:
+            return block_shape(self.spec.chunks_per_shard, MAX_KEYS)
+        return block_shape(self.grid_shape, BLOCK)
+
+    def copied(self) -> ArrayPlan:
+        """Return the plan to copy the objects of the array: each is one value then."""
+        geometry = self.geometry
+        if geometry is not None and self.spec is not None:
+            pairs = zip(geometry.chunk_shape, self.spec.chunks_per_shard, strict=True)
+            geometry = replace(geometry, chunk_shape=tuple(size * n for size, n in pairs))
+        # A consolidated index is of the shards of the source: it is not copied.
+        documents = {document_key(node): without_notes(doc) for node, doc in self.documents.items()}
+        return replace(self, geometry=geometry, spec=None, action="copied", new_documents=documents)
+
+
+def plan_store(
+    base: BaseStoreHandle,
+    sharding: ShardingOptions,
+    paths: Iterable[str] | str | None,
+    *,
+    to_plain: bool,
+    in_place: bool,
+) -> tuple[list[ArrayPlan], find.StoreContents]:
+    """Decide about each array of a store, or refuse the conversion."""
+    contents = base.run(find.find_contents())
+    if base.is_web:  # its servers reply to the name of a directory with a page
+        keys = contents.other_keys
+        keys[:] = [key for key in keys if key.endswith(find.DOCUMENTS) or not base.names(key)]
+    broken = [document_key(found.node) for found in contents.broken]
+    if any(base.documents(broken)):
+        raise errors.ShardConflictError(
+            f"of the documents {find.quoted(broken)} one was cut off on its way: run the same again"
+        )
+    plans = _plans_of(contents.arrays.values())
+    if not plans:
+        raise errors.SpecError(f"no Zarr array in {base.describe()}: {find.NO_ARRAY_HINT}")
+    for plan in plans:
+        # A copy would have half of an array, which no run can finish.
+        if not in_place and any(map(metadata.has_conversion_marker, plan.documents.values())):
+            raise errors.UnfinishedConversionError(
+                f"a conversion in place of the array {plan.node.path!r} of the source was "
+                "interrupted: run that again, without a destination, which finishes it; "
+                "nothing is lost"
+            )
+    selected = find.select_paths({plan.node.path for plan in plans}, paths)
+    dims: dict[str, Dimensions] = {}
+    for plan in plans:
+        names: Dimensions = ()
+        if sharding.policy.names_dimensions:
+            names = base.run(read_dimension_names(plan.documents))
+        ndim = len(plan.geometry.shape) if plan.geometry else 0
+        dims[plan.node.path] = names if len(names) == ndim else (None,) * ndim
+    for name in sharding.policy.names_without_array(dims):
+        raise errors.SpecError(
+            f"chunks_per_shard has a rule for {name!r}, and no array has such a path, or such "
+            f"dimensions; there are {find.quoted(dims)}, with the dimensions "
+            f"{sorted({dim for names in dims.values() for dim in names if dim})}"
+        )
+    for i, plan in enumerate(plans):
+        if plan.node.path in selected:
+            if in_place and any(map(metadata.adopted_files, plan.documents.values())):
+                raise errors.UnsupportedError(
+                    f"the shards of {plan.node.path!r} are adopted files, which a conversion in "
+                    "place would remove: name a destination, or undo the adoption"
+                )
+            if paths is not None and plan.obstacle:
+                raise errors.UnsupportedError(
+                    f"the array {plan.node.path!r} cannot be converted: {plan.obstacle}; "
+                    "leave it out of paths"
+                )
+            names = dims[plan.node.path]
+            plan = _plan_array(base, plan, sharding, names, to_plain=to_plain)
+        if not in_place:
+            plan = plan.copied() if plan.action == "skipped" else plan
+        elif plan.action != "skipped":
+            # Listings do not follow links, and files cannot be renamed to another disk.
+            link = base.backend.linked_directory(plan.node.chunk_prefix)
+            if link is not None:
+                raise errors.SpecError(
+                    f"objects of the array {plan.node.path!r} lie behind the link {link!r}: in "
+                    "place that cannot be converted; convert the directory that it leads to, or "
+                    "convert to another store"
+                )
+        plans[i] = plan
+    return plans, contents
+
+
+def _plan_array(
+    base: BaseStoreHandle,
+    plan: ArrayPlan,
+    sharding: ShardingOptions,
+    dims: Dimensions,
+    *,
+    to_plain: bool,
+) -> ArrayPlan:
+    """Decide about an array that the caller named."""
+    plan = replace(plan, is_chosen=True)
+    if plan.obstacle:
+        return replace(plan, reason=f"it cannot be converted: {plan.obstacle}")
+    if to_plain:
+        spec, reason = None, "it has no shards" if plan.spec is None else "as asked"
+    else:
+        spec, reason = _choose_shards(base, plan, sharding.policy, dims)
+    if spec == plan.spec:
+        return replace(plan, reason=reason)
+    action: Action = "sharded" if plan.spec is None else "resharded"
+    documents = {
+        document_key(node): _declared_as(node, doc, spec, sharding)
+        for node, doc in plan.documents.items()
+    }
+    return replace(
+        plan,
+        new_spec=spec,
+        action="unsharded" if spec is None else action,
+        reason=reason,
+        new_documents=documents,
+    )
+
+
+# ------------------------------------------------------------ which shards
+
+
+def _choose_shards(
+    base: BaseStoreHandle, plan: ArrayPlan, policy: ShardingPolicy, dims: Dimensions
+) -> tuple[ShardingSpec | None, str]:
+    """Choose the shards that a new array would get, none larger than the grid, and say why."""
+    now, grid = plan.spec, plan.grid_shape
+    kept: Coords | None = None  # unless another form of index is asked for
+    if now is not None and policy.index in (None, now.index):
+        kept = now.chunks_per_shard
+    if not grid:
+        return now, "it has no dimensions, so one chunk"
+    rule = policy.rule_of(plan.node.path, dims)
+    if rule == "auto":
+        if now is not None:
+            return now, "it has shards, and 'auto' leaves them as they are"
+        if math.prod(grid) == 1:
+            return now, "it has one chunk"
+        cps, reason = _chunks_per_shard_by_size(base, plan)
+        if math.prod(cps) == 1:
+            return now, reason
+    elif isinstance(rule, ByteBudget):
+        nbytes = plan.nominal_nbytes or UNKNOWN_NBYTES
+        cps, reason = choose_chunks_per_shard(grid, nbytes, rule, may_grow=False)
+    else:
+        asked = policy.chunks_per_shard_of(plan.node.path, len(grid), dims)
+        if asked is None:
+            reason = policy.reason_to_leave(plan.node.path, len(grid), dims)
+            return now, reason or "chunks_per_shard does not name it"
+        cps = asked
+        if asked != kept:
+            # Entries outside the grid would be missing. A dimension without chunks may grow.
+            cps = tuple(min(c, n) if n else c for c, n in zip(asked, grid, strict=True))
+        clipped = "" if cps == asked else ", no more than its grid has"
+        reason = f"as chunks_per_shard says{clipped}"
+    if cps == kept:
+        return now, "it has these shards already"
+    index = policy.index or (policy.default_index(plan.node) if now is None else now.index)
+    return ShardingSpec(cps, index), reason
+
+
+def _chunks_per_shard_by_size(base: BaseStoreHandle, plan: ArrayPlan) -> tuple[Coords, str]:
+    """Choose chunks per shard from the sizes of sampled chunks, and say why.
+
+    Cost: up to 1,024 requests for sizes, spread over the grid; nothing is listed.
+    """
+    assert plan.geometry is not None
+    prefix, encode = plan.node.chunk_prefix, plan.geometry.encoding.encode
+    rng = np.random.default_rng(0)  # the same chunks each time
+    if math.prod(plan.grid_shape) <= _ROUND * _N_ROUNDS:
+        coords = list(np.ndindex(*plan.grid_shape))
+        rng.shuffle(coords)
+    else:
+        coords = random_coords(plan.grid_shape, _ROUND * _N_ROUNDS, rng)
+    stored: list[int] = []
+    for i in range(0, len(coords), _ROUND):
+        keys = [prefix + encode(tuple(map(int, c))) for c in coords[i : i + _ROUND]]
+        stored += [size for size in base.sizes(keys) if size is not None]
+        if len(stored) >= _ENOUGH:
+            break
+    if stored:
+        return choose_chunks_per_shard(plan.grid_shape, sum(stored) / len(stored))
+    cps, reason = choose_chunks_per_shard(plan.grid_shape, plan.nominal_nbytes or UNKNOWN_NBYTES)
+    return cps, f"no stored chunk was found, so as before compression: {reason}"
+
+
+# ------------------------------------------------ arrays by their documents
+
+
+def _plans_of(arrays: Iterable[find.FoundArray]) -> list[ArrayPlan]:
+    """Return plans that change nothing, in the order of their paths."""
+    plans: dict[Node, ArrayPlan] = {}
+    for found in arrays:
+        plan = _plan_of(found)
+        other = None if found.node.twin is None else plans.get(found.node.twin)
+        if other is not None and (both := _with_both_documents(plan, other)) is not None:
+            del plans[other.node]
+            plan = both
+        plans[plan.node] = plan
+    return sorted(plans.values(), key=lambda plan: plan.node.path)
+
+
+def _plan_of(found: find.FoundArray) -> ArrayPlan:
+    node = found.node
+    doc = _without_marks(found.doc)
+    documents = {node: found.doc}
+    if found.geometry is None:
+        return ArrayPlan(node, documents, None, obstacle=metadata.unknown_geometry(doc))
+    try:
+        document = metadata.parse_array(node, doc)
+        assert document is not None
+        above, spec = _split(document.transformers, len(found.geometry.shape))
+        for transformer in above:
+            find_factory(transformer.name)
+    except errors.ShardStoreError as error:
+        return ArrayPlan(node, documents, found.geometry, obstacle=str(error))
+    obstacle = ""
+    if any(transformer.name == transformer_list.SHARDING for transformer in above):
+        obstacle = "other storage transformers lie below its shards"
+    elif spec is None and declaration.has_sharding_codec(doc) and document.declaration is None:
+        obstacle = "its own sharding has a form that cannot be re-packed"
+    return ArrayPlan(node, documents, document.geometry, spec, spec, obstacle)
+
+
+def _split(
+    transformers: tuple[transformer_list.TransformerSpec, ...], ndim: int
+) -> tuple[tuple[transformer_list.TransformerSpec, ...], ShardingSpec | None]:
+    """Split a stack into the transformers above the values, and the sharding, if any."""
+    if transformers and transformers[-1].name == transformer_list.SHARDING:
+        return transformers[:-1], transformer_list.sharding_spec(transformers[-1], ndim)
+    return transformers, None
+
+
+def _declared_as(
+    node: Node, doc: Mapping[str, Any], spec: ShardingSpec | None, sharding: ShardingOptions
+) -> dict[str, Any]:
+    """Return a document with other shards, declared as the option says, else as it was before."""
+    doc = _without_marks(doc)
+    declared = declaration.find_declaration(doc)
+    above: tuple[transformer_list.TransformerSpec, ...] = ()
+    if declared is not None:
+        above, _ = _split(declared.transformers, len(doc["shape"]))
+        doc = declaration.strip(doc, declared.how)
+    transformers = above if spec is None else (*above, transformer_list.sharding_transformer(spec))
+    new = sharding.policy.declare(node, transformers)
+    if new is not None and declared is not None and sharding.declaration is None:
+        new = declaration.Declared(declared.how, transformers)
+    return dict(doc) if new is None else declaration.apply(doc, new)
+
+
+def _without_marks(doc: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Remove members that do not hold for the array in another form.
+
+    One leaves the sharding to zarr: here it is meant, too. The others are notes about the old
+    shards.
+    """
+    doc = without_notes(doc)
+    if declaration.is_native_by_choice(doc):
+        return {name: member for name, member in doc.items() if name != declaration.MARKER}
+    return doc
+
+
+def _with_both_documents(plan: ArrayPlan, other: ArrayPlan) -> ArrayPlan | None:
+    """Return the plan of an array with two documents; ``None`` if no chunk key is of both.
+
+    In one dimension no separator counts.
+    """
+    v3, v2 = (plan, other) if plan.node.hierarchy == "v3" else (other, plan)
+    if v3.geometry is None or v2.geometry is None:
+        return None
+    corners = [(0,) * len(geometry.shape) for geometry in (v3.geometry, v2.geometry)]
+    encode, encode_v2 = v3.geometry.encoding.encode, v2.geometry.encoding.encode
+    if not any(encode(corner) == encode_v2(corner) for corner in corners):
+        return None
+    obstacle = v3.obstacle or v2.obstacle
+    is_same = v3.geometry.has_same_chunks(v2.geometry) and v3.spec == v2.spec
+    if not is_same or v3.grid_shape != v2.grid_shape:
+        obstacle = obstacle or "its documents of Zarr v2 and v3 contradict each other"
+    return replace(v3, documents=v3.documents | v2.documents, obstacle=obstacle)

@@ -1,0 +1,248 @@
+"""Locations of the values of an array, and the regions that a conversion visits.
+
+A *value* is the opaque bytes that a chunk key has above sharding. A *region* is the box of the
+chunk grid that one task converts: a shard, or a block of chunks where there are no shards.
+
+A grid tells the possible objects of an array, not how many are stored. A walk through the grid
+requests each of them; a listing costs what is stored. So some objects of a large grid are sampled.
+If most are missing, the objects are listed, and only regions that hold one are visited. A listing
+that has seen half of what the grid may hold is given up: from there on walking is no more work.
+The same holds inside a shard: if it lies in several regions, its index tells which ones to visit.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Generator, Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
+from operator import add
+from typing import Self
+
+import numpy as np
+import numpy.typing as npt
+
+from zarr_shardstore.errors import SpecError
+from zarr_shardstore.format import layout
+from zarr_shardstore.format.keys import ChunkKeyEncoding, Coords
+from zarr_shardstore.format.shard import ZEP2_INDEX, EntryOrder, ShardingSpec, order_entries
+from zarr_shardstore.shards.index_reads import read_indexes, rounds_of
+from zarr_shardstore.shards.requests import CloseListing, KeyCursor, ListPage
+from zarr_shardstore.shards.shard_listing import entries_present
+from zarr_shardstore.tools.inspect.occupancy import grid_directory
+from zarr_shardstore.tools.inspect.open_base import BaseStoreHandle
+
+BLOCK = 4096
+"""Values in a region of an array that has shards on neither side."""
+
+MAX_KEYS = 2**16
+"""Values in a region whose target has a key for each: shards may declare more than they have."""
+
+_WALKED = 4096
+"""Objects and regions of a grid that is walked without sampling, if it has few values."""
+
+_FEW = 2**20
+"""Such values. A region costs time for each value that it may have."""
+
+_MAX_WALKED = 2**24
+"""Regions that are visited where links keep a listing from telling which of them hold an object."""
+
+_N_SAMPLES = 64
+_N_DENSE = 16
+"""Objects that are sampled, and how many of them make a grid one that is walked."""
+
+_KEYS_PER_PAGE = 1024
+_MAX_INT64 = 2**63 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class ArrayLocation:
+    """Keys and form of the values of one array; without `spec` each value has its own key."""
+
+    base: BaseStoreHandle
+    prefix: str
+    encoding: ChunkKeyEncoding
+    grid_shape: Coords
+    spec: ShardingSpec | None
+
+    def shard(self, coords: Coords) -> layout.ShardRef:
+        assert self.spec is not None
+        keys = layout.ArrayLayout("", self.prefix, self.encoding, self.grid_shape, self.spec)
+        return keys.shard(coords)
+
+    @property
+    def object_shape(self) -> Coords:
+        """Number of values in an object along each dimension."""
+        return self.spec.chunks_per_shard if self.spec else (1,) * len(self.grid_shape)
+
+    @property
+    def object_grid_shape(self) -> Coords:
+        """Number of objects along each dimension."""
+        return layout.chunk_grid_shape(self.grid_shape, self.object_shape)
+
+
+@dataclass(frozen=True, slots=True)
+class ArrayRegion:
+    """A box of the grid, and the entry ids of its values in the order of conversion.
+
+    It is counted as a shard of `shape` chunks, also where there are no such shards.
+    """
+
+    shape: Coords
+    coords: Coords
+    ids: npt.NDArray[np.intp]
+
+    @classmethod
+    def of(cls, shape: Coords, coords: Coords, grid_shape: Coords, order: EntryOrder) -> Self:
+        """Return region number `coords` of a grid that is cut into boxes."""
+        box = layout.grid_box(coords, shape, grid_shape)
+        entries = layout.entries_in_box(box, coords, shape)
+        return cls(shape, coords, order_entries(entries, shape, order))
+
+    def keys(self, location: ArrayLocation) -> list[str]:
+        """Return the keys of the values in order, where each has one of its own."""
+        regions = replace(location, spec=ShardingSpec(self.shape, ZEP2_INDEX))
+        return regions.shard(self.coords).chunk_keys(self.ids)
+
+
+def block_shape(grid_shape: Coords, n_values: int) -> Coords:
+    """Return the shape of regions without shards: rows of a grid, about so many values."""
+    shape = []
+    rest = n_values
+    for n in reversed(grid_shape):
+        shape.append(max(1, min(n, rest)))
+        rest //= shape[-1]
+    return tuple(reversed(shape))
+
+
+def random_coords(grid_shape: Coords, n: int, rng: np.random.Generator) -> list[Coords]:
+    """Return `n` coordinates from all over a grid; some may be equal."""
+    columns = [rng.integers(0, min(length, _MAX_INT64), n).tolist() for length in grid_shape]
+    return list(zip(*columns, strict=True))
+
+
+def regions_to_visit(
+    locations: Sequence[ArrayLocation], region_shape: Coords
+) -> list[Coords] | None:
+    """Return the regions in which one of these locations has a value; ``None``: all regions.
+
+    Memory: some 150 bytes for each region. Raises `CorruptShardError` if the index that tells the
+    regions of a shard is damaged.
+    """
+    first = locations[0]
+    n_regions = math.prod(layout.chunk_grid_shape(first.grid_shape, region_shape))
+    n_objects = max(math.prod(location.object_grid_shape) for location in locations)
+    if not n_regions:
+        return []
+    if max(n_objects, n_regions) <= _WALKED and math.prod(first.grid_shape) <= _FEW:
+        return None
+    if n_objects > _WALKED and _is_dense(first, [range(n) for n in first.object_grid_shape]):
+        return None
+    # A listing does not follow links to directories.
+    links = (location.base.backend.linked_directory(location.prefix) for location in locations)
+    if link := next(filter(None, links), None):
+        if n_regions > _MAX_WALKED:
+            raise SpecError(
+                f"objects of the array at {first.prefix!r} lie behind the link {link!r}, and its "
+                f"grid has {n_regions} places where they may be: convert the directory that the "
+                "link leads to"
+            )
+        return None
+    found: set[Coords] = set()
+    max_regions = min(n_regions // 2, _MAX_INT64 - 1)
+    for location in locations:
+        with closing(_stored_objects(location, max(n_objects, n_regions) // 2)) as pages:
+            for page in pages:
+                if page is None or len(found) > max_regions:
+                    return None
+                _add_regions(location, page, region_shape, found)
+    return sorted(found) if len(found) <= max_regions else None
+
+
+def _is_dense(location: ArrayLocation, box: Sequence[range]) -> bool:
+    """Whether some objects of a box, sampled from all over it, are stored."""
+    shape = tuple(r.stop - r.start for r in box)
+    sampled = random_coords(shape, _N_SAMPLES, np.random.default_rng(0))
+    encode, starts = location.encoding.encode, [r.start for r in box]
+    keys = [location.prefix + encode(tuple(map(add, starts, coords))) for coords in sampled]
+    return sum(size is not None for size in location.base.sizes(keys)) >= _N_DENSE
+
+
+def _stored_objects(
+    location: ArrayLocation, max_keys: int
+) -> Generator[list[Coords] | None, None, None]:
+    """List the objects of a location: their coordinates, by pages; ``None`` behind `max_keys`."""
+    base, encoding, prefix = location.base, location.encoding, location.prefix
+    ndim, object_grid = len(location.grid_shape), location.object_grid_shape
+    cursor = KeyCursor(grid_directory(prefix, encoding, ndim))
+    is_done = False
+    try:
+        while max_keys > 0:
+            page: list[str]
+            (page,) = base.perform([ListPage(cursor, _KEYS_PER_PAGE)])
+            is_done = len(page) < _KEYS_PER_PAGE
+            coords = [encoding.decode(key[len(prefix) :], ndim) for key in page]
+            yield [c for c in coords if c is not None and layout.is_inside(c, object_grid)]
+            if is_done:
+                return
+            max_keys -= len(page)
+        yield None
+    finally:
+        if not is_done:
+            base.perform([CloseListing(cursor)])
+
+
+def _add_regions(
+    location: ArrayLocation, objects: Sequence[Coords], region_shape: Coords, found: set[Coords]
+) -> None:
+    """Add the regions of the values in some objects, as far as a read of indexes tells them."""
+    shards = []
+    for coords in objects:
+        box = layout.grid_box(coords, location.object_shape, location.grid_shape)
+        sides = list(zip(box, region_shape, strict=True))
+        if all(lo // n == (hi - 1) // n for (lo, hi), n in sides):
+            found.add(tuple(lo // n for (lo, _), n in sides))
+        else:
+            shards.append(location.shard(coords))
+    for part in rounds_of(shards, lambda shard: shard.layout.spec.index_nbytes):
+        indexes = location.base.run(read_indexes(part, cache=False))
+        for shard, index in zip(part, indexes, strict=True):
+            if index is None:
+                continue
+            ids = entries_present(shard, index)
+            inside = np.unravel_index(ids, location.object_shape)
+            starts = [s * n for s, n in zip(shard.coords, location.object_shape, strict=True)]
+            # Counted from the first region on: numpy has no integers for some coordinates.
+            columns = [
+                (column + start % n) // n
+                for column, start, n in zip(inside, starts, region_shape, strict=True)
+            ]
+            for row in set(zip(*(column.tolist() for column in columns), strict=True)):
+                pairs = zip(row, starts, region_shape, strict=True)
+                found.add(tuple(i + start // n for i, start, n in pairs))
+
+
+def only_stored(location: ArrayLocation, region: ArrayRegion) -> ArrayRegion:
+    """Return a region without those values of which a listing shows that no object has them.
+
+    Cost: nothing, if few objects may lie in the region, or some samples, if most are stored. The
+    listing ends where asking for each of them is no more work.
+    """
+    box = layout.grid_box(region.coords, region.shape, location.grid_shape)
+    sides = zip(box, location.object_shape, strict=True)
+    ranges = [range(lo // n, -(-hi // n)) for (lo, hi), n in sides]
+    n_objects = math.prod(r.stop - r.start for r in ranges)
+    if n_objects <= _WALKED or _is_dense(location, ranges):
+        return region
+    if location.base.backend.linked_directory(location.prefix):
+        return region
+    there = [np.zeros(0, np.intp)]
+    with closing(_stored_objects(location, n_objects)) as pages:
+        for page in pages:
+            if page is None:
+                return region
+            for coords in page:
+                if all(c in r for c, r in zip(coords, ranges, strict=True)):
+                    of_object = layout.grid_box(coords, location.object_shape, location.grid_shape)
+                    there.append(layout.entries_in_box(of_object, region.coords, region.shape))
+    return replace(region, ids=region.ids[np.isin(region.ids, np.concatenate(there))])

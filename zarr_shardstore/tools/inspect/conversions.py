@@ -1,0 +1,103 @@
+"""Conversions that were begun and not finished: the state of each, and what finishes it."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, get_args
+
+from zarr_shardstore.errors import ShardConflictError, ShardStoreError, UnsupportedError
+from zarr_shardstore.io.backends.local import LocalBackend
+from zarr_shardstore.io.local.locks import KeptLock
+from zarr_shardstore.metadata.documents import (
+    Hierarchy,
+    Node,
+    document_key,
+    parse_array,
+    parse_json,
+)
+from zarr_shardstore.metadata.transformer_list import SHARDING, sharding_spec
+from zarr_shardstore.tools.inspect.open_base import STAGING, BaseStoreHandle
+
+_STATES = {
+    "staging": "the array is as it was before, and a part of the new objects is staged",
+    "replacing": "the new objects are staged, and a part of the old ones may be deleted",
+    "moving": "the old objects are deleted, and a part of the new ones is staged",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class UnfinishedConversion:
+    """Content of the manifest of a conversion. The end of a conversion removes its manifest."""
+
+    key: str
+    """Of the manifest."""
+    path: str
+    state: str
+    prefix: str | None
+    """Of the keys that a conversion to this store writes; ``None`` if it is in place."""
+    is_running: bool
+    text: str
+    """The state, and the command that finishes the conversion."""
+
+    @property
+    def is_of_stored_array(self) -> bool:
+        """True if it is in place, so that it has a state of a stored array."""
+        return bool(self.state) and self.prefix is None
+
+
+def unfinished_conversions(base: BaseStoreHandle) -> Iterator[UnfinishedConversion]:
+    """Yield the conversions of a store that were begun and not finished; one without a readable
+    manifest has no path and no state."""
+    manifests = [f"{STAGING}{n}/manifest.json" for n in sorted(base.names(STAGING)) if n != "lock"]
+    is_running = bool(manifests) and is_locked(base, f"{STAGING}lock")
+    for key, value in zip(manifests, base.values(manifests, check=False), strict=True):
+        doc = (None if value is None else parse_json(value)) or {}
+        path, state = str(doc.get("path", "")), str(doc.get("state", ""))
+        prefix = None if doc.get("is_staged") or not doc else str(doc.get("prefix"))
+        if not doc:
+            text = "remains of a conversion: any conversion in place removes them"
+        elif is_running:
+            text = f"the array {path!r} is being converted"
+        else:
+            text = f"a conversion of {path!r} was interrupted (state {state!r})"
+            if prefix is None and state in _STATES and doc.get("hierarchy") in get_args(Hierarchy):
+                text += f": {_STATES[state]}, and nothing is lost; this finishes it: "
+                text += shlex.join(_command(base, doc))
+            else:
+                text += ": run it again"
+        yield UnfinishedConversion(key, path, state, prefix, is_running, text)
+
+
+def _command(base: BaseStoreHandle, manifest: Mapping[str, Any]) -> list[str]:
+    """Return the words of the command that converts an array as its manifest says."""
+    node = Node(manifest["hierarchy"], str(manifest["path"]))
+    words = ["unshard"]
+    with suppress(ShardStoreError, KeyError, TypeError, AttributeError):  # of another version
+        array = parse_array(node, manifest["documents"][document_key(node)])
+        if array is not None and array.transformers and array.geometry is not None:
+            last, ndim = array.transformers[-1], len(array.geometry.shape)
+            if last.name == SHARDING:
+                cps = sharding_spec(last, ndim).chunks_per_shard
+                words = ["shard", "--chunks-per-shard", ",".join(map(str, cps))]
+    where = base.describe().removeprefix("file://")
+    paths = ["--path", node.path] if node.path else []
+    return ["zarr-shardstore", words[0], where, *words[1:], *paths, "--yes"]
+
+
+def is_locked(base: BaseStoreHandle, key: str) -> bool:
+    """Return whether a process has the lock with that key; no file is made."""
+    if not isinstance(base.backend, LocalBackend):
+        return False
+    lock = KeptLock(base.backend.path_of(key), is_shared=True)
+    try:
+        lock.acquire(0, "it is locked")
+    except ShardConflictError:
+        return True
+    except (OSError, UnsupportedError):
+        return False
+    finally:
+        lock.close()
+    return False

@@ -1,0 +1,293 @@
+"""Arrays of a base store and the keys that belong to no array, found in its directories.
+
+A walk lists directories from the root, all of one depth in one round. It never lists the
+directories of chunks: an array of 10 million chunks costs the few requests of its documents.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from zarr_shardstore.arrays.policy import matches
+from zarr_shardstore.arrays.stored_array import ArrayReader, StoredArray
+from zarr_shardstore.errors import SpecError, UnsupportedError
+from zarr_shardstore.format.arguments import array_path, paths_of
+from zarr_shardstore.format.keys import check_no_loop, check_prefix
+from zarr_shardstore.format.layout import chunk_grid_shape
+from zarr_shardstore.format.ranges import Range
+from zarr_shardstore.metadata import documents
+from zarr_shardstore.metadata.documents import Node, document_key, node_of_document
+from zarr_shardstore.shards.read import ReadOptions
+from zarr_shardstore.shards.requests import Flow, Found, Get, ListDir, ListPrefix, Request
+from zarr_shardstore.tools.inspect.open_base import ODD_KEY_ERRORS, STAGING, BaseStoreHandle
+
+_READER = ArrayReader("flat", ReadOptions())
+_HIERARCHIES: tuple[documents.Hierarchy, ...] = ("v3", "v2", "draft")
+
+_DRAFT_META = "meta/"
+_DRAFT_ROOT = "root"
+DOCUMENTS = ("zarr.json", ".zarray", ".zgroup", ".zattrs", ".zmetadata")
+"""Names of documents. A directory with such a name is not walked."""
+
+_DIRECTORIES_AT_ONCE = 256
+"""Most directories that are read in one round."""
+
+_MAX_CHUNK_NAMES = 1 << 20
+"""Most names of chunks in the directory of an array that is listed."""
+
+NO_ARRAY_HINT = (
+    "pass the directory of zarr.json, .zgroup or .zarray; a web server must list its directories"
+)
+
+_MAX_QUOTED = 10
+"""Most paths in an error message."""
+
+
+@dataclass(frozen=True, slots=True)
+class FoundArray:
+    """An array document as it is stored."""
+
+    node: Node
+    doc: Mapping[str, Any]
+    """Empty if the document is no JSON object."""
+    geometry: documents.Geometry | None
+    """Of the stored objects, so of shards if there are any; ``None`` if it is not known here."""
+
+
+@dataclass(slots=True)
+class StoreContents:
+    """Everything in a store but the chunks and shards of its arrays."""
+
+    arrays: dict[Node, FoundArray] = field(default_factory=dict)
+    """By node, sorted by path."""
+    other_keys: list[str] = field(default_factory=list)
+    """Keys that belong to no array: documents of groups, attributes, consolidated metadata, and
+    everything else. In no order."""
+    unlisted: list[Node] = field(default_factory=list)
+    """Arrays whose directory holds too many chunks to be listed. Of the other keys in such a
+    directory only documents are found."""
+    broken: list[FoundArray] = field(default_factory=list)
+    """Documents of arrays that hold no JSON object. Their keys are among the other keys, too."""
+
+
+def find_arrays(
+    base: BaseStoreHandle, paths: Iterable[str] | str | None = None
+) -> list[FoundArray]:
+    """Return the arrays of a store, or those that `paths` name, sorted by path; also documents that
+    hold no JSON object. Cost: one round for each path of an array; else a walk."""
+    patterns = None if paths is None else paths_of(paths)
+    found = [arrays_at(base, pattern) for pattern in patterns or ()]
+    if not found or not all(found):
+        contents = base.run(find_contents())
+        walked = [*contents.arrays.values(), *contents.broken]
+        selected = select_paths({array.node.path for array in walked}, patterns)
+        found = [[array for array in walked if array.node.path in selected]]
+    unique = {array.node: array for some in found for array in some}
+    return sorted(unique.values(), key=lambda array: (array.node.path, array.node.hierarchy))
+
+
+def arrays_at(base: BaseStoreHandle, path: str) -> list[FoundArray]:
+    """Return the arrays at a path: at most one of each hierarchy."""
+    path = check_prefix(array_path(path))
+    nodes = [Node(hierarchy, path) for hierarchy in _HIERARCHIES]
+    replies: list[Found] = base.perform([Get(document_key(node)) for node in nodes])
+    found = [_parse(node, reply) for node, reply in zip(nodes, replies, strict=True)]
+    return [array for array in found if array is not None]
+
+
+def select_paths(nodes: Collection[str], paths: Iterable[str] | str | None) -> set[str]:
+    """Return those of the paths of `nodes` that the argument `paths` of a tool names: arrays,
+    groups with everything below them, or patterns of these (``"raw/*"``)."""
+    if paths is None:
+        return set(nodes)
+    selected: set[str] = set()
+    for pattern in paths_of(paths):
+        found = {path for path in nodes if any(matches(at, pattern) for at in _lineage(path))}
+        if not found:
+            there = quoted(sorted(nodes))
+            raise SpecError(f"no array has the path {pattern!r}, and no group; there are {there}")
+        selected |= found
+    return selected
+
+
+def _lineage(path: str) -> list[str]:
+    """Return the paths of the root, of all groups above a node, and of the node itself."""
+    return ["", *(path[:i] for i, sign in enumerate(f"{path}/") if sign == "/")]
+
+
+def quoted(paths: Iterable[str]) -> str:
+    """Return the first few paths, quoted for an error message."""
+    unique = list(dict.fromkeys(paths))
+    more = f" and {len(unique) - _MAX_QUOTED} more" if len(unique) > _MAX_QUOTED else ""
+    return (", ".join(map(repr, unique[:_MAX_QUOTED])) or "none") + more
+
+
+def read_array(found: FoundArray) -> StoredArray:
+    """Return the array that a document declares, or raise why there is none."""
+    if not found.doc:
+        raise SpecError(f"{document_key(found.node)!r} holds no JSON object")
+    array = _READER.read(found.node, found.doc)
+    assert array is not None, "find_arrays returns documents of arrays only"
+    if array.unknown:
+        raise UnsupportedError(array.unknown)
+    return array
+
+
+def _parse(node: Node, reply: Found) -> FoundArray | None:
+    """Parse a document; ``None`` if there is none, or if it is that of a group."""
+    if reply.value is None:
+        return None
+    doc = documents.parse_json(reply.value)
+    if doc is None:
+        return FoundArray(node, {}, None)
+    if not documents.is_array_document(node, doc):
+        return None
+    return FoundArray(node, doc, documents.plain_geometry(node.hierarchy, doc))
+
+
+def find_contents() -> Flow[StoreContents]:
+    """Find all arrays and all other keys of a base store. Cost: a listing and three reads for each
+    directory without chunks, and a listing for the documents of a draft hierarchy."""
+    found = StoreContents()
+    draft = yield from _find_draft_arrays(found)
+    level = [""]
+    while level:
+        check_no_loop(level)
+        below: list[str] = []
+        for i in range(0, len(level), _DIRECTORIES_AT_ONCE):
+            below += yield from _visit(level[i : i + _DIRECTORIES_AT_ONCE], draft, found)
+        level = below
+    found.arrays = dict(sorted(found.arrays.items(), key=lambda item: item[0].path))
+    return found
+
+
+def _find_draft_arrays(found: StoreContents) -> Flow[dict[str, Node]]:
+    """Find the arrays of a draft hierarchy; return them by the directory of their chunks."""
+    (names,) = yield [ListDir(_DRAFT_META)]
+    keys = [_DRAFT_META + name for name in names]
+    if _DRAFT_ROOT in names:  # without it "meta" is an ordinary group, perhaps with many chunks
+        (below,) = yield [ListPrefix(f"{_DRAFT_META}{_DRAFT_ROOT}/")]
+        keys += below
+    nodes = [node for key in keys if (node := node_of_document(key)) and node.hierarchy == "draft"]
+    if not nodes:
+        return {}
+    replies: list[Found] = yield [Get(document_key(node)) for node in nodes]
+    return {
+        node.chunk_prefix: node
+        for node, reply in zip(nodes, replies, strict=True)
+        if _add(found, node, reply)
+    }
+
+
+def _visit(
+    directories: Sequence[str], draft: Mapping[str, Node], found: StoreContents
+) -> Flow[list[str]]:
+    """Read some directories; return the names in them that may be directories. A name in a listing
+    may be a key, a directory, or both: so each is also read as a key."""
+    gets = [
+        request
+        for directory in directories
+        for request in (
+            Get(f"{directory}zarr.json"),
+            Get(f"{directory}.zarray"),
+            Get(directory.removesuffix("/") or "zarr.json", Range(0, 1)),
+        )
+    ]
+    replies: list[Any] = yield from _ask(gets, lambda i: i % 3 == 2)
+    listed: dict[str, list[Node]] = {}
+    document_keys: list[str] = []
+    for i, directory in enumerate(directories):
+        v3, v2, itself = replies[3 * i : 3 * i + 3]
+        path = directory.removesuffix("/")
+        both = (Node("v3", path), v3), (Node("v2", path), v2)
+        nodes = [node for node, reply in both if _add(found, node, reply)]
+        if directory in draft:
+            nodes.append(draft[directory])
+        if path and itself is not None and itself.value is not None:
+            found.other_keys.append(path)
+        if sum(_n_names(found.arrays[node].geometry) for node in nodes) <= _MAX_CHUNK_NAMES:
+            listed[directory] = nodes
+            continue
+        found.unlisted += nodes
+        keys = [directory + name for name in DOCUMENTS]
+        document_keys += [key for key in keys if node_of_document(key) not in found.arrays]
+    if document_keys:
+        replies = yield [Get(key, Range(0, 1)) for key in document_keys]
+        pairs = zip(document_keys, replies, strict=True)
+        found.other_keys += [key for key, reply in pairs if reply.value is not None]
+    arrays = list(listed.values())
+    listings = yield from _ask([ListDir(d) for d in listed], lambda i: bool(arrays[i]))
+    below: list[str] = []
+    for (directory, nodes), names in zip(listed.items(), listings, strict=True):
+        if names is None:
+            found.unlisted += nodes
+            continue
+        below += _names_below(directory, names, nodes, found)
+    return below
+
+
+def _ask(batch: Sequence[Request], may_fail: Callable[[int], bool]) -> Flow[list[Any]]:
+    """Return replies; ``None`` where the base store refuses a request that may fail."""
+    try:
+        return (yield list(batch))
+    except ODD_KEY_ERRORS as error:
+        if isinstance(error, SpecError):
+            raise
+    replies: list[Any] = []
+    for i, request in enumerate(batch):
+        try:
+            replies += yield [request]
+        except ODD_KEY_ERRORS:
+            if not may_fail(i):
+                raise
+            replies.append(None)
+    return replies
+
+
+def _names_below(
+    directory: str, names: Sequence[str], nodes: Sequence[Node], found: StoreContents
+) -> list[str]:
+    geometries = [g for node in nodes if (g := found.arrays[node].geometry) is not None]
+    below = []
+    for name in names:
+        key = directory + name
+        if f"{key}/" == STAGING or node_of_document(key) in found.arrays:
+            continue
+        if name in DOCUMENTS:
+            found.other_keys.append(key)
+        elif not any(_is_of_chunks(geometry, name) for geometry in geometries):
+            below.append(f"{key}/")
+    return below
+
+
+def _is_of_chunks(geometry: documents.Geometry, name: str) -> bool:
+    """Return whether a name in the directory of an array leads to chunks."""
+    encoding, ndim = geometry.encoding, len(geometry.shape)
+    if not ndim:  # a 0-d draft array may have a second key: that is copied as it is
+        return name == encoding.encode(())
+    return encoding.decode_leading(name, ndim) is not None
+
+
+def _n_names(geometry: documents.Geometry | None) -> int:
+    """Return how many names the chunks of an array may have in its directory."""
+    if geometry is None:
+        return 0
+    grid = chunk_grid_shape(geometry.shape, geometry.chunk_shape)
+    if geometry.encoding.separator == "/":
+        grid = grid[: 0 if geometry.encoding.style == "default" else 1]
+    return math.prod(grid)
+
+
+def _add(found: StoreContents, node: Node, reply: Found) -> bool:
+    """Add the array that a document describes; return whether it describes one."""
+    array = _parse(node, reply)
+    if array is None:
+        return False
+    if not array.doc:
+        found.broken.append(array)
+        return False
+    found.arrays[node] = array
+    return True

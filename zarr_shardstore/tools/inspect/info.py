@@ -1,0 +1,331 @@
+"""Reports on the arrays of a store: how they are sharded, and what their shards hold."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+from zarr_shardstore.arrays.stored_array import StoredArray
+from zarr_shardstore.errors import ShardStoreError, SpecError, UnsupportedError
+from zarr_shardstore.format.keys import Coords
+from zarr_shardstore.io.backends.resolve import BaseStoreLike
+from zarr_shardstore.metadata.declaration import Declaration, has_sharding_codec
+from zarr_shardstore.metadata.documents import Hierarchy, Node, unknown_geometry
+from zarr_shardstore.shards.stack import ShardingTransformer
+from zarr_shardstore.tools.inspect.conversions import UnfinishedConversion, unfinished_conversions
+from zarr_shardstore.tools.inspect.find import FoundArray, arrays_at, find_arrays, read_array
+from zarr_shardstore.tools.inspect.occupancy import ObjectGrid, Round, rounds_of_objects
+from zarr_shardstore.tools.inspect.open_base import BaseStoreHandle, open_base
+from zarr_shardstore.tools.inspect.readers import read_by, summarize
+
+_TOTALS = (
+    *("n_chunks", "n_objects", "stored_nbytes", "chunk_nbytes", "index_nbytes", "dead_nbytes"),
+    "n_errors",
+)
+
+_MAX_ERRORS = 20
+"""Most texts of errors for one array; `ArrayInfo.n_errors` counts all."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArrayInfo:
+    """One array. Shapes are in elements, grids in chunks or shards, sizes in bytes.
+
+    A figure is ``None`` if the document does not tell it, or if it is one of shards and there are
+    none. Objects are the shards, or else the chunks.
+    """
+
+    path: str
+    """``""`` is the root."""
+    hierarchy: Hierarchy
+    declaration: Declaration | None = None
+    """The form in which its metadata declares sharding and other storage transformers."""
+    read_by: str = ""
+    """Programs that read it: ``"every v3 reader"``, ``"only through this package"``, …"""
+    shape: Coords | None = None
+    dtype: str | None = None
+    """As it is spelled in the document."""
+    chunk_shape: Coords | None = None
+    shard_shape: Coords | None = None
+    chunks_per_shard: Coords | None = None
+    chunk_grid_shape: Coords | None = None
+    shard_grid_shape: Coords | None = None
+    n_chunks: int = 0
+    n_chunks_of_grid: int = 0
+    n_objects: int = 0
+    n_objects_of_grid: int = 0
+    fill: float = 0.0
+    """Fraction of the chunks of the grid that are stored; 0 where there are none."""
+    stored_nbytes: int = 0
+    """Size of all objects: `chunk_nbytes` + `index_nbytes` + `dead_nbytes`, unless entries overlap
+    or lie outside the array, shards cannot be read, or transformers add bytes."""
+    chunk_nbytes: int = 0
+    index_nbytes: int = 0
+    dead_nbytes: int = 0
+    """Bytes of shards that no entry and no index use."""
+    smallest: int | None = None
+    mean: float | None = None
+    largest: int | None = None
+    """Sizes of objects; ``None`` if there is none."""
+    shares_objects: bool = False
+    """True if the objects are those of the v3 array at the same path, as after a migration of
+    metadata. Totals count them once."""
+    n_errors: int = 0
+    """Damaged shards, and reasons why the array could not be read."""
+    errors: tuple[str, ...] = ()
+    """The first of them."""
+    notes: tuple[str, ...] = ()
+    """Facts that these figures do not show."""
+    is_unknown: bool = False
+    """True if it is not understood, and nothing was counted; `notes` say why."""
+
+    @property
+    def is_sharded(self) -> bool:
+        """True if chunks are known to be packed into shards."""
+        return self.chunks_per_shard is not None
+
+
+@dataclass(frozen=True, slots=True)
+class StoreInfo(Mapping[str, Any]):
+    """The arrays of a store, with totals.
+
+    As a mapping it equals the result of `get_shard_info` of zarr-vectors. ``"sharded"`` is true if
+    any array is sharded, ``"shard_count"`` is the number of shards in their grids. ``"arrays"`` has
+    for each sharded array its ``"name"``, ``"grid_shape"`` and ``"shard_shape"``, both in chunks,
+    and ``"shard_count"``.
+    """
+
+    store: str
+    arrays: tuple[ArrayInfo, ...]
+    """Sorted by path."""
+    n_sharded: int = field(init=False)
+    n_chunks: int = field(init=False)
+    n_objects: int = field(init=False)
+    stored_nbytes: int = field(init=False)
+    chunk_nbytes: int = field(init=False)
+    index_nbytes: int = field(init=False)
+    dead_nbytes: int = field(init=False)
+    n_errors: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        counted = [array for array in self.arrays if not array.shares_objects]
+        object.__setattr__(self, "n_sharded", sum(array.is_sharded for array in counted))
+        for name in _TOTALS:
+            object.__setattr__(self, name, sum(getattr(array, name) for array in counted))
+
+    @property
+    def n_unknown(self) -> int:
+        """Number of arrays that are not understood."""
+        return sum(array.is_unknown for array in self.arrays)
+
+    @property
+    def read_by(self) -> str:
+        """Programs that read the arrays; if they differ, with the number of arrays of each."""
+        return summarize(array.read_by for array in self.arrays if not array.shares_objects)
+
+    def __getitem__(self, key: str) -> Any:
+        return self._of_zarr_vectors()[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._of_zarr_vectors())
+
+    def __len__(self) -> int:
+        return len(self._of_zarr_vectors())
+
+    def _of_zarr_vectors(self) -> dict[str, Any]:
+        sharded = [array for array in self.arrays if array.is_sharded and not array.shares_objects]
+        arrays = [
+            {
+                "name": array.path,
+                "grid_shape": list(array.chunk_grid_shape or ()),
+                "shard_shape": list(array.chunks_per_shard or ()),
+                "shard_count": array.n_objects_of_grid,
+            }
+            for array in sharded
+        ]
+        count = sum(array.n_objects_of_grid for array in sharded)
+        return {"sharded": bool(sharded), "arrays": arrays, "shard_count": count}
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the report as JSON has it, with `read_by`, and the totals under ``"totals"``."""
+        totals = asdict(self)
+        store = totals.pop("store")
+        arrays: list[Any] = json.loads(json.dumps(totals.pop("arrays")))  # tuples become lists
+        return {"store": store, "read_by": self.read_by, "arrays": arrays, "totals": totals}
+
+
+def is_sharded(
+    store: BaseStoreLike,
+    path: str | None = None,
+    *,
+    storage_options: Mapping[str, Any] | None = None,
+) -> bool:
+    """Return whether the array at `path`, or any array of the store, is sharded.
+
+    An array whose sharding codec is left to zarr is sharded, too. Only documents are read.
+
+    Raises
+    ------
+    SpecError
+        If there is no array at `path`, or its document declares something impossible.
+    UnsupportedError
+        If it declares an unknown transformer.
+    """
+    base = open_base(store, storage_options)
+    found = find_arrays(base) if path is None else arrays_at(base, path)
+    if path is not None and not found:
+        raise SpecError(f"no array at {path!r} in {base.describe()}")
+    return any(has_sharding_codec(array.doc) or _has_shards(array) for array in found)
+
+
+def sharded_paths(store: BaseStoreLike, path: str = "") -> list[str]:
+    found = find_arrays(open_base(store), path or None)
+    return sorted({array.node.path for array in found if _has_shards(array)})
+
+
+def _has_shards(found: FoundArray) -> bool:
+    stack = read_array(found).stack
+    return any(isinstance(transformer, ShardingTransformer) for transformer in stack)
+
+
+def get_shard_info(
+    store: BaseStoreLike,
+    *,
+    paths: Iterable[str] | str | None = None,
+    storage_options: Mapping[str, Any] | None = None,
+) -> StoreInfo:
+    """Report on all arrays of a store, or on those that `paths` names.
+
+    Shard indexes and sizes are requested, but no chunk. An array whose document is bad, and a
+    shard that cannot be read, is reported with its error and blocks nothing else.
+
+    Parameters
+    ----------
+    store
+        Anything that `ShardingStore` wraps, or a sharding store.
+    paths
+        Paths of arrays and groups, or patterns as ``"raw/*"``; ``None``: all arrays.
+
+    Raises
+    ------
+    SpecError
+        If a path names no array.
+
+    Examples
+    --------
+    >>> import zarr
+    >>> from zarr_shardstore import ShardingStore
+    >>> base = {}
+    >>> z = zarr.create_array(
+    ...     ShardingStore(base, chunks_per_shard=4), shape=(10,), chunks=(1,), dtype="u1"
+    ... )
+    >>> z[:3] = 1
+    >>> (array,) = get_shard_info(base).arrays
+    >>> array.n_chunks, array.n_chunks_of_grid, array.n_objects, array.n_objects_of_grid
+    (3, 10, 1, 3)
+    """
+    base = open_base(store, storage_options)
+    found = find_arrays(base, paths)
+    by_node = {array.node: array for array in found}
+    conversions = unfinished_conversions(base)
+    unfinished = {each.path: each for each in conversions if each.is_of_stored_array}
+    arrays = (_info(base, array, by_node) for array in found)
+    return StoreInfo(
+        base.describe(), tuple(_with_state(array, unfinished.get(array.path)) for array in arrays)
+    )
+
+
+def _with_state(info: ArrayInfo, unfinished: UnfinishedConversion | None) -> ArrayInfo:
+    """Add that a conversion of the array goes on, or was interrupted."""
+    if unfinished is None:
+        return info
+    if unfinished.is_running:
+        return replace(info, notes=(*info.notes, unfinished.text))
+    return replace(info, n_errors=info.n_errors + 1, errors=(unfinished.text, *info.errors))
+
+
+def _info(
+    base: BaseStoreHandle, found: FoundArray, by_node: Mapping[Node, FoundArray]
+) -> ArrayInfo:
+    node, doc = found.node, found.doc
+    info = ArrayInfo(
+        path=node.path, hierarchy=node.hierarchy, shape=_shape_of(doc), dtype=_dtype_of(doc)
+    )
+    info = replace(info, read_by=read_by([doc]))
+    try:
+        array = read_array(found)
+    except UnsupportedError as error:
+        return replace(info, is_unknown=True, notes=(str(error),))
+    except ShardStoreError as error:
+        return replace(info, n_errors=1, errors=(str(error),))
+    geometry = array.document.geometry
+    if geometry is None or found.geometry is None:
+        return replace(info, is_unknown=True, notes=(unknown_geometry(doc),))
+    twin = by_node.get(node.twin) if node.hierarchy == "v2" and node.twin else None
+    grid = ObjectGrid(array)
+    cps, is_sharded = grid.chunks_per_shard, grid.layout is not None
+    shard_shape = tuple(c * n for c, n in zip(geometry.chunk_shape, cps, strict=True))
+    info = replace(
+        info,
+        declaration=array.document.declaration,
+        chunk_shape=geometry.chunk_shape,
+        shard_shape=shard_shape if is_sharded else None,
+        chunks_per_shard=cps if is_sharded else None,
+        chunk_grid_shape=array.grid_shape,
+        shard_grid_shape=grid.shape if is_sharded else None,
+        n_chunks_of_grid=math.prod(array.grid_shape or ()),
+        n_objects_of_grid=math.prod(grid.shape),
+        shares_objects=twin is not None and found.geometry.has_same_chunks(twin.geometry),
+        notes=_notes(array, grid, doc),
+    )
+    return _counted(info, rounds_of_objects(base, grid))
+
+
+def _counted(info: ArrayInfo, rounds: Iterable[Round]) -> ArrayInfo:
+    totals: dict[str, Any] = dict.fromkeys(_TOTALS, 0)
+    extremes: list[int] = []
+    errors: list[str] = []
+    for part in rounds:
+        totals["n_objects"] += len(part.object_nbytes)
+        totals["stored_nbytes"] += sum(part.object_nbytes)
+        totals["n_errors"] += len(part.errors())
+        for name in ("n_chunks", "chunk_nbytes", "index_nbytes", "dead_nbytes"):
+            totals[name] += sum(getattr(cell, name) or 0 for cell in part.cells)
+        sizes = extremes + part.object_nbytes
+        extremes = [min(sizes), max(sizes)] if sizes else []
+        errors += part.errors()[: _MAX_ERRORS - len(errors)]
+    n_objects, n_in_grid = totals["n_objects"], info.n_chunks_of_grid
+    return replace(
+        info,
+        **totals,
+        fill=totals["n_chunks"] / n_in_grid if n_in_grid else 0.0,
+        smallest=extremes[0] if extremes else None,
+        mean=totals["stored_nbytes"] / n_objects if n_objects else None,
+        largest=extremes[1] if extremes else None,
+        errors=tuple(errors),
+    )
+
+
+def _notes(array: StoredArray, grid: ObjectGrid, doc: Mapping[str, Any]) -> tuple[str, ...]:
+    notes = []
+    if has_sharding_codec(doc) and array.document.declaration is None:
+        notes.append("its sharding codec is left to zarr: its shards are counted, not their chunks")
+    if len(array.document.transformers) > 1 or (array.stack and grid.layout is None):
+        names = ", ".join(spec.name for spec in array.document.transformers)
+        notes.append(f"storage transformers, the nearest to the array first: {names}")
+    return tuple(notes)
+
+
+def _shape_of(doc: Mapping[str, Any]) -> Coords | None:
+    shape = doc.get("shape")
+    is_shape = isinstance(shape, list) and all(isinstance(n, int) for n in shape)
+    return tuple(shape or ()) if is_shape else None
+
+
+def _dtype_of(doc: Mapping[str, Any]) -> str | None:
+    """Return the data type as it is spelled, if that is a str, else as JSON."""
+    dtype = doc.get("dtype" if doc.get("zarr_format") == 2 else "data_type")
+    return dtype if dtype is None or isinstance(dtype, str) else json.dumps(dtype)

@@ -1,0 +1,205 @@
+"""Base stores for the tools: objects under their own keys, with no key translated."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, TypeAlias, TypeVar
+
+from zarr import Group
+from zarr.abc.store import Store
+from zarr.core.sync import sync
+from zarr.storage import LocalStore, StorePath
+
+from zarr_shardstore.errors import ReadOnlyError, SpecError, UnsupportedError
+from zarr_shardstore.io.backends.base import Backend
+from zarr_shardstore.io.backends.resolve import BaseStore, BaseStoreLike, backend_of, base_store_of
+from zarr_shardstore.io.backends.store_traits import has_no_such_key, is_in_memory, scope_of_store
+from zarr_shardstore.io.driver import Driver
+from zarr_shardstore.io.seal import seal_all
+from zarr_shardstore.metadata.documents import dump_document, parse_json
+from zarr_shardstore.shards import requests
+from zarr_shardstore.shards.index_reads import check_whole
+from zarr_shardstore.shards.requests import EntryUpdate
+from zarr_shardstore.store.sharding_mapping import ShardingMapping
+from zarr_shardstore.store.sharding_store import ShardingStore
+
+T = TypeVar("T")
+
+StoreLike: TypeAlias = BaseStoreLike | ShardingStore | ShardingMapping
+
+ODD_KEY_ERRORS = (ValueError, TypeError, LookupError, NotImplementedError)
+"""Errors by which a base store may say that nothing is ever stored under such a key."""
+
+STAGING = ".zarr_shardstore/"
+"""Directory of conversions in place for objects that are not published yet. No tool shows it."""
+
+
+@dataclass(frozen=True, slots=True)
+class BaseStoreHandle:
+    """A base store with a blocking driver, for any thread. It pickles if the store does."""
+
+    store: BaseStore
+    driver: Driver
+    is_read_only: bool = False
+    """Whether the caller passed a store around it that refuses writes."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return open_base, (self.store,)
+
+    @property
+    def backend(self) -> Backend:
+        return self.driver.backend
+
+    def run(self, flow: requests.Flow[T]) -> T:
+        return self.driver.run(flow)
+
+    def perform(self, batch: Sequence[requests.Request]) -> list[Any]:
+        return self.run(requests.ask(batch)) if batch else []
+
+    def seal(self) -> None:
+        if not self.is_read_only:
+            seal_all(self.backend)
+
+    def sizes(self, keys: Sequence[str]) -> list[int | None]:
+        return self.perform([requests.GetSize(key) for key in keys])
+
+    def values(self, keys: Sequence[str], *, check: bool = True) -> list[memoryview | None]:
+        """Read whole objects; ``None`` for each that is missing. With `check`, a truncated reply
+        raises `ShardConflictError`; a size that did not come with its value is requested."""
+        founds: list[requests.Found] = self.perform([requests.GetMany(keys)])[0] if keys else []
+        if check:
+            there = {key: f for key, f in zip(keys, founds, strict=True) if f.value is not None}
+            unknown = [key for key, found in there.items() if found.size is None]
+            sizes = dict(zip(unknown, self.sizes(unknown), strict=True))
+            for key, found in there.items():
+                check_whole(key, found.value, sizes.get(key, found.size))
+        return [found.value for found in founds]
+
+    def documents(self, keys: Iterable[str]) -> list[dict[str, Any] | None]:
+        """Read documents; ``None`` for each that is missing, or no JSON object."""
+        values = self.values(list(keys))
+        return [None if value is None else parse_json(value) for value in values]
+
+    def write_documents(self, documents: Mapping[str, Mapping[str, Any]]) -> None:
+        self.perform([requests.Set(key, dump_document(doc)) for key, doc in documents.items()])
+
+    def stored_key(self, key: str) -> str:
+        """Return the key of an object that is stored, where a document is seen."""
+        return key
+
+    def names(self, directory: str) -> list[str]:
+        return list(self.perform([requests.ListDir(directory)])[0])
+
+    def is_same(self, other: BaseStoreHandle) -> bool:
+        (place, root), (other_place, other_root) = self._location(), other._location()
+        if place != other_place or root == other_root:
+            return place == other_place
+        try:  # one directory may have several names
+            return place == "file" and os.path.samefile(root, other_root)
+        except OSError:
+            return False
+
+    def overlaps(self, other: BaseStoreHandle) -> bool:
+        """Return whether one store is known to lie inside the other."""
+        (place, root), (other_place, other_root) = self._location(), other._location()
+        is_inside = root.startswith(other_root) or other_root.startswith(root)
+        return place == other_place and is_inside
+
+    def _location(self) -> tuple[Hashable, str]:
+        if isinstance(self.store, Store):
+            return scope_of_store(self.store)
+        return self.backend.scope(""), ""
+
+    @property
+    def is_in_memory(self) -> bool:
+        """True if another process would get a copy instead of the store itself."""
+        return not isinstance(self.store, Store) or is_in_memory(self.store)
+
+    @property
+    def is_web(self) -> bool:
+        """True if a web server has the store."""
+        return "http" in str(getattr(getattr(self.store, "fs", None), "protocol", ""))
+
+    @property
+    def supports_deletes(self) -> bool:
+        """True if objects can be removed and replaced. In a zip they cannot."""
+        has_deletes = not isinstance(self.store, Store) or self.store.supports_deletes
+        return has_deletes and "delete" not in self.backend.lacks
+
+    def check_replaceable(self) -> None:
+        if not self.supports_deletes:
+            raise UnsupportedError(
+                f"in {self.describe()} nothing can be removed or replaced; nothing was changed: "
+                "convert it into another store"
+            )
+
+    def check_takes_any_key(self) -> None:
+        """Refuse a store that cannot keep the notes of a conversion."""
+        if not isinstance(self.store, Store) or not self.supports_deletes:
+            return
+        try:
+            sync(self.store.exists(f"{STAGING}manifest.json"))
+        except NotImplementedError:
+            return
+        except Exception as error:
+            if not has_no_such_key(error) and not isinstance(error, ODD_KEY_ERRORS):
+                raise
+            raise UnsupportedError(
+                f"{type(self.store).__name__} takes documents of Zarr v3 and chunks only, and a "
+                "conversion has to keep beside them how far it is; nothing was written: create "
+                "the arrays through a ShardingStore over it, and copy their values"
+            ) from error
+
+    def try_to_remove(self) -> None:
+        """Find out whether the store removes objects, by a key that is never there."""
+        if self.supports_deletes:
+            with suppress(UnsupportedError):
+                self.perform([requests.Delete(f"{STAGING}manifest.json")])
+
+    def check_writable(self) -> None:
+        if self.is_read_only or (isinstance(self.store, Store) and self.store.read_only):
+            raise ReadOnlyError(
+                f"{self.describe()} is open for reading only: convert it into another store, or "
+                "pass one that can be written"
+            )
+
+    def describe(self) -> str:
+        if isinstance(self.store, Store):
+            return " ".join(str(self.store).split())[:200]  # icechunk's has several lines
+        return repr(self.backend)
+
+
+def open_base(
+    store: StoreLike | BaseStoreHandle, storage_options: Mapping[str, Any] | None = None
+) -> BaseStoreHandle:
+    """Open everything that `ShardingStore` takes; for a sharding store, its base store. A path that
+    is a file, and a store that lists no keys, are refused."""
+    is_read_only, path = False, ""
+    if isinstance(store, BaseStoreHandle):
+        return store
+    if isinstance(store, Group | StorePath) and isinstance(store.store, ShardingStore):
+        path, store = store.path, store.store
+    inner = getattr(store, "store", store)  # a draft hierarchy is a store on a sharding store
+    if isinstance(inner, ShardingStore | ShardingMapping):
+        is_read_only, store = inner.read_only, inner.base
+    base = base_store_of(store, storage_options)
+    if path and not isinstance(base, Store):
+        raise SpecError(f"of a mapping no part can be opened, here {path!r}: open all of it")
+    if isinstance(base, Store):
+        base = base_store_of(StorePath(base, path))
+    if isinstance(base, LocalStore):
+        there = next((path for path in (base.root, *base.root.parents) if path.exists()), None)
+        if there is not None and not there.is_dir():
+            raise SpecError(f"{str(there)!r} is a file, not the directory of a store")
+    if isinstance(base, Store) and not base.supports_listing:
+        raise UnsupportedError(f"{base} lists no keys: what it holds cannot be found")
+    return BaseStoreHandle(base, Driver(backend_of(base), _refuse_update), is_read_only)
+
+
+def _refuse_update(
+    request: requests.UpdateShard, _groups: Sequence[Sequence[EntryUpdate]]
+) -> requests.Flow[Any]:
+    raise TypeError(f"the tools write whole objects, not {request!r}")

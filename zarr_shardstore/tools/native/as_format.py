@@ -1,0 +1,65 @@
+"""One node for readers of a format, with plain chunks: its documents, and their chunk keys.
+
+Nothing is written: doors show a stored node so. The bytes of its chunks are the same. A v3 array
+with the chunk keys ``c/0/1`` has the keys ``0/1`` in v2; in all other cases the keys are the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from zarr_shardstore.errors import UnsupportedError
+from zarr_shardstore.format.keys import ChunkKeyEncoding
+from zarr_shardstore.metadata import declaration
+from zarr_shardstore.metadata.declaration import Document
+from zarr_shardstore.metadata.documents import plain_geometry, without_notes
+from zarr_shardstore.tools.native.translate import v2_of_v3, v3_of_v2
+
+ZarrFormat = Literal[2, 3]
+
+
+def documents_in(
+    zarr_format: ZarrFormat | None, doc: Mapping[str, Any], attributes: Mapping[str, Any]
+) -> dict[str, Document]:
+    """Return the documents of an array or a group in a format, by name; ``None``: in its own.
+
+    `doc` is ``zarr.json``, ``.zarray`` or ``.zgroup``, as it is stored or as users see it, and
+    `attributes` is ``.zattrs``. Raises `UnsupportedError` if the format cannot say what it says.
+    """
+    is_v3 = declaration.format_of(doc) == "v3"
+    is_array = doc.get("node_type") == "array" if is_v3 else "shape" in doc
+    plain = _without_shards(doc) if is_array else dict(doc)
+    if (zarr_format or (3 if is_v3 else 2)) == 3:
+        return {"zarr.json": plain if is_v3 else v3_of_v2(plain, attributes)}
+    if is_v3:
+        plain, attributes = _v2_of_v3(plain)
+    name = ".zarray" if is_array else ".zgroup"
+    return {name: plain} | ({".zattrs": dict(attributes)} if attributes else {})
+
+
+def encoding_in(zarr_format: ZarrFormat | None, encoding: ChunkKeyEncoding) -> ChunkKeyEncoding:
+    """Return the spelling of the chunk keys of a stored array in a format."""
+    return ChunkKeyEncoding("v2", encoding.separator) if zarr_format == 2 else encoding
+
+
+def _without_shards(doc: Mapping[str, Any]) -> Document:
+    declared = declaration.find_declaration(doc)
+    plain = doc if declared is None else declaration.strip(doc, declared.how)
+    return dict(declaration.without_mark(without_notes(plain)))
+
+
+def _v2_of_v3(doc: Document) -> tuple[Document, Document]:
+    if declaration.has_sharding_codec(doc):
+        raise UnsupportedError("its chunks are shards themselves, which v2 has not: take v3")
+    geometry = plain_geometry("v3", doc)
+    if geometry is not None:
+        separator = geometry.encoding.separator
+        encoding = {"name": "v2", "configuration": {"separator": separator}}
+        doc = {**doc, "chunk_key_encoding": encoding}
+    translated, attributes = v2_of_v3(doc)
+    if translated.get("fill_value") is None and "dimension_names" in doc:
+        # A null stands for zero, but zarr 2 leaves missing chunks as they happen to be in memory.
+        unnamed = {name: value for name, value in doc.items() if name != "dimension_names"}
+        translated["fill_value"] = v2_of_v3(unnamed)[0]["fill_value"]
+    return translated, attributes

@@ -1,0 +1,473 @@
+"""`to_native`, `from_native`: sharded arrays for readers that know no wrapper, and back.
+
+Only metadata documents are written and removed. The shards of the draft, of our v2 marker and
+of the ``sharding_indexed`` codec are the same bytes under the same keys.
+
+The whole change is planned before any write. Documents are written first, the deepest node first
+and the root last; then documents are removed, the root first. So each array has a whole document
+at every step. A reader that finds the new format at the root finds it below.
+
+Consolidated metadata follows. A group that becomes v3 or v2 stays consolidated if it was. Other
+groups get new copies of changed documents, and lose those of nodes that change their format.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass
+from functools import partial
+from itertools import groupby
+from typing import Any, Literal, TypeAlias
+
+from zarr_shardstore.arrays.array_cache import invalidate_documents
+from zarr_shardstore.errors import SpecError, UnsupportedError
+from zarr_shardstore.io.backends.resolve import BaseStoreLike
+from zarr_shardstore.metadata import documents
+from zarr_shardstore.metadata.declaration import Document
+from zarr_shardstore.metadata.documents import attributes_of, is_same_json
+from zarr_shardstore.shards.requests import Delete, Flow, Found, Get, Set
+from zarr_shardstore.store.sharding_mapping import ShardingMapping
+from zarr_shardstore.store.sharding_store import ShardingStore
+from zarr_shardstore.tools.inspect.find import find_contents, quoted, select_paths
+from zarr_shardstore.tools.inspect.open_base import BaseStoreHandle, open_base
+from zarr_shardstore.tools.inspect.readers import read_by, summarize
+from zarr_shardstore.tools.native import translate
+
+AnyStore: TypeAlias = "BaseStoreLike | ShardingStore | ShardingMapping"
+
+_CONSOLIDATED = "consolidated_metadata"
+_V2_NAMES = (".zmetadata", ".zarray", ".zgroup", ".zattrs")
+_REMOVED = ("zarr.json", *_V2_NAMES)
+_WRITTEN = (".zattrs", ".zmetadata", ".zarray", ".zgroup", "zarr.json")
+"""Documents of one node, in order: no reader takes attributes alone for a node."""
+
+Node: TypeAlias = dict[str, Document]
+"""Documents of one node by name."""
+
+_transformed = partial(translate.redeclare, how="storage_transformers")
+
+
+@dataclass(frozen=True, slots=True)
+class NativeEntry:
+    """Outcome for one array or group; `read_by` names the programs that read an array then."""
+
+    path: str
+    action: Literal["translated", "skipped"]
+    reason: str
+    read_by: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class NativeReport:
+    """Changes that `to_native` or `from_native` made, or would make.
+
+    Parameters
+    ----------
+    entries : tuple of NativeEntry
+        One for each array and group that was asked for: its path, ``"translated"`` or
+        ``"skipped"``, and the reason.
+    n_documents_written, n_documents_removed : int
+    dry_run : bool
+        Whether nothing was changed.
+    notes : tuple of str
+        Hints for the user.
+    """
+
+    entries: tuple[NativeEntry, ...]
+    n_documents_written: int
+    n_documents_removed: int
+    dry_run: bool
+    notes: tuple[str, ...] = ()
+
+    @property
+    def read_by(self) -> str:
+        """Programs that read the arrays; if they differ, with the number of arrays of each."""
+        return summarize(entry.read_by for entry in self.entries)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the report as JSON takes it."""
+        return {**asdict(self), "read_by": self.read_by}
+
+    def __str__(self) -> str:
+        n_translated = sum(entry.action == "translated" for entry in self.entries)
+        return (
+            f"{'would translate' if self.dry_run else 'translated'} {n_translated} of "
+            f"{len(self.entries)} nodes: {self.n_documents_written} documents written, "
+            f"{self.n_documents_removed} removed, no data touched\nread by: {self.read_by}"
+        )
+
+
+def to_native(
+    store: AnyStore,
+    *,
+    paths: Iterable[str] | None = None,
+    ome: bool = False,
+    storage_options: Mapping[str, Any] | None = None,
+    dry_run: bool = False,
+) -> NativeReport:
+    """Make every Zarr v3 reader read a store, by its metadata documents alone.
+
+    Arrays that are sharded by a storage transformer get the ``sharding_indexed`` codec. Groups
+    and arrays of Zarr v2, sharded or not, get v3 documents in place of their own. All documents
+    are translated before any is written: if one cannot be expressed, nothing is written. The
+    same call finishes a call that was interrupted.
+
+    Parameters
+    ----------
+    store
+        A store, or an argument that `ShardingStore` takes for one.
+    paths
+        Paths of arrays and groups, or patterns of these (``"raw/*"``); a group stands for all
+        below it. ``None``: everything.
+    ome : bool
+        Make OME-Zarr 0.4 attributes those of 0.5.
+    storage_options
+        For a URL.
+    dry_run : bool
+        Decide only.
+
+    Raises
+    ------
+    UnsupportedError
+        If v3 cannot express an array; the message names it. Also for a draft hierarchy.
+    SpecError
+        If a document is not valid, or a path names nothing.
+    ReadOnlyError
+        If the store refuses writes.
+
+    Notes
+    -----
+    No other program may change metadata during the call. Open arrays, and open stores of other
+    processes, must be opened again after it.
+
+    Cost: the requests that find the arrays, and one for each document that is read, written or
+    removed; the documents of one name and one depth in one round.
+
+    Examples
+    --------
+    >>> import zarr
+    >>> from zarr_shardstore import ShardingStore
+    >>> base = zarr.storage.MemoryStore()
+    >>> z = zarr.create_array(
+    ...     ShardingStore(base, chunks_per_shard=2), shape=4, chunks=1, dtype="u1", zarr_format=2
+    ... )
+    >>> z[:] = [1, 2, 3, 4]
+    >>> print(to_native(base))
+    translated 1 of 1 nodes: 1 documents written, 2 removed, no data touched
+    read by: every v3 reader
+    >>> native = zarr.open_array(base, mode="r")
+    >>> native.shards, native[:]
+    ((2,), array([1, 2, 3, 4], dtype=uint8))
+    """
+
+    base = _open_writable(store, storage_options, dry_run=dry_run)
+    return native_change(base, paths, ome=ome).make(base, dry_run=dry_run)
+
+
+def native_change(
+    base: BaseStoreHandle, paths: Iterable[str] | str | None, *, ome: bool
+) -> DocumentChange:
+    """Plan what `to_native` does."""
+    change = DocumentChange(base.run(_read_documents()), paths)
+    change.for_each(lambda path: _make_native(change.before[path], change.after[path], ome))
+    if ome:
+        change.for_each(lambda path: _name_dimensions(change, path))
+    elif found := [path or "/" for path in change.selected if change.has_old_ome(path)]:
+        change.notes += (
+            f"OME-Zarr 0.4 metadata stays in {quoted(found)}, where OME readers of Zarr v3 do not "
+            "look for it: ome=True (--ome), also of a later to_native, makes it 0.5",
+        )
+    _update_consolidated(change, lambda doc: _native(doc, ome))
+    return change
+
+
+def from_native(
+    store: AnyStore,
+    *,
+    paths: Iterable[str] | None = None,
+    zarr_format: Literal[2, 3] = 3,
+    storage_options: Mapping[str, Any] | None = None,
+    dry_run: bool = False,
+) -> NativeReport:
+    """Declare natively sharded arrays by a storage transformer; the inverse of `to_native`.
+
+    With ``zarr_format=3``, arrays of the ``sharding_indexed`` codec are declared by
+    ``storage_transformers``, and every other reader refuses them. With ``zarr_format=2``, groups
+    and arrays of v3 get the documents of v2, with our marker where they are sharded; their chunk
+    keys must be v2's already. OME-Zarr attributes do not change.
+
+    Parameters, errors and notes are those of `to_native`.
+    """
+    if zarr_format not in (2, 3):
+        raise SpecError(f"zarr_format is 2 or 3, got {zarr_format!r}")
+    step = _make_v2 if zarr_format == 2 else _make_transformed
+    base = _open_writable(store, storage_options, dry_run=dry_run)
+    change = DocumentChange(base.run(_read_documents()), paths)
+    change.for_each(lambda path: step(change.before[path], change.after[path]))
+    _update_consolidated(change, _transformed if zarr_format == 3 else dict)
+    return change.make(base, dry_run=dry_run)
+
+
+def _open_writable(
+    store: AnyStore, options: Mapping[str, Any] | None, *, dry_run: bool
+) -> BaseStoreHandle:
+    base = open_base(store, options)
+    if not dry_run:
+        base.check_writable()
+    return base
+
+
+def _read_documents() -> Flow[dict[str, Document]]:
+    """Return all documents of the nodes of a store, by key."""
+    found = yield from find_contents()
+    docs = {documents.document_key(node): dict(array.doc) for node, array in found.arrays.items()}
+    others = {key for key in found.other_keys if key.rpartition("/")[2] in _REMOVED}
+    # The directory of an array is not listed.
+    others |= {_join(key.rpartition("/")[0], ".zattrs") for key in docs}
+    keys = sorted(others - docs.keys())
+    replies: list[Found] = yield [Get(key) for key in keys]
+    for key, reply in zip(keys, replies, strict=True):
+        if reply.value is None:
+            continue
+        doc = documents.parse_json(reply.value)
+        if doc is None:
+            raise SpecError(f"{key!r} is no document, because it is no JSON object")
+        docs[key] = doc
+    is_draft = any(node.hierarchy == "draft" for node in found.arrays)
+    if is_draft or any(str(d.get("zarr_format", "")).startswith("https://") for d in docs.values()):
+        raise UnsupportedError(
+            "the store is a draft hierarchy of 2022, whose keys, such as 'data/root/foo/c0/0', are "
+            "not those of Zarr v3: copy its arrays into a v3 store, reading it by "
+            "DraftHierarchyStore"
+        )
+    return docs
+
+
+def _round_of(key: str) -> tuple[int, str]:
+    """Return depth and name: documents that have both in common are written in any order."""
+    return key.count("/"), key.rpartition("/")[2]
+
+
+class DocumentChange:
+    """Change of the documents of a store, given by key, as far as it is decided."""
+
+    def __init__(self, docs: Mapping[str, Document], paths: Iterable[str] | None) -> None:
+        self.before: dict[str, Node] = {}
+        for key, doc in docs.items():
+            path, _, name = key.rpartition("/")
+            self.before.setdefault(path, {})[name] = doc
+        self.after = {path: dict(node) for path, node in self.before.items()}
+        self.selected = dict.fromkeys(sorted(select_paths(set(self.before), paths)))
+        self.reasons: dict[str, str] = {}
+        self.notes: tuple[str, ...] = ()
+
+    def make(self, base: BaseStoreHandle, *, dry_run: bool) -> NativeReport:
+        """Write and remove documents, unless it is a dry run; return what was done."""
+        before, after = documents_by_key(self.before), documents_by_key(self.after)
+        writes = [key for key, doc in after.items() if not is_same_json(doc, before.get(key))]
+        writes.sort(key=lambda key: (-key.count("/"), _WRITTEN.index(key.rpartition("/")[2])))
+        removals = [key for key in before if key not in after]
+        removals.sort(key=lambda key: (key.count("/"), _REMOVED.index(key.rpartition("/")[2])))
+        changed = {key.rpartition("/")[0] for key in (*writes, *removals)}
+        entries = [
+            NativeEntry(
+                path,
+                "translated" if path in changed else "skipped",
+                reason,
+                read_by(doc for doc in self.after[path].values() if "shape" in doc),
+            )
+            for path, reason in self.reasons.items()
+        ]
+        if not dry_run and (writes or removals):
+            if removals:
+                base.try_to_remove()
+            base.check_replaceable()
+            try:
+                for _, keys in groupby(writes, key=_round_of):
+                    base.perform([Set(key, documents.dump_document(after[key])) for key in keys])
+                for _, keys in groupby(removals, key=_round_of):
+                    base.perform([Delete(key) for key in keys])
+            finally:
+                invalidate_documents()  # other stores read documents again
+        return NativeReport(tuple(entries), len(writes), len(removals), dry_run, self.notes)
+
+    def has_old_ome(self, path: str) -> bool:
+        """Whether a node is of v3 afterwards, with the attributes of OME-Zarr 0.4."""
+        doc = self.after[path].get("zarr.json", {})
+        return translate.is_ome_04(attributes_of(doc))
+
+    def for_each(self, step: Callable[[str], str | None]) -> None:
+        """Take a step, which returns its reason, for each selected node. Errors name the node."""
+        for path in self.selected:
+            try:
+                reason = step(path)
+            except (SpecError, UnsupportedError) as error:
+                raise type(error)(f"{path or '/'!r} cannot be translated: {error}") from error
+            if reason is not None:
+                self.reasons[path] = reason
+
+    def below(self, path: str, *names: str) -> dict[str, Document]:
+        """Return the documents of these names, at and below a path, by key from there."""
+        prefix = _join(path, "")
+        return {
+            key.removeprefix(prefix): doc
+            for key, doc in documents_by_key(self.after).items()
+            if key.startswith(prefix) and key.rpartition("/")[2] in names
+        }
+
+
+def _make_native(before: Node, after: Node, ome: bool) -> str | None:
+    reason, stored, v2 = None, before.get("zarr.json"), _v2(before)
+    if stored is not None:
+        after["zarr.json"] = _native(stored, ome)
+        is_changed = _is_array(stored) and after["zarr.json"] != stored
+        reason = "declared by the codec" if is_changed else "native already"
+    if v2 is not None:
+        made = _native(translate.v3_of_v2(*v2), ome)
+        _check_same(after.setdefault("zarr.json", made), made)
+    elif stored is None or not _has_all(after["zarr.json"], before.get(".zattrs"), ome):
+        return reason
+    # An interrupted call may have removed all documents of v2 but the attributes.
+    for name in _V2_NAMES if v2 is not None else (".zattrs",):
+        after.pop(name, None)
+    return "v2 made v3"
+
+
+def _make_transformed(before: Node, after: Node) -> str:
+    stored = before.get("zarr.json")
+    if stored is None:
+        return "no v3 node"
+    if not _is_array(stored):
+        return "a group"
+    after["zarr.json"] = _transformed(stored)
+    is_changed = after["zarr.json"] != stored
+    return "declared by a transformer" if is_changed else "no sharding codec"
+
+
+def _make_v2(before: Node, after: Node) -> str:
+    stored, v2 = before.get("zarr.json"), _v2(before)
+    if stored is None:
+        return "v2 already"
+    if v2 is None:
+        doc, attributes = translate.v2_of_v3(stored)
+        after[".zarray" if _is_array(stored) else ".zgroup"] = doc
+        if attributes or ".zattrs" in before:
+            after[".zattrs"] = attributes
+    else:
+        _check_same(_native(stored, ome=False), translate.v3_of_v2(*v2))
+    del after["zarr.json"]
+    return "v3 made v2"
+
+
+def _v2(node: Node) -> tuple[Document, Document] | None:
+    """Return the v2 document of a node, and its attributes."""
+    if ".zarray" in node and ".zgroup" in node:
+        raise SpecError("it has both .zarray and .zgroup: remove one")
+    doc = node.get(".zarray", node.get(".zgroup"))
+    return None if doc is None else (doc, node.get(".zattrs", {}))
+
+
+def _native(doc: Mapping[str, Any], ome: bool) -> Document:
+    if _is_array(doc):
+        return translate.redeclare(doc, "codec")
+    return {**doc, "attributes": translate.to_ome_05(attributes_of(doc))} if ome else dict(doc)
+
+
+def _name_dimensions(change: DocumentChange, path: str) -> None:
+    """Give the arrays of an OME-Zarr group the names of its axes."""
+    group = change.after[path].get("zarr.json")
+    if group is None or _is_array(group):
+        return
+    for level, names in translate.dimension_names_of_levels(attributes_of(group)).items():
+        below = f"{path}/{level}".strip("/")
+        node = change.after[below] if below in change.selected else {}
+        array = node.get("zarr.json")
+        if array is None or not _is_array(array):
+            continue
+        if len(names) != len(array["shape"]) or array.get("dimension_names", names) != names:
+            raise UnsupportedError(
+                f"the axes {names} of its multiscales are not the dimensions of {below!r}"
+            )
+        node["zarr.json"] = {**array, "dimension_names": names}
+
+
+def _check_same(stored: Document, made: Document) -> None:
+    """Refuse documents of both formats unless one is the other, as an interrupted call leaves."""
+    optional = (_CONSOLIDATED, "dimension_names")
+    essences = [
+        {k: v for k, v in doc.items() if v not in ([], {}, None) and k not in optional}
+        for doc in (stored, made)
+    ]
+    if not is_same_json(*essences):
+        raise UnsupportedError(
+            "it has documents of v2 and of v3 that say different things: remove those that are "
+            "wrong, or repeat the call that was interrupted with its options"
+        )
+
+
+def _has_all(stored: Document, left_over: Document | None, ome: bool) -> bool:
+    """Return whether a v3 document has all attributes of a left-over `.zattrs` of its node."""
+    if left_over is None:
+        return False
+    attributes = attributes_of(stored)
+    if not _is_array(stored):
+        left_over = translate.to_ome_05(left_over) if ome else left_over
+    elif "_ARRAY_DIMENSIONS" in left_over and stored.get("dimension_names") is not None:
+        left_over = {k: v for k, v in left_over.items() if k != "_ARRAY_DIMENSIONS"}
+    return all(k in attributes and is_same_json(v, attributes[k]) for k, v in left_over.items())
+
+
+def _update_consolidated(
+    change: DocumentChange, remake: Callable[[Mapping[str, Any]], Document]
+) -> None:
+    """Bring copies of documents up to date; a copy that `remake` would change is old."""
+    for path, after in change.after.items():
+        before, v3 = change.before[path], after.get("zarr.json")
+        if v3 is not None and v3.get("node_type") == "group":
+            if ".zmetadata" in before and ".zmetadata" not in after:
+                docs = change.below(path, "zarr.json")
+                copies = {k.removesuffix("/zarr.json"): d for k, d in docs.items() if "/" in k}
+                after["zarr.json"] = {**v3, _CONSOLIDATED: documents.consolidated_v3(copies)}
+            else:
+                _update_copies(change, path, v3, remake)
+        if ".zmetadata" in after and path not in change.selected:
+            members = documents.all_members(after[".zmetadata"]).keys()
+            gone = members - change.below(path, *_V2_NAMES).keys()
+            after[".zmetadata"] = documents.with_members(after[".zmetadata"], dict.fromkeys(gone))
+        elif ".zgroup" in after and before.get("zarr.json", {}).get(_CONSOLIDATED) and v3 is None:
+            copies = change.below(path, ".zgroup", ".zarray", ".zattrs")
+            copies = dict(sorted(copies.items()))
+            after[".zmetadata"] = {"zarr_consolidated_format": 1, "metadata": copies}
+
+
+def _update_copies(
+    change: DocumentChange,
+    path: str,
+    group: Document,
+    remake: Callable[[Mapping[str, Any]], Document],
+) -> None:
+    """Bring the copies in the document of a v3 group up to date."""
+    changed: dict[str, Document | None] = {}
+    for name, copy in documents.all_members(group).items():
+        node = _join(path, name)
+        if node in change.selected and isinstance(copy, Mapping):
+            before, after = (n[node].get("zarr.json") for n in (change.before, change.after))
+            if after is None and before is not None:
+                changed[name] = None  # it is of v2 now
+            elif after is not None and (after != before or remake(copy) != copy):
+                own = {k: member for k, member in after.items() if k != _CONSOLIDATED}
+                changed[name] = {**own, **{k: copy[k] for k in (_CONSOLIDATED,) if k in copy}}
+    if changed:
+        change.after[path]["zarr.json"] = documents.with_members(group, changed)
+
+
+def documents_by_key(nodes: Mapping[str, Node]) -> Node:
+    return {_join(path, name): doc for path, node in nodes.items() for name, doc in node.items()}
+
+
+def _is_array(doc: Mapping[str, Any]) -> bool:
+    return doc.get("node_type") == "array"
+
+
+def _join(path: str, name: str) -> str:
+    return f"{path}/{name}" if path else name

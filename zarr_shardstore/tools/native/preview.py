@@ -1,0 +1,101 @@
+"""A store as `to_native` would leave it, to be read before that, or instead.
+
+`shard_store` converts it to another store: so the destination gets native arrays in one step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from zarr_shardstore.errors import ShardConflictError
+from zarr_shardstore.format.ranges import resolve_range
+from zarr_shardstore.metadata.documents import dump_document
+from zarr_shardstore.shards import requests
+from zarr_shardstore.shards.requests import Flow, Found
+from zarr_shardstore.tools.inspect.open_base import BaseStoreHandle
+from zarr_shardstore.tools.native.bridge import DocumentChange, documents_by_key, native_change
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class NativePreview(BaseStoreHandle):
+    """A base store under translated documents. Pickled, it is the base store."""
+
+    before: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """The documents that were translated, by key."""
+    changed: Mapping[str, memoryview | None] = field(default_factory=dict)
+    """The documents that differ after it, by key; ``None``: removed."""
+
+    def run(self, flow: Flow[T]) -> T:
+        return self.driver.run(_with_documents(flow, self.changed))
+
+    def documents(self, keys: Iterable[str]) -> list[dict[str, Any] | None]:
+        """Read translated documents; raise `ShardConflictError` if those in the store changed."""
+        stored = BaseStoreHandle(self.store, self.driver)
+        if stored.documents(self.before) != list(self.before.values()):
+            raise ShardConflictError(
+                f"the metadata in {self.describe()} was changed while it was converted: run the "
+                "same again"
+            )
+        return BaseStoreHandle.documents(self, keys)
+
+    def stored_key(self, key: str) -> str:
+        directory = key.rpartition("/")[0]
+        return next(stored for stored in self.before if stored.rpartition("/")[0] == directory)
+
+
+def native_preview(
+    base: BaseStoreHandle, paths: Iterable[str] | str | None, *, ome: bool
+) -> tuple[NativePreview, DocumentChange]:
+    """Return the store as `to_native` would leave it, and the change that it makes."""
+    change = native_change(base, paths, ome=ome)
+    before, after = documents_by_key(change.before), documents_by_key(change.after)
+    changed: dict[str, memoryview | None] = {key: None for key in before if key not in after}
+    for key, doc in after.items():
+        if doc != before.get(key):
+            changed[key] = memoryview(dump_document(doc))
+    return NativePreview(base.store, base.driver, base.is_read_only, before, changed), change
+
+
+def _with_documents(flow: Flow[T], changed: Mapping[str, memoryview | None]) -> Flow[T]:
+    """Run a flow that sees these documents."""
+    try:
+        batch = next(flow)
+        while True:
+            try:
+                replies = yield batch
+            except Exception as error:
+                batch = flow.throw(error)
+            else:
+                pairs = zip(batch, replies, strict=True)
+                batch = flow.send([_reply(changed, request, reply) for request, reply in pairs])
+    except StopIteration as stop:
+        result: T = stop.value
+        return result
+    finally:
+        flow.close()
+
+
+def _reply(changed: Mapping[str, memoryview | None], request: Any, reply: Any) -> Any:
+    match request:
+        case requests.GetMany(keys):
+            pairs = zip(keys, reply, strict=True)
+            return [_reply(changed, requests.Get(key), found) for key, found in pairs]
+        case requests.ListDir(prefix):
+            here = {
+                key[len(prefix) :]: value
+                for key, value in changed.items()
+                if key.startswith(prefix) and "/" not in key[len(prefix) :]
+            }
+            new = [name for name, value in here.items() if value is not None]
+            return [name for name in reply if name not in here] + new
+        case requests.GetSize(key) if key in changed:
+            return None if (value := changed[key]) is None else len(value)
+        case requests.Get(key, byte_range) if (value := changed.get(key)) is not None:
+            return Found(value[slice(*resolve_range(byte_range, len(value)))], None)
+        case requests.Get(key) if key in changed:
+            return Found(None, None)
+    return reply

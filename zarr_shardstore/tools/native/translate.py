@@ -1,0 +1,284 @@
+"""One array or group document in the other format: v2 and v3, sharded by transformer or codec.
+
+==============================================  ================================================
+stored here                                     native v3
+==============================================  ================================================
+v3, ``storage_transformers``: one sharding      ``sharding_indexed`` with the same index
+v2, marker in ``filters``: one sharding         the same; ``order``, ``filters`` and
+                                                ``compressor`` become the codecs in it
+``chunks``, ``dimension_separator``             regular grid; chunk key encoding ``v2``
+``dtype``                                       ``data_type``; byte order: the ``bytes`` codec
+``|O`` with ``vlen-utf8``, ``vlen-bytes``       ``string``, ``variable_length_bytes``
+``fill_value`` ``null``                         the zero of the data type, ``NaT`` for times
+its number for ``vlen-utf8``, such as 0         the text of the number, as zarr-python 3 reads it
+``.zattrs``                                     ``attributes``
+its ``_ARRAY_DIMENSIONS``, of xarray            ``dimension_names``
+a fill value, if it has ``_ARRAY_DIMENSIONS``   also the attribute ``_FillValue``
+==============================================  ================================================
+
+A document that says more than the other format can say is refused. The bytes of chunks and
+shards are the same in both formats, and so are their keys.
+
+xarray takes the fill value of a v2 array for the value of missing data; in v3, it takes the
+attribute ``_FillValue``.
+
+OME-Zarr metadata of version 0.4 is in the attributes of v2 groups. Version 0.5 has the same members
+in the attribute ``ome`` of v3 groups, after one ``"version": "0.5"`` for all. The names of the axes
+of its multiscales also become ``dimension_names`` of the arrays.
+
+Source: Zarr v2, "Metadata"; Zarr v3 core, "Array metadata"; ZEP 2, "Configuration"; sharding
+storage transformer draft, "Configuration"; xarray, "Zarr encoding specification" and its
+``FillValueCoder``; OME-NGFF 0.4 and 0.5.
+"""
+
+from __future__ import annotations
+
+import base64
+import struct
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from zarr_shardstore.errors import UnsupportedError
+from zarr_shardstore.metadata import data_types, declaration, documents
+from zarr_shardstore.metadata.data_types import DataType
+from zarr_shardstore.metadata.declaration import Declaration, Declared, Document
+from zarr_shardstore.metadata.documents import Geometry, attributes_of, complete_document
+from zarr_shardstore.metadata.transformer_list import SHARDING
+from zarr_shardstore.tools.native.codecs import SERIALIZERS, Chain, chain_of_codecs, v3_array
+
+_OF_CHUNKS = {"shape", "chunks", "dtype", "compressor", "fill_value", "order", "filters"}
+_V2_MEMBERS = {"zarr_format", "dimension_separator"} | _OF_CHUNKS
+_OBJECT = "|O"
+_NAMES = "_ARRAY_DIMENSIONS"
+_MASKED = "_FillValue"
+
+_OME_IMAGES = ("multiscales", "omero", "labels", "image-label", "bioformats2raw.layout", "series")
+_OME_GROUPS = ("multiscales", "plate", "well", "bioformats2raw.layout")
+_OME_MEMBERS = (*_OME_IMAGES, "plate", "well")
+
+
+def redeclare(doc: Mapping[str, Any], how: Literal["codec", "storage_transformers"]) -> Document:
+    """Return a v3 array document with another declaration; the same if it has that, or none."""
+    declared = declaration.find_declaration(doc, "passthrough" if how == "codec" else "flat")
+    if declared is None or declared.how == how:
+        return dict(doc)
+    _geometry(doc)
+    if how == "codec" and declaration.has_sharding_codec(doc):
+        raise UnsupportedError(
+            "its chunks are shards of the codec themselves, and shards of shards are not written: "
+            "rewrite the array"
+        )
+    return _declare(declaration.strip(doc, declared.how), declared, how)
+
+
+def v3_of_v2(doc: Mapping[str, Any], attributes: Mapping[str, Any]) -> Document:
+    """Return the native v3 document of a v2 array, sharded or not, or of a v2 group."""
+    if "shape" not in doc:
+        documents.check_members(doc, {"zarr_format"}, "v3")
+        return {"zarr_format": 3, "node_type": "group", "attributes": dict(attributes)}
+    notes, doc = documents.notes_of(doc), documents.without_notes(doc)
+    documents.check_members(doc, _V2_MEMBERS, "v3")
+    with complete_document():
+        declared = declaration.find_declaration(doc)
+        plain = doc if declared is None else declaration.strip(doc, "filters")
+        geometry, fill_value = _geometry(plain), plain["fill_value"]
+        filters = list(plain.get("filters") or ())
+        is_object = plain["dtype"] == _OBJECT and bool(filters)
+        data_type = None if is_object else data_types.parse_numpy(plain["dtype"])
+        if is_object and filters[0].get("id") not in SERIALIZERS:
+            raise UnsupportedError(f"objects encoded by {filters[0]!r} have no v3 data type")
+        chain = Chain(data_type, plain.get("order", "C"), filters, plain.get("compressor"))
+        ndim = len(geometry.shape)
+        attributes, names = to_dimension_names(attributes, ndim, fill_value, data_type)
+        translated = v3_array(geometry, chain, fill_value, attributes)
+    if names is not None:
+        translated["dimension_names"] = names
+    if declared is not None:
+        translated = _declare(translated, declared, "codec")
+    return {**translated, **notes}
+
+
+def v2_of_v3(doc: Mapping[str, Any]) -> tuple[Document, Document]:
+    """Return v2 document and attributes of a v3 group, or array, which is marked if sharded."""
+    if doc.get("node_type") == "group":
+        documents.check_members(doc, documents.V3_GROUP_MEMBERS, "v2")
+        return {"zarr_format": 2}, attributes_of(doc)
+    notes, doc = documents.notes_of(doc), documents.without_notes(doc)
+    with complete_document():
+        declared = declaration.find_declaration(doc)
+        plain = doc if declared is None else declaration.strip(doc, declared.how)
+        documents.check_members(plain, documents.V3_ARRAY_MEMBERS, "v2")
+        if declaration.has_sharding_codec(plain):
+            raise UnsupportedError("its sharding codec has a form that the marker of v2 has not")
+        geometry = _geometry(plain)
+        chain = chain_of_codecs(plain["codecs"], plain["data_type"], len(geometry.shape))
+        fill_value = plain["fill_value"]
+    if geometry.encoding.style != "v2":
+        raise UnsupportedError(
+            f"its chunk keys are of the encoding {geometry.encoding.style!r}, so v2 readers would "
+            "not find them: that takes a conversion, not a change of metadata"
+        )
+    data_type = chain.data_type
+    if data_type is not None:
+        fill_value = data_types.fill_value_of_v3(fill_value, data_type)
+    attributes, fill_value = to_attributes(
+        attributes_of(plain), plain.get("dimension_names"), fill_value, data_type
+    )
+    translated: Document = {
+        "zarr_format": 2,
+        "shape": list(geometry.shape),
+        "chunks": list(geometry.chunk_shape),
+        "dtype": _OBJECT if data_type is None else data_type.str,
+        "compressor": chain.compressor,
+        "fill_value": fill_value,
+        "order": chain.order,
+        "filters": list(chain.filters) or None,
+        "dimension_separator": geometry.encoding.separator,
+    }
+    if declared is not None:
+        translated = declaration.apply(translated, Declared("filters", declared.transformers))
+    return {**translated, **notes}, attributes
+
+
+def to_dimension_names(
+    attributes: Mapping[str, Any], ndim: int, fill_value: Any, data_type: DataType | None
+) -> tuple[Document, list[str] | None]:
+    """Return attributes and dimension names of a v3 array, from the attributes of v2."""
+    names = attributes.get(_NAMES)
+    if names is None or not _are_names(names) or len(names) != ndim:
+        return dict(attributes), None
+    changed = {k: v for k, v in attributes.items() if k != _NAMES}
+    masked = _masked(fill_value, data_type)
+    if masked is not None:
+        changed.setdefault(_MASKED, masked)
+    return changed, list(names)
+
+
+def to_attributes(
+    attributes: Mapping[str, Any], names: Any, fill_value: Any, data_type: DataType | None
+) -> tuple[Document, Any]:
+    """Return attributes and fill value of a v2 array, from those of v3 and its dimension names.
+
+    Where xarray masks nothing, a fill value of zero becomes ``null``, which also stands for zero. A
+    zero that ``null`` does not stand for stays as it is: the zero of times, and -0.0.
+    """
+    if names is None or (isinstance(names, list) and all(name is None for name in names)):
+        return dict(attributes), fill_value
+    if not _are_names(names) or attributes.get(_NAMES, names) != names:
+        raise UnsupportedError(
+            f"the dimension names {names!r} cannot be an attribute of v2: name all dimensions or "
+            "none, or stay with v3"
+        )
+    changed = {**attributes, _NAMES: list(names)}
+    if _MASKED in changed:
+        if changed.pop(_MASKED) != _masked(fill_value, data_type):
+            raise UnsupportedError(
+                f"its {_MASKED!r} is another value than its fill value, and v2 has one for both"
+            )
+    elif data_type is not None:
+        null = data_types.fill_value_of_v2(None, data_type)
+        fill_value = None if documents.is_same_json(fill_value, null) else fill_value
+    return changed, fill_value
+
+
+def _are_names(names: Any) -> bool:
+    return isinstance(names, list) and all(isinstance(name, str) for name in names)
+
+
+def _masked(fill_value: Any, data_type: DataType | None) -> Any:
+    """Return the ``_FillValue`` that says in v3 what a fill value says in v2, or ``None``."""
+    if fill_value is None or data_type is None:
+        return None
+    value = data_types.fill_value_of_v2(fill_value, data_type)
+    if data_type.kind == "f":
+        return _float64(value)
+    if data_type.kind == "c":
+        return [_float64(part) for part in value]
+    return value if data_type.kind in "biuSU" else None
+
+
+def _float64(value: float | str) -> str:
+    return base64.b64encode(struct.pack("<d", float(value))).decode()
+
+
+def _declare(plain: Document, declared: Declared, how: Declaration) -> Document:
+    if not declared.transformers:
+        return plain
+    names = [transformer.name for transformer in declared.transformers]
+    if names != [SHARDING]:
+        raise UnsupportedError(
+            f"it has the storage transformers {names}, and only one sharding can be declared by "
+            "the codec: copy the array into a store without them"
+        )
+    return declaration.apply(plain, Declared(how, declared.transformers))
+
+
+def _geometry(doc: Mapping[str, Any]) -> Geometry:
+    """Return the geometry of an array, which is refused if its chunk keys are not known here."""
+    geometry = documents.plain_geometry("v2" if declaration.format_of(doc) == "v2" else "v3", doc)
+    if geometry is None:
+        raise UnsupportedError("its chunk grid or chunk keys have a form that is not known")
+    return geometry
+
+
+def is_ome_04(attributes: Mapping[str, Any]) -> bool:
+    """Return whether the attributes of a group are those of an image or a plate of 0.4."""
+    return "ome" not in attributes and any(name in attributes for name in _OME_GROUPS)
+
+
+def to_ome_05(attributes: Mapping[str, Any]) -> Document:
+    """Return attributes of a group as OME-Zarr 0.5 has them; the same if they are none of 0.4."""
+    members = {name: attributes[name] for name in _OME_MEMBERS if name in attributes}
+    if not members:
+        return dict(attributes)
+    if "ome" in attributes:
+        raise UnsupportedError(
+            f"it has OME-Zarr attributes of two versions, 'ome' and {sorted(members)}: remove one"
+        )
+    moved = {name: _without_ome_version(name, member) for name, member in members.items()}
+    rest = {name: value for name, value in attributes.items() if name not in members}
+    return {**rest, "ome": {"version": "0.5", **moved}}
+
+
+def to_ome_04(attributes: Mapping[str, Any]) -> Document:
+    """Return attributes of a group as OME-Zarr 0.4 has them; the same if they are none of 0.5."""
+    ome = attributes.get("ome")
+    if not isinstance(ome, Mapping) or ome.get("version") != "0.5":
+        return dict(attributes)
+    rest = {name: value for name, value in attributes.items() if name != "ome"}
+    members = {name: value for name, value in ome.items() if name != "version"}
+    return {**rest, **{name: _with_ome_version(member) for name, member in members.items()}}
+
+
+def _with_ome_version(member: Any) -> Any:
+    if isinstance(member, list):
+        return [_with_ome_version(item) for item in member]
+    return {**member, "version": "0.4"} if isinstance(member, Mapping) else member
+
+
+def dimension_names_of_levels(attributes: Mapping[str, Any]) -> dict[str, list[str]]:
+    """Return dimension names by path of an array below the group, from attributes of 0.5."""
+    ome = attributes.get("ome")
+    multiscales = ome.get("multiscales") if isinstance(ome, Mapping) else None
+    found: dict[str, list[str]] = {}
+    for multiscale in multiscales if isinstance(multiscales, list) else ():
+        try:
+            names = [axis["name"] for axis in multiscale["axes"]]
+            paths = [dataset["path"] for dataset in multiscale["datasets"]]
+        except (KeyError, TypeError):
+            raise UnsupportedError("its 'multiscales' lack axes or paths of datasets") from None
+        found |= dict.fromkeys(paths, names)
+    return found
+
+
+def _without_ome_version(name: str, member: Any) -> Any:
+    if isinstance(member, list):
+        return [_without_ome_version(name, item) for item in member]
+    if not isinstance(member, Mapping):
+        return member
+    version = member.get("version", "0.4")
+    if version != "0.4":
+        raise UnsupportedError(
+            f"its {name!r} is of OME-Zarr version {version!r}, and only 0.4 is made 0.5"
+        )
+    return {key: value for key, value in member.items() if key != "version"}
