@@ -18,7 +18,7 @@ from tests.support.processes import fork_for_each_line
 from tests.support.write_until_killed import stop_at
 from zarr_shardstore import adopt, undo_adoption
 
-MODULE = os.path.join("doors", "adopt.py")
+MODULE = os.path.join("interop", "adopt", "adopt.py")
 
 
 def kill() -> None:

@@ -112,7 +112,7 @@ def put_in_place(monkeypatch: pytest.MonkeyPatch, module: str, stand_in: Any) ->
 def native(monkeypatch: pytest.MonkeyPatch) -> StandIn:
     """In the place of the tools that translate metadata."""
     stand_in = StandIn()
-    put_in_place(monkeypatch, "native.bridge", stand_in.module("to_native", "from_native"))
+    put_in_place(monkeypatch, "tools.native.bridge", stand_in.module("to_native", "from_native"))
     return stand_in
 
 
@@ -120,7 +120,7 @@ def native(monkeypatch: pytest.MonkeyPatch) -> StandIn:
 def tools(native: StandIn, monkeypatch: pytest.MonkeyPatch) -> StandIn:
     """In the place of all tools that change stores."""
     put_in_place(
-        monkeypatch, "convert.api", native.module("shard_store", "unshard_store", "reshard")
+        monkeypatch, "tools.convert.api", native.module("shard_store", "unshard_store", "reshard")
     )
     return native
 
@@ -203,7 +203,7 @@ def test_what_is_not_said_is_left_to_the_tools(tools: StandIn) -> None:
     assert reshard == ("reshard", ("packed.zarr", None, "new.zarr"), {**spelled, **rest})
 
 
-@pytest.mark.parametrize("module", ["convert.api", "native.bridge"])
+@pytest.mark.parametrize("module", ["tools.convert.api", "tools.native.bridge"])
 def test_what_is_handed_over_is_what_the_tools_take(module: str, tools: StandIn) -> None:
     """The names of the arguments, so that the stand-in does not hide a change."""
     file = Path(zarr_shardstore.__file__).parent / f"{module.replace('.', '/')}.py"
@@ -217,7 +217,7 @@ def test_what_is_handed_over_is_what_the_tools_take(module: str, tools: StandIn)
         true = import_module(f"zarr_shardstore.{module}")
     finally:
         sys.modules.update(stand_ins)
-    for command in CONVERSIONS if module == "convert.api" else ["to-native", "from-native"]:
+    for command in CONVERSIONS if module == "tools.convert.api" else ["to-native", "from-native"]:
         more = ["--chunks-per-shard", "2"] if command == "reshard" else []
         assert run(command, "volume.zarr", *more, "--dry-run").exit_code == 0
         name, args, kwargs = tools.calls[-1]

@@ -342,3 +342,6 @@ def _draw_map(
         text = render_text(shards, width=width, height=max(8, n_lines - 6), is_ascii=is_ascii)
         typer.echo(text, nl=False)
     output.fail_if_damaged(shards.errors)
+
+
+from zarr_shardstore.cli import interop as interop  # noqa: E402  # registers its commands

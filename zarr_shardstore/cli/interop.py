@@ -1,4 +1,4 @@
-"""The commands of the doors: they are registered when this module is imported."""
+"""Commands of ways in and out: they are registered when this module is imported."""
 
 from __future__ import annotations
 

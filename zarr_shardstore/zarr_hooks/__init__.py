@@ -1,1 +1,1 @@
-"""What leans on zarr's inner parts: codec pipeline, arrays made with ``shards=``, codecs."""
+"""The codec pipeline, arrays made with ``shards=`` and codecs of chunks, by zarr's inner parts."""

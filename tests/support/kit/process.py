@@ -26,13 +26,13 @@ _LIMITS = {
     "names_at_once": "io.local.files._NAMES_AT_ONCE",
     "keys_per_page": "shards.shard_listing.KEYS_PER_PAGE",
     "indexes_per_round": "shards.index_reads._SHARDS_PER_ROUND",
-    "pipeline_read_nbytes": "store.pipeline._READ_NBYTES",
-    "pipeline_write_nbytes": "store.pipeline._WRITE_NBYTES",
-    "pipeline_group_nbytes": "store.pipeline._MAX_NBYTES_AT_ONCE",
-    "copy_nbytes": "convert.task.ROUND_NBYTES",
-    "copy_values": "convert.task._MAX_ROUND",
-    "copy_gap_nbytes": "convert.task._MAX_GAP_NBYTES",
-    "chunk_names": "inspect.find._MAX_CHUNK_NAMES",
+    "pipeline_read_nbytes": "zarr_hooks.pipeline._READ_NBYTES",
+    "pipeline_write_nbytes": "zarr_hooks.pipeline._WRITE_NBYTES",
+    "pipeline_group_nbytes": "zarr_hooks.pipeline._MAX_NBYTES_AT_ONCE",
+    "copy_nbytes": "tools.convert.task.ROUND_NBYTES",
+    "copy_values": "tools.convert.task._MAX_ROUND",
+    "copy_gap_nbytes": "tools.convert.task._MAX_GAP_NBYTES",
+    "chunk_names": "tools.inspect.find._MAX_CHUNK_NAMES",
 }
 
 

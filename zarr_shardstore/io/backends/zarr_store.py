@@ -157,7 +157,7 @@ class ZarrBackend(base.Backend):
         return super().lock(key, fits)
 
     def ranges_of(self, keys: Sequence[str]) -> base.RangesOfKeys | None:
-        find: Any = getattr(self.store, "ranges_in_files", None)  # of doors.reference_store
+        find: Any = getattr(self.store, "ranges_in_files", None)  # of `ReferenceStore`
         found: base.RangesOfKeys | None = None if find is None else find(keys)
         return found
 
