@@ -31,9 +31,9 @@ from zarr_shardstore.format import keys
 from zarr_shardstore.io.backends.mapping import MappingBackend
 from zarr_shardstore.metadata.documents import Node
 from zarr_shardstore.shards.requests import Get, ListDir, ListPrefix
+from zarr_shardstore.store.base_handle import open_base
 from zarr_shardstore.tools.inspect import find as find_module
 from zarr_shardstore.tools.inspect.find import find_contents
-from zarr_shardstore.tools.inspect.open_base import open_base
 
 
 def find(objects: dict[str, bytes]) -> tuple[Any, list[Any]]:

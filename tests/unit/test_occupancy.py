@@ -19,9 +19,9 @@ from zarr_shardstore.io.backends.local import LocalBackend
 from zarr_shardstore.shards import index_reads
 from zarr_shardstore.shards.index_reads import found_index
 from zarr_shardstore.shards.requests import Found, FoundIndex, Get, GetIndex, GetSize
+from zarr_shardstore.store.base_handle import open_base
 from zarr_shardstore.tools.inspect import occupancy
 from zarr_shardstore.tools.inspect.find import arrays_at, read_array
-from zarr_shardstore.tools.inspect.open_base import open_base
 from zarr_shardstore.tools.inspect.shard_map import cut_into_panels, shard_map
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from zarr_shardstore.tools.inspect.open_base import open_base
+from zarr_shardstore.store.base_handle import open_base
 
 obstore = pytest.importorskip("obstore")
 

@@ -20,9 +20,9 @@ from zarr_shardstore.format.shard import ZEP2_INDEX, ShardingSpec
 from zarr_shardstore.io.backends.mapping import MappingBackend
 from zarr_shardstore.metadata.documents import Node
 from zarr_shardstore.shards.requests import GetMany
+from zarr_shardstore.store.base_handle import open_base
 from zarr_shardstore.tools.convert import regions
 from zarr_shardstore.tools.convert.regions import ArrayLocation, regions_to_visit
-from zarr_shardstore.tools.inspect.open_base import open_base
 
 
 @pytest.mark.parametrize(("n_samples", "n_pages"), [(64, 0), (0, 5)])

@@ -35,7 +35,7 @@ from zarr_shardstore.io.backends.obstore import ObstoreBackend
 from zarr_shardstore.io.backends.resolve import backend_of, base_store_of
 from zarr_shardstore.io.backends.wrapped_files import WrappedFilesBackend
 from zarr_shardstore.io.backends.zarr_store import ZarrBackend
-from zarr_shardstore.tools.inspect.open_base import open_base
+from zarr_shardstore.store.base_handle import open_base
 
 
 def memory_url() -> str:

@@ -25,11 +25,11 @@ from zarr_shardstore.format.shard import (
     build_shard,
     split_shard,
 )
+from zarr_shardstore.store.base_handle import open_base
 from zarr_shardstore.tools.check.salvage.damaged_shard import Salvage
 from zarr_shardstore.tools.check.salvage.salvage import salvage
 from zarr_shardstore.tools.check.shards import ArrayChecker
 from zarr_shardstore.tools.inspect.find import find_contents
-from zarr_shardstore.tools.inspect.open_base import open_base
 
 V2 = {"zarr_format": 2}
 CODECS: dict[str, dict[str, Any]] = {

@@ -24,10 +24,10 @@ from zarr_shardstore.cli.parameters import (
     parse,
 )
 from zarr_shardstore.errors import SpecError
+from zarr_shardstore.store.base_handle import open_base
 from zarr_shardstore.store.sharding_mapping import ShardingMapping
 from zarr_shardstore.tools.inspect.find import NO_ARRAY_HINT
 from zarr_shardstore.tools.inspect.info import get_shard_info, sharded_paths
-from zarr_shardstore.tools.inspect.open_base import open_base
 from zarr_shardstore.tools.inspect.readers import ONLY_HERE
 from zarr_shardstore.tools.inspect.shard_map import (
     render_figure,

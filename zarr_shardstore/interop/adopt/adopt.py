@@ -50,8 +50,8 @@ from zarr_shardstore.io.local.locks import locked
 from zarr_shardstore.metadata import declaration
 from zarr_shardstore.metadata.documents import ADOPTED, adopted_files, dump_document, parse_json
 from zarr_shardstore.metadata.transformer_list import sharding_transformer
+from zarr_shardstore.store.base_handle import open_base
 from zarr_shardstore.tools.inspect import readers
-from zarr_shardstore.tools.inspect.open_base import open_base
 
 Link: TypeAlias = Literal["hard", "symbolic", "move", "copy"]
 Path: TypeAlias = str | os.PathLike[str]

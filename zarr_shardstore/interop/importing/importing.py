@@ -41,10 +41,10 @@ from zarr_shardstore.interop.importing.reference_store import (
     file_path,
 )
 from zarr_shardstore.metadata.documents import parse_json
+from zarr_shardstore.store.base_handle import StoreLike
 from zarr_shardstore.tools.convert.api import shard_store
 from zarr_shardstore.tools.convert.report import ArrayReport, ConversionReport, OnProgress
 from zarr_shardstore.tools.inspect.find import DOCUMENTS, select_paths
-from zarr_shardstore.tools.inspect.open_base import StoreLike
 from zarr_shardstore.tools.native.translate import v3_of_v2
 
 _SIGNATURES = {

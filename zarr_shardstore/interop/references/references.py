@@ -44,10 +44,10 @@ from zarr_shardstore.shards import requests
 from zarr_shardstore.shards.index_reads import corrupt
 from zarr_shardstore.shards.shard_listing import entries_present
 from zarr_shardstore.shards.stack import ReadOnlyTransformer, ShardingTransformer
+from zarr_shardstore.store.base_handle import BaseStoreHandle, StoreLike, open_base
 from zarr_shardstore.store.sharding_store import ShardingStore
 from zarr_shardstore.tools.inspect.find import FoundArray, find_contents, read_array, select_paths
 from zarr_shardstore.tools.inspect.occupancy import ObjectGrid, rounds_of_keys
-from zarr_shardstore.tools.inspect.open_base import BaseStoreHandle, StoreLike, open_base
 from zarr_shardstore.tools.native import translate
 from zarr_shardstore.tools.native.as_format import ZarrFormat, documents_in
 from zarr_shardstore.tools.native.draft_documents import array_of_draft, node_of_meta_key

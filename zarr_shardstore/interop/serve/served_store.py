@@ -20,9 +20,9 @@ from zarr_shardstore.io.concurrency import gather_bounded
 from zarr_shardstore.io.local.files import is_hidden
 from zarr_shardstore.metadata.declaration import Document
 from zarr_shardstore.metadata.documents import Node, consolidated_v3, dump_document, parse_json
+from zarr_shardstore.store.base_handle import open_base
 from zarr_shardstore.store.sharding_store import ShardingStore
 from zarr_shardstore.tools.inspect.find import DOCUMENTS, find_contents
-from zarr_shardstore.tools.inspect.open_base import open_base
 from zarr_shardstore.tools.native.as_format import ZarrFormat, documents_in, encoding_in
 
 _MAX_KEY_NBYTES = 1024

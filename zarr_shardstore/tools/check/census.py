@@ -19,11 +19,11 @@ from zarr_shardstore.operations.listing import check_n_chunks
 from zarr_shardstore.shards.index_reads import try_read_indexes
 from zarr_shardstore.shards.requests import Exists
 from zarr_shardstore.shards.stack import handle, run_above
+from zarr_shardstore.store.base_handle import BaseStoreHandle, StoreLike, open_base
 from zarr_shardstore.tools.check.shards import checked_array
 from zarr_shardstore.tools.convert.other_keys import in_rounds
 from zarr_shardstore.tools.inspect.find import find_arrays
 from zarr_shardstore.tools.inspect.occupancy import ObjectGrid, keys_of_values
-from zarr_shardstore.tools.inspect.open_base import BaseStoreHandle, StoreLike, open_base
 
 _MAX_ASKED = 4096
 """Objects of a region that are asked for one by one; of more the array is listed."""

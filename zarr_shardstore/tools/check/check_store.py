@@ -30,7 +30,7 @@ from zarr_shardstore.format.layout import is_inside
 from zarr_shardstore.io.backends.local import LocalBackend
 from zarr_shardstore.io.local.files import QUARANTINE, is_side_file, link_on_way
 from zarr_shardstore.metadata.documents import Node, document_key, unknown_geometry
-from zarr_shardstore.shards.requests import CloseListing, KeyCursor, ListPage
+from zarr_shardstore.store.base_handle import STAGING, BaseStoreHandle, StoreLike, open_base
 from zarr_shardstore.tools.check.documents import check_documents
 from zarr_shardstore.tools.check.findings import LEVELS, CheckReport, Level, finding
 from zarr_shardstore.tools.check.notes import Notes
@@ -47,10 +47,8 @@ from zarr_shardstore.tools.convert.report import OnProgress, Progress
 from zarr_shardstore.tools.inspect import find
 from zarr_shardstore.tools.inspect.conversions import is_locked
 from zarr_shardstore.tools.inspect.occupancy import ObjectGrid
-from zarr_shardstore.tools.inspect.open_base import STAGING, BaseStoreHandle, StoreLike, open_base
 from zarr_shardstore.tools.native.draft_documents import node_of_meta_key
 
-_KEYS_PER_PAGE = 4096
 _OBJECTS_PER_TASK = 64
 _NBYTES_PER_TASK = 16 * 1024 * 1024
 _MAX_FINDINGS = 1000
@@ -319,16 +317,7 @@ class _Run:
             linked = [p for p in prefixes if p and root is not None and link_on_way(root, p)]
             prefixes = ["", *linked]
         for prefix in prefixes:
-            cursor = KeyCursor(prefix, shows_all=True)
-            page: list[str] = []
-            try:
-                while True:
-                    (page,) = self.base.perform([ListPage(cursor, _KEYS_PER_PAGE)])
-                    yield from page
-                    if len(page) < _KEYS_PER_PAGE:
-                        break
-            finally:
-                self.base.perform([CloseListing(cursor)])
+            yield from self.base.keys(prefix, shows_all=True)
 
     # ------------------------------------------------------------------- keys
 

@@ -10,10 +10,10 @@ from zarr.core.metadata import ArrayV2Metadata, ArrayV3Metadata
 
 from zarr_shardstore.metadata import declaration, documents
 from zarr_shardstore.metadata.documents import Node, document_key, without_notes
+from zarr_shardstore.store.base_handle import BaseStoreHandle
 from zarr_shardstore.tools.check.findings import Finding, finding
 from zarr_shardstore.tools.convert.other_keys import in_rounds
 from zarr_shardstore.tools.inspect.find import DOCUMENTS, StoreContents
-from zarr_shardstore.tools.inspect.open_base import BaseStoreHandle
 
 _SAME_IF_EMPTY = ("attributes", "storage_transformers", "dimension_names")
 """Members that say the same if they are empty, null or missing."""

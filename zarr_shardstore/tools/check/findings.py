@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, TypeAlias
 
 from zarr_shardstore.format.keys import Coords
-from zarr_shardstore.tools.inspect.open_base import BaseStoreHandle
+from zarr_shardstore.store.base_handle import BaseStoreHandle
 
 Level: TypeAlias = Literal["index", "entries", "decode"]
 LEVELS: tuple[Level, ...] = ("index", "entries", "decode")

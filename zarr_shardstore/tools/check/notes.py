@@ -11,9 +11,9 @@ from typing import Any
 
 from zarr_shardstore.errors import SpecError
 from zarr_shardstore.io.backends.local import LocalBackend
+from zarr_shardstore.store.base_handle import BaseStoreHandle
 from zarr_shardstore.tools.check.findings import Finding
 from zarr_shardstore.tools.check.shards import ArrayCheck, CheckResult
-from zarr_shardstore.tools.inspect.open_base import BaseStoreHandle
 
 
 class Notes:

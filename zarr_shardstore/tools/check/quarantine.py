@@ -22,46 +22,21 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
-from typing import Any
 
 from zarr_shardstore.errors import ShardConflictError, SpecError
 from zarr_shardstore.format.consolidated_index import is_consolidated_index_key
 from zarr_shardstore.format.shard import Bytes
-from zarr_shardstore.io.backends.base import BackendOptions
-from zarr_shardstore.io.backends.local import LocalBackend
-from zarr_shardstore.io.backends.resolve import backend_of
-from zarr_shardstore.io.driver import Driver
 from zarr_shardstore.io.local.files import QUARANTINE, is_side_file
 from zarr_shardstore.io.local.shard_files import JOURNAL_SUFFIX
 from zarr_shardstore.metadata.documents import parse_json
 from zarr_shardstore.shards.requests import (
-    CloseListing,
-    Flow,
     Get,
-    KeyCursor,
-    ListPage,
-    MapEntry,
-    PlainValue,
-    Request,
     Set,
     SetIfNotExists,
-    UpdateShard,
-    ask,
 )
-from zarr_shardstore.shards.rewrite import rewrite_value
-from zarr_shardstore.tools.inspect.open_base import BaseStoreHandle, StoreLike, open_base
+from zarr_shardstore.store.base_handle import BaseStoreHandle, StoreLike, open_base
 
 _ORIGINAL, _REPAIRED = ".original", ".repaired"
-_KEYS_PER_PAGE = 1024
-
-
-def synced(base: BaseStoreHandle) -> BaseStoreHandle:
-    """Return the same store; what is written into local files survives a loss of power."""
-    if not isinstance(base.backend, LocalBackend):
-        return base
-    backend = backend_of(base.store, BackendOptions(durability="power"))
-    return BaseStoreHandle(base.store, Driver(backend, base.driver.update_flow), base.is_read_only)
 
 
 def put_aside(
@@ -75,33 +50,6 @@ def put_aside(
     for name, value, stored in zip(copies, copies.values(), base.values(list(copies)), strict=True):
         if stored is None or stored != value:
             raise ShardConflictError(f"{name!r} did not come back as it was stored")
-
-
-def exchange(
-    base: BaseStoreHandle,
-    key: str,
-    old: Bytes | None,
-    new: Bytes | None,
-    also: Sequence[Request] = (),
-) -> None:
-    """Replace an object if it still has the old bytes, and then perform requests under its lock;
-    ``None``: no object. Raises `ShardConflictError` if the object has changed; then nothing is
-    stored."""
-
-    def change(found: Bytes | None) -> Bytes | None:
-        if found != old:
-            raise ShardConflictError(f"{key!r} was changed since it was read: check again")
-        return None if new is None else bytes(new)
-
-    def update(_: Any, groups: Any) -> Flow[Sequence[Exception | None]]:
-        outcomes = yield from rewrite_value(value, groups)
-        if also and not any(outcomes):
-            yield [*also]
-        return outcomes
-
-    value = PlainValue(key)
-    driver = Driver(base.backend, update)
-    driver.run(ask([UpdateShard(value, (MapEntry(0, change),))]))
 
 
 def restore_quarantine(store: StoreLike, quarantine: str, *, dry_run: bool = False) -> list[str]:
@@ -124,9 +72,9 @@ def restore_quarantine(store: StoreLike, quarantine: str, *, dry_run: bool = Fal
         If an object was written since the repair, or its original is damaged. All others were put
         back; remove that object first if its new bytes may go.
     """
-    base = synced(open_base(store))
+    base = open_base(store).synced()
     base.check_writable()
-    there = list(_keys(base, f"{QUARANTINE}/"))
+    there = list(base.keys(f"{QUARANTINE}/", shows_all=True))
     name = quarantine.strip("/").removeprefix(f"{QUARANTINE}/")
     prefix = f"{QUARANTINE}/{name}/"
     names = (k.removeprefix(prefix) for k in there if k.startswith(prefix) and "/" not in name)
@@ -168,7 +116,7 @@ def _restore(base: BaseStoreHandle, prefix: str, key: str, *, dry_run: bool) -> 
     if not dry_run:
         also = [] if journal is None else [Set(names[1], bytes(journal))]
         try:
-            exchange(base, key, found.value, original, also)
+            base.swap(key, found.value, original, also)
         except ShardConflictError:
             return f"{key!r} is being written"
     return ""
@@ -176,15 +124,3 @@ def _restore(base: BaseStoreHandle, prefix: str, key: str, *, dry_run: bool) -> 
 
 def _digest(value: Bytes) -> str:
     return hashlib.sha256(value).hexdigest()
-
-
-def _keys(base: BaseStoreHandle, prefix: str) -> Iterator[str]:
-    cursor = KeyCursor(prefix, shows_all=True)
-    try:
-        while True:
-            (page,) = base.perform([ListPage(cursor, _KEYS_PER_PAGE)])
-            yield from page
-            if len(page) < _KEYS_PER_PAGE:
-                return
-    finally:
-        base.perform([CloseListing(cursor)])

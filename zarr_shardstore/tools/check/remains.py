@@ -13,9 +13,9 @@ from zarr_shardstore.io.backends.local import LocalBackend
 from zarr_shardstore.io.local.locks import LOCK_SUFFIX
 from zarr_shardstore.io.local.open_shards import open_shards
 from zarr_shardstore.io.local.shard_files import JOURNAL_SUFFIX
+from zarr_shardstore.store.base_handle import BaseStoreHandle
 from zarr_shardstore.tools.check.findings import Finding, finding
 from zarr_shardstore.tools.inspect.conversions import is_locked, unfinished_conversions
-from zarr_shardstore.tools.inspect.open_base import BaseStoreHandle
 
 _PROCESSES = "/proc"
 

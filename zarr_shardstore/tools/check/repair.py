@@ -25,10 +25,11 @@ from zarr_shardstore.io.local.shard_files import JOURNAL_SUFFIX
 from zarr_shardstore.metadata.documents import Node
 from zarr_shardstore.shards.requests import Delete, Get
 from zarr_shardstore.shards.stack import Crc32cTransformer, ValueTransformer
+from zarr_shardstore.store.base_handle import BaseStoreHandle, StoreLike
 from zarr_shardstore.store.sharding_mapping import ShardingMapping
 from zarr_shardstore.tools.check.check_store import check_store
 from zarr_shardstore.tools.check.findings import CheckReport, Finding, Keep
-from zarr_shardstore.tools.check.quarantine import exchange, put_aside, synced
+from zarr_shardstore.tools.check.quarantine import put_aside
 from zarr_shardstore.tools.check.remains import check_side_files
 from zarr_shardstore.tools.check.replica import Replica
 from zarr_shardstore.tools.check.salvage.orders import advice, order_of_others
@@ -40,7 +41,6 @@ from zarr_shardstore.tools.check.shards import (
     is_version_of,
 )
 from zarr_shardstore.tools.inspect.find import find_contents
-from zarr_shardstore.tools.inspect.open_base import BaseStoreHandle, StoreLike
 
 Did: TypeAlias = Literal["rewritten", "removed", "left"]
 
@@ -157,7 +157,7 @@ def repair_store(
         raise SpecError(f"order is 'C', 'F' or 'morton', got {order!r}")
     if report.base is None:
         raise SpecError("the report has no store: take one that check_store has returned")
-    base = synced(report.base)
+    base = report.base.synced()
     if not dry_run:
         base.check_writable()
         base.check_replaceable()
@@ -374,7 +374,7 @@ class _Repair:
         for name, value in ((names[1], journal), (names[2], lock)):
             if value is not None:  # it goes with the shard
                 put_aside(self.base, self.prefix, name, value)
-        exchange(self.base, key, old, new, [] if journal is None else [Delete(names[1])])
+        self.base.swap(key, old, new, [] if journal is None else [Delete(names[1])])
         return action
 
     def _remove_side_file(self, key: str) -> RepairAction:

@@ -8,10 +8,10 @@ from zarr_shardstore.errors import ShardStoreError
 from zarr_shardstore.format.keys import Coords
 from zarr_shardstore.shards.requests import Get
 from zarr_shardstore.shards.stack import handle
+from zarr_shardstore.store.base_handle import StoreLike, open_base
 from zarr_shardstore.tools.check.chunks import transcoder
 from zarr_shardstore.tools.check.shards import ArrayChecker
 from zarr_shardstore.tools.inspect.find import arrays_at
-from zarr_shardstore.tools.inspect.open_base import StoreLike, open_base
 
 
 class Replica:

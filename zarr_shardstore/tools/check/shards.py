@@ -41,12 +41,12 @@ from zarr_shardstore.shards.stack import (
     handle,
     keys_above,
 )
+from zarr_shardstore.store.base_handle import BaseStoreHandle
 from zarr_shardstore.tools.check.chunks import Problem, codec_names, decoder, problem_of_frame
 from zarr_shardstore.tools.check.findings import Finding, Kind, Level, Severity, finding
 from zarr_shardstore.tools.convert.task import StoredValues
 from zarr_shardstore.tools.inspect.find import FoundArray, read_array
 from zarr_shardstore.tools.inspect.occupancy import ObjectGrid
-from zarr_shardstore.tools.inspect.open_base import BaseStoreHandle
 from zarr_shardstore.tools.native.draft_documents import array_of_draft
 
 _MAX_ATTEMPTS = 16

@@ -20,13 +20,13 @@ from zarr_shardstore.format.shard import EntryOrder
 from zarr_shardstore.io.backends.resolve import BaseStoreLike
 from zarr_shardstore.operations.upkeep import shards_below
 from zarr_shardstore.shards.stack import run_above
+from zarr_shardstore.store.base_handle import StoreLike, open_base
 from zarr_shardstore.store.options import IndexCodecs, IndexLocation, ShardingOptions
 from zarr_shardstore.store.sharding_mapping import ShardingMapping
 from zarr_shardstore.tools.convert.in_place import only_conversion
 from zarr_shardstore.tools.convert.job import convert_store, finish_exchanges
 from zarr_shardstore.tools.convert.report import CompactionReport, ConversionReport, OnProgress
 from zarr_shardstore.tools.inspect.occupancy import read_shards
-from zarr_shardstore.tools.inspect.open_base import StoreLike, open_base
 from zarr_shardstore.tools.native.preview import native_preview
 
 

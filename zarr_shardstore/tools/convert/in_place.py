@@ -61,9 +61,9 @@ from zarr_shardstore.io.local.locks import KeptLock
 from zarr_shardstore.metadata import documents as metadata
 from zarr_shardstore.metadata.documents import Hierarchy, Node
 from zarr_shardstore.shards.requests import Delete, DeletePrefix, Move
+from zarr_shardstore.store.base_handle import STAGING, BaseStoreHandle
 from zarr_shardstore.tools.convert.other_keys import DocumentsByKey, in_rounds, with_copies
 from zarr_shardstore.tools.inspect.occupancy import keys_of_values
-from zarr_shardstore.tools.inspect.open_base import STAGING, BaseStoreHandle
 
 ExchangeState: TypeAlias = Literal["staging", "replacing", "moving"]
 

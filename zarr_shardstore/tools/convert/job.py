@@ -33,6 +33,7 @@ from zarr_shardstore.format.shard import EntryOrder
 from zarr_shardstore.io.backends.base import UnreadableSourceError
 from zarr_shardstore.metadata.documents import Node, document_key
 from zarr_shardstore.shards.requests import Delete
+from zarr_shardstore.store.base_handle import BaseStoreHandle, StoreLike, open_base
 from zarr_shardstore.store.options import ShardingOptions
 from zarr_shardstore.tools.convert import in_place
 from zarr_shardstore.tools.convert.other_keys import check_other_keys, copy_other_keys
@@ -42,7 +43,6 @@ from zarr_shardstore.tools.convert.report import ArrayReport, ConversionReport, 
 from zarr_shardstore.tools.convert.task import ArrayTask, run_task
 from zarr_shardstore.tools.inspect.find import StoreContents, quoted
 from zarr_shardstore.tools.inspect.occupancy import keys_of_values
-from zarr_shardstore.tools.inspect.open_base import BaseStoreHandle, StoreLike, open_base
 from zarr_shardstore.tools.inspect.readers import read_by
 
 T = TypeVar("T")

@@ -12,8 +12,8 @@ import crc32c
 
 from zarr_shardstore.errors import CorruptValueError, SpecError
 from zarr_shardstore.metadata import documents as metadata
+from zarr_shardstore.store.base_handle import BaseStoreHandle
 from zarr_shardstore.tools.convert.task import read_object
-from zarr_shardstore.tools.inspect.open_base import BaseStoreHandle
 
 DocumentsByKey: TypeAlias = Mapping[str, Mapping[str, Any]]
 

@@ -29,11 +29,11 @@ from zarr_shardstore.format.shard import ShardingSpec
 from zarr_shardstore.metadata import declaration, transformer_list
 from zarr_shardstore.metadata import documents as metadata
 from zarr_shardstore.metadata.documents import Geometry, Node, document_key, without_notes
+from zarr_shardstore.store.base_handle import BaseStoreHandle
 from zarr_shardstore.store.options import ShardingOptions
 from zarr_shardstore.tools.convert.regions import BLOCK, MAX_KEYS, block_shape, random_coords
 from zarr_shardstore.tools.convert.report import Action
 from zarr_shardstore.tools.inspect import find
-from zarr_shardstore.tools.inspect.open_base import BaseStoreHandle
 
 _ROUND = 128
 _N_ROUNDS = 8

@@ -16,6 +16,7 @@ import math
 from collections.abc import Generator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
+from itertools import islice
 from operator import add
 from typing import Self
 
@@ -27,10 +28,9 @@ from zarr_shardstore.format import layout
 from zarr_shardstore.format.keys import ChunkKeyEncoding, Coords
 from zarr_shardstore.format.shard import ZEP2_INDEX, EntryOrder, ShardingSpec, order_entries
 from zarr_shardstore.shards.index_reads import read_indexes, rounds_of
-from zarr_shardstore.shards.requests import CloseListing, KeyCursor, ListPage
 from zarr_shardstore.shards.shard_listing import entries_present
+from zarr_shardstore.store.base_handle import BaseStoreHandle
 from zarr_shardstore.tools.inspect.occupancy import grid_directory
-from zarr_shardstore.tools.inspect.open_base import BaseStoreHandle
 
 BLOCK = 4096
 """Values in a region of an array that has shards on neither side."""
@@ -174,22 +174,14 @@ def _stored_objects(
     """List the objects of a location: their coordinates, by pages; ``None`` behind `max_keys`."""
     base, encoding, prefix = location.base, location.encoding, location.prefix
     ndim, object_grid = len(location.grid_shape), location.object_grid_shape
-    cursor = KeyCursor(grid_directory(prefix, encoding, ndim))
-    is_done = False
-    try:
-        while max_keys > 0:
-            page: list[str]
-            (page,) = base.perform([ListPage(cursor, _KEYS_PER_PAGE)])
-            is_done = len(page) < _KEYS_PER_PAGE
+    with closing(base.keys(grid_directory(prefix, encoding, ndim))) as keys:
+        for _ in range(0, max_keys, _KEYS_PER_PAGE):
+            page = list(islice(keys, _KEYS_PER_PAGE))
             coords = [encoding.decode(key[len(prefix) :], ndim) for key in page]
             yield [c for c in coords if c is not None and layout.is_inside(c, object_grid)]
-            if is_done:
+            if len(page) < _KEYS_PER_PAGE:
                 return
-            max_keys -= len(page)
         yield None
-    finally:
-        if not is_done:
-            base.perform([CloseListing(cursor)])
 
 
 def _add_regions(

@@ -30,8 +30,8 @@ from zarr_shardstore.format.ranges import Range, plan_spans
 from zarr_shardstore.format.shard import MISSING, EntryOrder, IndexDamageError, packed_index
 from zarr_shardstore.shards.index_reads import check_whole, corrupt, read_indexes
 from zarr_shardstore.shards.requests import Delete, Exists, Get, Set
+from zarr_shardstore.store.base_handle import BaseStoreHandle
 from zarr_shardstore.tools.convert.regions import ArrayLocation, ArrayRegion, only_stored
-from zarr_shardstore.tools.inspect.open_base import BaseStoreHandle
 
 ROUND_NBYTES = 8 * 1024 * 1024
 """Bytes that one worker reads before it writes them."""

@@ -19,7 +19,7 @@ from zarr_shardstore.metadata.documents import (
     parse_json,
 )
 from zarr_shardstore.metadata.transformer_list import SHARDING, sharding_spec
-from zarr_shardstore.tools.inspect.open_base import STAGING, BaseStoreHandle
+from zarr_shardstore.store.base_handle import STAGING, BaseStoreHandle
 
 _STATES = {
     "staging": "the array is as it was before, and a part of the new objects is staged",

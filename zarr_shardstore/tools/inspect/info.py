@@ -15,10 +15,10 @@ from zarr_shardstore.io.backends.resolve import BaseStoreLike
 from zarr_shardstore.metadata.declaration import Declaration, has_sharding_codec
 from zarr_shardstore.metadata.documents import Hierarchy, Node, unknown_geometry
 from zarr_shardstore.shards.stack import ShardingTransformer
+from zarr_shardstore.store.base_handle import BaseStoreHandle, open_base
 from zarr_shardstore.tools.inspect.conversions import UnfinishedConversion, unfinished_conversions
 from zarr_shardstore.tools.inspect.find import FoundArray, arrays_at, find_arrays, read_array
 from zarr_shardstore.tools.inspect.occupancy import ObjectGrid, Round, rounds_of_objects
-from zarr_shardstore.tools.inspect.open_base import BaseStoreHandle, open_base
 from zarr_shardstore.tools.inspect.readers import read_by, summarize
 
 _TOTALS = (

@@ -22,7 +22,7 @@ from zarr_shardstore.shards.index_reads import corrupt, rounds_of, try_read_inde
 from zarr_shardstore.shards.requests import Flow, GetSize, ListPrefix, ask
 from zarr_shardstore.shards.shard_listing import entries_present
 from zarr_shardstore.shards.stack import ShardingTransformer, Stack, gather, keys_above, run_above
-from zarr_shardstore.tools.inspect.open_base import BaseStoreHandle
+from zarr_shardstore.store.base_handle import BaseStoreHandle
 
 _KEYS_AT_ONCE = 1 << 17
 """Objects of a grid up to which one listing asks for all of them: some 20 MB of keys."""

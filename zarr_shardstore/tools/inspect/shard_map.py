@@ -23,10 +23,10 @@ from zarr_shardstore.format.keys import Coords
 from zarr_shardstore.format.layout import n_in_grid_box
 from zarr_shardstore.io.backends.resolve import BaseStoreLike
 from zarr_shardstore.metadata.documents import unknown_geometry
+from zarr_shardstore.store.base_handle import BaseStoreHandle, open_base
 from zarr_shardstore.tools.inspect.conversions import unfinished_conversions
 from zarr_shardstore.tools.inspect.find import arrays_at, find_arrays, quoted, read_array
 from zarr_shardstore.tools.inspect.occupancy import ObjectGrid, rounds_of_objects
-from zarr_shardstore.tools.inspect.open_base import BaseStoreHandle, open_base
 
 MAX_CELLS = 2**26
 """Most shards in a map: 256 MiB, 4 bytes for each."""

@@ -26,10 +26,10 @@ from zarr_shardstore.metadata import documents
 from zarr_shardstore.metadata.declaration import Document
 from zarr_shardstore.metadata.documents import attributes_of, is_same_json
 from zarr_shardstore.shards.requests import Delete, Flow, Found, Get, Set
+from zarr_shardstore.store.base_handle import BaseStoreHandle, open_base
 from zarr_shardstore.store.sharding_mapping import ShardingMapping
 from zarr_shardstore.store.sharding_store import ShardingStore
 from zarr_shardstore.tools.inspect.find import find_contents, quoted, select_paths
-from zarr_shardstore.tools.inspect.open_base import BaseStoreHandle, open_base
 from zarr_shardstore.tools.inspect.readers import read_by, summarize
 from zarr_shardstore.tools.native import translate
 

@@ -14,7 +14,7 @@ from zarr_shardstore.format.ranges import resolve_range
 from zarr_shardstore.metadata.documents import dump_document
 from zarr_shardstore.shards import requests
 from zarr_shardstore.shards.requests import Flow, Found
-from zarr_shardstore.tools.inspect.open_base import BaseStoreHandle
+from zarr_shardstore.store.base_handle import BaseStoreHandle
 from zarr_shardstore.tools.native.bridge import DocumentChange, documents_by_key, native_change
 
 T = TypeVar("T")

@@ -17,10 +17,10 @@ from zarr_shardstore.format.keys import Coords
 from zarr_shardstore.format.shard import EntryOrder, order_entries
 from zarr_shardstore.shards.index_reads import found_index
 from zarr_shardstore.shards.requests import GetIndex
+from zarr_shardstore.store.base_handle import BaseStoreHandle
 from zarr_shardstore.tools.check.salvage.damaged_shard import DamagedShard
 from zarr_shardstore.tools.check.shards import ArrayChecker
 from zarr_shardstore.tools.inspect.occupancy import keys_of_values
-from zarr_shardstore.tools.inspect.open_base import BaseStoreHandle
 
 ORDERS: tuple[EntryOrder, ...] = ("morton", "C", "F")
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeVar
@@ -13,8 +13,15 @@ from zarr.abc.store import Store
 from zarr.core.sync import sync
 from zarr.storage import LocalStore, StorePath
 
-from zarr_shardstore.errors import ReadOnlyError, SpecError, UnsupportedError
-from zarr_shardstore.io.backends.base import Backend
+from zarr_shardstore.errors import (
+    ReadOnlyError,
+    ShardConflictError,
+    SpecError,
+    UnsupportedError,
+)
+from zarr_shardstore.format.shard import Bytes
+from zarr_shardstore.io.backends.base import Backend, BackendOptions
+from zarr_shardstore.io.backends.local import LocalBackend
 from zarr_shardstore.io.backends.resolve import BaseStore, BaseStoreLike, backend_of, base_store_of
 from zarr_shardstore.io.backends.store_traits import has_no_such_key, is_in_memory, scope_of_store
 from zarr_shardstore.io.driver import Driver
@@ -23,6 +30,7 @@ from zarr_shardstore.metadata.documents import dump_document, parse_json
 from zarr_shardstore.shards import requests
 from zarr_shardstore.shards.index_reads import check_whole
 from zarr_shardstore.shards.requests import EntryUpdate
+from zarr_shardstore.shards.rewrite import rewrite_value
 from zarr_shardstore.store.sharding_mapping import ShardingMapping
 from zarr_shardstore.store.sharding_store import ShardingStore
 
@@ -32,6 +40,8 @@ StoreLike: TypeAlias = BaseStoreLike | ShardingStore | ShardingMapping
 
 ODD_KEY_ERRORS = (ValueError, TypeError, LookupError, NotImplementedError)
 """Errors by which a base store may say that nothing is ever stored under such a key."""
+
+_KEYS_PER_PAGE = 4096
 
 STAGING = ".zarr_shardstore/"
 """Directory of conversions in place for objects that are not published yet. No tool shows it."""
@@ -89,6 +99,53 @@ class BaseStoreHandle:
     def stored_key(self, key: str) -> str:
         """Return the key of an object that is stored, where a document is seen."""
         return key
+
+    def keys(self, prefix: str, *, shows_all: bool = False) -> Iterator[str]:
+        """List the keys below a prefix, page by page; with `shows_all` also side files."""
+        cursor = requests.KeyCursor(prefix, shows_all=shows_all)
+        is_done = False
+        try:
+            while not is_done:
+                (page,) = self.perform([requests.ListPage(cursor, _KEYS_PER_PAGE)])
+                is_done = len(page) < _KEYS_PER_PAGE
+                yield from page
+        finally:
+            if not is_done:
+                self.perform([requests.CloseListing(cursor)])
+
+    def swap(
+        self,
+        key: str,
+        old: Bytes | None,
+        new: Bytes | None,
+        also: Sequence[requests.Request] = (),
+    ) -> None:
+        """Replace an object if it still has the old bytes, and then perform requests under its
+        lock; ``None``: no object. Raises `ShardConflictError` if the object has changed; then
+        nothing is stored."""
+
+        def change(found: Bytes | None) -> Bytes | None:
+            if found != old:
+                raise ShardConflictError(f"{key!r} was changed since it was read: check again")
+            return None if new is None else bytes(new)
+
+        def update(_: Any, groups: Any) -> requests.Flow[Sequence[Exception | None]]:
+            outcomes = yield from rewrite_value(value, groups)
+            if also and not any(outcomes):
+                yield [*also]
+            return outcomes
+
+        value = requests.PlainValue(key)
+        driver = Driver(self.backend, update)
+        driver.run(requests.ask([requests.UpdateShard(value, (requests.MapEntry(0, change),))]))
+
+    def synced(self) -> BaseStoreHandle:
+        """Return the same store; what is written into local files survives a loss of power."""
+        if not isinstance(self.backend, LocalBackend):
+            return self
+        backend = backend_of(self.store, BackendOptions(durability="power"))
+        driver = Driver(backend, self.driver.update_flow)
+        return BaseStoreHandle(self.store, driver, self.is_read_only)
 
     def names(self, directory: str) -> list[str]:
         return list(self.perform([requests.ListDir(directory)])[0])
