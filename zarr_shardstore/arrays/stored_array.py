@@ -84,7 +84,7 @@ class ArrayReader:
     """Parser of array documents, with the options of one store."""
 
     native: Native
-    reading: ReadOptions
+    reading: ReadOptions = field(default_factory=ReadOptions)
     left_to_zarr: set[str] = field(default_factory=set, compare=False)
     """Chunk prefixes of arrays that were read, and whose sharding is left to zarr."""
     endless: set[Node] = field(default_factory=set, compare=False)

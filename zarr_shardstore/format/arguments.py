@@ -9,6 +9,9 @@ from typing import Any
 
 from zarr_shardstore.errors import SpecError
 
+_MAX_CHUNKS = 2**28
+"""Bytes of a result, 256 MiB. A larger region is a mistake, or comes from hostile metadata."""
+
 
 def whole_number(name: str, value: object, minimum: int = 0) -> int:
     """Return `value` as an int; numpy's integers are taken as well."""
@@ -46,3 +49,12 @@ def storage_options_of(options: object) -> dict[str, Any] | None:
     if options is not None and not isinstance(options, Mapping):
         raise SpecError(f"storage_options is a mapping of options for fsspec, got {short(options)}")
     return dict(options) if options else None
+
+
+def check_n_chunks(n_chunks: int) -> None:
+    """Raise `SpecError` if a region has more chunks than a result may have bytes."""
+    if n_chunks > _MAX_CHUNKS:
+        raise SpecError(
+            f"the region has {n_chunks} chunks, a call takes at most {_MAX_CHUNKS}: give a smaller "
+            "region"
+        )

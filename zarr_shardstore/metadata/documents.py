@@ -494,3 +494,8 @@ def consolidated_v3(metadata: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]
         for path, doc in sorted(metadata.items())
     }
     return {**empty, "metadata": copies}
+
+
+def is_document(key: str) -> bool:
+    """Whether the view of a key may differ from its stored value."""
+    return node_of_document(key) is not None or directory_of_v2_consolidated(key) is not None

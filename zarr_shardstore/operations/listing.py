@@ -31,7 +31,7 @@ import numpy.typing as npt
 from zarr_shardstore.arrays.catalog import Catalog, TransformedKey, flat_nodes
 from zarr_shardstore.arrays.stored_array import StoredArray
 from zarr_shardstore.errors import CorruptShardError, ShardStoreError, SpecError
-from zarr_shardstore.format.arguments import items_of
+from zarr_shardstore.format.arguments import check_n_chunks, items_of
 from zarr_shardstore.format.keys import Coords, check_prefix
 from zarr_shardstore.format.layout import ArrayLayout, Box, ShardRef, grid_box
 from zarr_shardstore.format.ranges import Range
@@ -388,9 +388,6 @@ def _array_directory_without_metadata(directory: str) -> str:
 Region: TypeAlias = Sequence[slice] | None
 """A slice of chunk coordinates for each dimension; the last dimensions may be left out."""
 
-_MAX_CHUNKS = 2**28
-"""Bytes of a result, 256 MiB. A larger region is a mistake, or comes from hostile metadata."""
-
 
 def chunks_initialized(flusher: Flusher, path: str, region: Region) -> Flow[npt.NDArray[np.bool_]]:
     """Return whether each chunk of a region of the array at `path` is stored.
@@ -447,15 +444,6 @@ def _box_of(region: Region, grid_shape: Coords) -> Box:
         box.append((start, max(start, stop)))
     check_n_chunks(math.prod(stop - start for start, stop in box))
     return tuple(box)
-
-
-def check_n_chunks(n_chunks: int) -> None:
-    """Raise `SpecError` if a region has more chunks than a result may have bytes."""
-    if n_chunks > _MAX_CHUNKS:
-        raise SpecError(
-            f"the region has {n_chunks} chunks, a call takes at most {_MAX_CHUNKS}: give a smaller "
-            "region"
-        )
 
 
 def _mark_chunks(out: npt.NDArray[np.bool_], box: Box, shard: ShardRef, index: ShardIndex) -> None:

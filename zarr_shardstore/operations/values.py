@@ -32,8 +32,8 @@ from zarr_shardstore.format.shard import EntryOrder
 from zarr_shardstore.metadata.declaration import Native
 from zarr_shardstore.metadata.documents import (
     Node,
-    directory_of_v2_consolidated,
     document_key,
+    is_document,
     node_of_document,
 )
 from zarr_shardstore.operations.batch import WriteBuffer
@@ -527,11 +527,6 @@ class Operations:
                 self.arrays.documents_changed(node, array if is_certain else None)
             else:
                 self.arrays.current().put(node, array)
-
-
-def is_document(key: str) -> bool:
-    """Whether the view of a key may differ from its stored value."""
-    return node_of_document(key) is not None or directory_of_v2_consolidated(key) is not None
 
 
 def shard_ids(catalog: Catalog, keys: Sequence[str]) -> Flow[list[Hashable]]:

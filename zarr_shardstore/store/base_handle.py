@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Hashable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeVar
@@ -100,7 +100,7 @@ class BaseStoreHandle:
         """Return the key of an object that is stored, where a document is seen."""
         return key
 
-    def keys(self, prefix: str, *, shows_all: bool = False) -> Iterator[str]:
+    def keys(self, prefix: str, *, shows_all: bool = False) -> Generator[str, None, None]:
         """List the keys below a prefix, page by page; with `shows_all` also side files."""
         cursor = requests.KeyCursor(prefix, shows_all=shows_all)
         is_done = False

@@ -157,17 +157,17 @@ class DraftHierarchyStore(Store):
         self, prototype: BufferPrototype, key_ranges: Iterable[tuple[str, ByteRequest | None]]
     ) -> list[Buffer | None]:
         """Return values or ranges of values, ``None`` for missing keys."""
-        requests = list(key_ranges)
-        values: list[Buffer | None] = [None] * len(requests)
-        paths = [_path_of_document(key) for key, _ in requests]
+        asked = list(key_ranges)
+        values: list[Buffer | None] = [None] * len(asked)
+        paths = [_path_of_document(key) for key, _ in asked]
         documents = {i: path for i, path in enumerate(paths) if path is not None}
         shown = await self._nodes.read(list(documents.values())) if documents else []
         for i, document in zip(documents, shown, strict=True):
             if document is not None:
-                start, stop = resolve_range(range_of(requests[i][1]), len(document))
+                start, stop = resolve_range(range_of(asked[i][1]), len(document))
                 values[i] = prototype.buffer.from_bytes(document)[start:stop]
         others = [i for i, path in enumerate(paths) if path is None]
-        places = await self._nodes.places([requests[i][0] for i in others])
+        places = await self._nodes.places([asked[i][0] for i in others])
         for alternative in range(2):
             # The second place is that of a 0-d chunk as the draft names it.
             wanted = [
@@ -176,7 +176,7 @@ class DraftHierarchyStore(Store):
                 if alternative < len(at) and values[i] is None
             ]
             if wanted:
-                ranges = [(place, requests[i][1]) for i, place in wanted]
+                ranges = [(place, asked[i][1]) for i, place in wanted]
                 found = await self._store.get_partial_values(prototype, ranges)
                 for (i, _), value in zip(wanted, found, strict=True):
                     values[i] = value

@@ -27,9 +27,9 @@ from zarr.core.buffer import cpu
 from zarr.core.sync import sync
 
 from zarr_shardstore.errors import SpecError, UnsupportedError
+from zarr_shardstore.format.arguments import check_n_chunks
 from zarr_shardstore.format.keys import ChunkKeyEncoding, Coords
 from zarr_shardstore.metadata.declaration import Document
-from zarr_shardstore.operations.listing import check_n_chunks
 from zarr_shardstore.tools.native.as_format import ZarrFormat
 
 OUR_MEMBER = "zarr_shardstore"

@@ -35,9 +35,9 @@ from zarr_shardstore.interop.references.reference_formats import (
     read_states,
 )
 from zarr_shardstore.io.backends.store_traits import root_of_files, url_of_store
+from zarr_shardstore.io.local.files import JOURNAL_SUFFIX
 from zarr_shardstore.io.local.fs import state_of as file_state_of
 from zarr_shardstore.io.local.locks import beside
-from zarr_shardstore.io.local.shard_files import JOURNAL_SUFFIX
 from zarr_shardstore.metadata import data_types, declaration, documents
 from zarr_shardstore.metadata.declaration import Document
 from zarr_shardstore.shards import requests

@@ -84,8 +84,8 @@ class ServedStore:
         shown = await self._node(path)
         if not path and name == ".zmetadata" and self._format == 2 and shown:
             members = [(p, *item) for p, docs in await self._nodes() for item in docs.items()]
-            metadata = {_join(p, name): doc for p, name, doc in members}
-            return dump_document({"zarr_consolidated_format": 1, "metadata": metadata})
+            shown = {_join(p, name): doc for p, name, doc in members}
+            return dump_document({"zarr_consolidated_format": 1, "metadata": shown})
         doc = shown.get(name)
         is_root = not path and doc and doc.get("node_type") == "group"
         if doc and is_root and not doc.get("consolidated_metadata"):

@@ -42,9 +42,9 @@ from zarr.core.buffer import default_buffer_prototype
 from zarr.core.sync import _get_loop
 
 from zarr_shardstore.errors import SpecError, UnsupportedError
-from zarr_shardstore.io.backends.cloud_urls import EXTRAS
+from zarr_shardstore.io.backends.resolve import EXTRAS
 from zarr_shardstore.io.concurrency import gather_bounded
-from zarr_shardstore.operations.values import is_document
+from zarr_shardstore.metadata.documents import is_document
 from zarr_shardstore.store.sharding_mapping import ShardingMapping
 from zarr_shardstore.store.sharding_store import ShardingStore
 
@@ -401,10 +401,10 @@ class ShardAdapter:
             options["read_only"] = True
         before = context.preceding
         if len(before) > 1 or (before and before[0].scheme not in EXTRAS):
-            resolve = context.resolve_preceding
-            takes = signature(resolve).parameters  # some versions of the proposal have no options
+            find = context.resolve_preceding
+            takes = signature(find).parameters  # some versions of the proposal have no options
             has_options = "storage_options" in takes
-            found = await resolve(**({"storage_options": given or None} if has_options else {}))
+            found = await find(**({"storage_options": given or None} if has_options else {}))
             store = _open(found.store, None, {}, options)
             path = "/".join(filter(None, (found.path.strip("/"), path)))
         else:

@@ -19,6 +19,7 @@ from zarr.storage import FsspecStore, LocalStore, ObjectStore, StorePath, ZipSto
 from zarr_shardstore.errors import SpecError
 from zarr_shardstore.format.arguments import storage_options_of
 from zarr_shardstore.io.backends.base import DEFAULT_OPTIONS, Backend, BackendOptions
+from zarr_shardstore.io.backends.cloud_urls import EXTRAS as EXTRAS
 from zarr_shardstore.io.backends.cloud_urls import store_of_url
 from zarr_shardstore.io.backends.local import LocalBackend
 from zarr_shardstore.io.backends.mapping import MappingBackend

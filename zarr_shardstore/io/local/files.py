@@ -21,7 +21,7 @@ from zarr_shardstore.format.consolidated_index import is_consolidated_index_key
 from zarr_shardstore.io.local import fs
 from zarr_shardstore.io.local.fs import NO_FILE, opening
 from zarr_shardstore.io.local.locks import LOCK_SUFFIX
-from zarr_shardstore.io.local.shard_files import JOURNAL_SUFFIX
+from zarr_shardstore.io.local.shard_files import JOURNAL_SUFFIX as JOURNAL_SUFFIX
 from zarr_shardstore.shards.requests import Found
 
 # Temporary files, as LocalStore names them, locks, and journals. A killed writer leaves them.

@@ -12,10 +12,10 @@ import numpy as np
 import numpy.typing as npt
 
 from zarr_shardstore.errors import CorruptShardError, SpecError
+from zarr_shardstore.format.arguments import check_n_chunks
 from zarr_shardstore.format.keys import Coords
 from zarr_shardstore.format.layout import entries_in_box
 from zarr_shardstore.metadata.documents import Hierarchy
-from zarr_shardstore.operations.listing import check_n_chunks
 from zarr_shardstore.shards.index_reads import try_read_indexes
 from zarr_shardstore.shards.requests import Exists
 from zarr_shardstore.shards.stack import handle, run_above

@@ -26,8 +26,7 @@ import json
 from zarr_shardstore.errors import ShardConflictError, SpecError
 from zarr_shardstore.format.consolidated_index import is_consolidated_index_key
 from zarr_shardstore.format.shard import Bytes
-from zarr_shardstore.io.local.files import QUARANTINE, is_side_file
-from zarr_shardstore.io.local.shard_files import JOURNAL_SUFFIX
+from zarr_shardstore.io.local.files import JOURNAL_SUFFIX, QUARANTINE, is_side_file
 from zarr_shardstore.metadata.documents import parse_json
 from zarr_shardstore.shards.requests import (
     Get,

@@ -10,9 +10,9 @@ from typing import Any
 
 from zarr_shardstore.format.journal import decode_journal
 from zarr_shardstore.io.backends.local import LocalBackend
+from zarr_shardstore.io.local.files import JOURNAL_SUFFIX
 from zarr_shardstore.io.local.locks import LOCK_SUFFIX
 from zarr_shardstore.io.local.open_shards import open_shards
-from zarr_shardstore.io.local.shard_files import JOURNAL_SUFFIX
 from zarr_shardstore.store.base_handle import BaseStoreHandle
 from zarr_shardstore.tools.check.findings import Finding, finding
 from zarr_shardstore.tools.inspect.conversions import is_locked, unfinished_conversions

@@ -19,9 +19,8 @@ from zarr_shardstore.format.keys import Coords
 from zarr_shardstore.format.layout import ShardRef
 from zarr_shardstore.format.shard import Bytes, EntryOrder, build_shard
 from zarr_shardstore.io.backends.local import LocalBackend
-from zarr_shardstore.io.local.files import QUARANTINE, is_side_file
+from zarr_shardstore.io.local.files import JOURNAL_SUFFIX, QUARANTINE, is_side_file
 from zarr_shardstore.io.local.locks import LOCK_SUFFIX
-from zarr_shardstore.io.local.shard_files import JOURNAL_SUFFIX
 from zarr_shardstore.metadata.documents import Node
 from zarr_shardstore.shards.requests import Delete, Get
 from zarr_shardstore.shards.stack import Crc32cTransformer, ValueTransformer

@@ -31,7 +31,6 @@ from zarr_shardstore.io.local.fs import state_of
 from zarr_shardstore.metadata import declaration
 from zarr_shardstore.metadata.documents import Node, chunk_nbytes, without_notes
 from zarr_shardstore.shards.index_reads import found_index, index_get
-from zarr_shardstore.shards.read import ReadOptions
 from zarr_shardstore.shards.requests import Found, Get, GetIndex, GetSize, Request
 from zarr_shardstore.shards.shard_listing import entries_present
 from zarr_shardstore.shards.stack import (
@@ -55,7 +54,7 @@ _MAX_ATTEMPTS = 16
 _MAX_FINDINGS = 1000
 """Of each kind in one object; the others are counted."""
 
-_LEFT_TO_ZARR = ArrayReader("passthrough", ReadOptions())
+_LEFT_TO_ZARR = ArrayReader("passthrough")
 
 _Ids: TypeAlias = npt.NDArray[np.intp]
 

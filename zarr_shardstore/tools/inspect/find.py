@@ -20,11 +20,10 @@ from zarr_shardstore.format.layout import chunk_grid_shape
 from zarr_shardstore.format.ranges import Range
 from zarr_shardstore.metadata import documents
 from zarr_shardstore.metadata.documents import Node, document_key, node_of_document
-from zarr_shardstore.shards.read import ReadOptions
 from zarr_shardstore.shards.requests import Flow, Found, Get, ListDir, ListPrefix, Request
 from zarr_shardstore.store.base_handle import ODD_KEY_ERRORS, STAGING, BaseStoreHandle
 
-_READER = ArrayReader("flat", ReadOptions())
+_READER = ArrayReader("flat")
 _HIERARCHIES: tuple[documents.Hierarchy, ...] = ("v3", "v2", "draft")
 
 _DRAFT_META = "meta/"
