@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 from tests.support import layers
 from tests.support.layers import PACKAGE
+from zarr_shardstore import access
 
 
 def test_the_tree_and_the_drawing_are_made_from_the_source() -> None:
@@ -60,6 +61,10 @@ def test_each_room_can_be_read() -> None:
             room = f"core/{room}"
         lines[room] += n
     assert {room: lines[room] for room, limit in ROOMS.items() if lines[room] > limit} == {}
+
+
+def test_the_gate_is_narrow() -> None:
+    assert len(access.__all__) <= 40
 
 
 def test_few_files_are_in_one_folder() -> None:

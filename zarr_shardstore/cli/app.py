@@ -13,7 +13,8 @@ from typing import Annotated, Any
 
 import typer
 
-from zarr_shardstore import __version__
+from zarr_shardstore import ShardingMapping, __version__
+from zarr_shardstore.access import open_base
 from zarr_shardstore.cli import output
 from zarr_shardstore.cli.parameters import (
     EXECUTOR,
@@ -24,8 +25,6 @@ from zarr_shardstore.cli.parameters import (
     parse,
 )
 from zarr_shardstore.errors import SpecError
-from zarr_shardstore.store.base_handle import open_base
-from zarr_shardstore.store.sharding_mapping import ShardingMapping
 from zarr_shardstore.tools.inspect.find import NO_ARRAY_HINT
 from zarr_shardstore.tools.inspect.info import get_shard_info, sharded_paths
 from zarr_shardstore.tools.inspect.readers import ONLY_HERE

@@ -9,11 +9,11 @@ from typing import Any
 
 import typer
 
+from zarr_shardstore import ShardingStore
 from zarr_shardstore.cli import output
 from zarr_shardstore.cli.app import command, print_report
 from zarr_shardstore.cli.parameters import EXECUTOR, executor_of
 from zarr_shardstore.errors import SpecError
-from zarr_shardstore.store.sharding_store import ShardingStore
 from zarr_shardstore.tools.inspect.shard_map import printable
 
 

@@ -18,10 +18,8 @@ from typing import Any, Literal, TypeAlias
 
 import typer
 
-from zarr_shardstore.arrays.policy import V3Declaration
+from zarr_shardstore.access import policies, resolve, shard_format
 from zarr_shardstore.errors import SpecError, UnsupportedError
-from zarr_shardstore.format.shard import EntryOrder
-from zarr_shardstore.io.backends.resolve import local_path
 from zarr_shardstore.tools.check.findings import Keep, Level
 
 Rule: TypeAlias = "str | int | tuple[int, ...] | dict[str, int] | None"
@@ -83,9 +81,18 @@ _ALL = [
     ),
     _option("paths", _Texts, "Only this array, group or pattern; repeatable.", flag="--path"),
     _option("recode", bool, "Encode again what cannot be copied.", False),
-    _option("declaration", V3Declaration | None, "How v3 metadata says that an array is sharded."),
+    _option(
+        "declaration",
+        policies.V3Declaration | None,
+        "How v3 metadata says that an array is sharded.",
+    ),
     _option("index_location", Literal["start", "end"] | None, "Where in a shard its index is."),
-    _option("order", EntryOrder, "In which order the chunks of a shard are written.", "morton"),
+    _option(
+        "order",
+        shard_format.EntryOrder,
+        "In which order the chunks of a shard are written.",
+        "morton",
+    ),
     _option("workers", int | None, "Threads, or processes, that work.", min=1),
     _option("processes", bool, "Work in processes instead of threads.", False),
     _option(
@@ -108,7 +115,7 @@ _ALL = [
     ),
     _option(
         "full_order",
-        EntryOrder | None,
+        shard_format.EntryOrder | None,
         "Shards without an index were full, in this order.",
         flag="--assume-order",
     ),
@@ -238,7 +245,7 @@ def _local_path(store: str) -> Path | None:
     """Return the path of a local store; ``None`` for the URL of another one."""
     if "://" in store and not store.startswith("file://"):
         return None
-    return local_path(store)
+    return resolve.local_path(store)
 
 
 def confirm(warning: str, other_way: str, *, is_confirmed: bool) -> None:

@@ -32,25 +32,20 @@ from typing import Any, Literal, TypeAlias, get_args
 
 import crc32c
 
-from zarr_shardstore.errors import ShardConflictError, ShardStoreError, SpecError
-from zarr_shardstore.format.shard import (
-    ENTRY_NBYTES,
-    MAX_ENTRIES,
-    ZEP2_INDEX,
-    IndexDamageError,
-    ShardIndex,
-    ShardingSpec,
+from zarr_shardstore.access import (
+    declarations,
+    fs,
+    local_files,
+    locks,
+    metadata,
+    open_base,
+    resolve,
+    shard_format,
+    transformer_list,
 )
+from zarr_shardstore.errors import ShardConflictError, ShardStoreError, SpecError
 from zarr_shardstore.interop.importing.foreign import ForeignArray, read_foreign
 from zarr_shardstore.interop.importing.hdf5 import rows_of_slabs
-from zarr_shardstore.io.backends.resolve import local_path
-from zarr_shardstore.io.local import fs
-from zarr_shardstore.io.local.files import is_hidden, is_side_file, tidy
-from zarr_shardstore.io.local.locks import locked
-from zarr_shardstore.metadata import declaration
-from zarr_shardstore.metadata.documents import ADOPTED, adopted_files, dump_document, parse_json
-from zarr_shardstore.metadata.transformer_list import sharding_transformer
-from zarr_shardstore.store.base_handle import open_base
 from zarr_shardstore.tools.inspect import readers
 
 Link: TypeAlias = Literal["hard", "symbolic", "move", "copy"]
@@ -65,7 +60,7 @@ _MIN_MAGIC = 4
 _MARK = struct.Struct(f"<{len(_MAGIC)}sQQ")
 _MARK_NBYTES = _MARK.size + 4
 _COPIED_NBYTES = 8 * 1024 * 1024
-_MAX_END_NBYTES = MAX_ENTRIES * ENTRY_NBYTES + _MARK_NBYTES + 4
+_MAX_END_NBYTES = shard_format.MAX_ENTRIES * shard_format.ENTRY_NBYTES + _MARK_NBYTES + 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +153,7 @@ def adopt(
         raise SpecError(f"{root!r} is not empty: name another destination, or undo its adoption")
     arrays = _tiles([read_foreign(path, dataset) for path in given])
     first = arrays[0]
-    spec = ShardingSpec(first.grid_shape, ZEP2_INDEX)
+    spec = shard_format.ShardingSpec(first.grid_shape, shard_format.ZEP2_INDEX)
     for array in arrays:
         _check_file(array, link)
     shape = (sum(array.shape[0] for array in arrays), *first.shape[1:])
@@ -170,8 +165,11 @@ def adopt(
         "added_nbytes": added_nbytes,
         "files": [_noted(array, spec) for array in arrays],
     }
-    declared = declaration.Declared("codec", (sharding_transformer(spec),))
-    doc = {**declaration.apply({**first.document, "shape": list(shape)}, declared), ADOPTED: note}
+    declared = declarations.Declared("codec", (transformer_list.sharding_transformer(spec),))
+    doc = {
+        **declarations.apply({**first.document, "shape": list(shape)}, declared),
+        metadata.ADOPTED: note,
+    }
     if not dry_run:
         try:
             _adopt(root, doc, arrays, spec, link)
@@ -179,7 +177,7 @@ def adopt(
             with suppress(OSError):
                 os.rmdir(root)
             raise
-    n_chunks = sum(len(ShardIndex(array.places).present_ids()) for array in arrays)
+    n_chunks = sum(len(shard_format.ShardIndex(array.places).present_ids()) for array in arrays)
     return AdoptionReport(
         store=root,
         link=link,
@@ -227,13 +225,13 @@ def _undo(
             raise SpecError(f"there is no adoption in {root!r}")
         _remove_empty(root)  # what was stopped had not begun
         return []
-    with locked(names[0], "os"):
+    with locks.locked(names[0], "os"):
         staged, document = names
         is_whole = not os.path.isfile(staged)  # perhaps another process has just finished it
         if is_whole and (only_stopped or not os.path.isfile(document)):
             return []
         doc = _document_at(document if is_whole else staged)
-        noted = adopted_files(doc)
+        noted = metadata.adopted_files(doc)
         if not noted:
             raise SpecError(f"the array in {root!r} was not adopted")
         open_base(root).seal()
@@ -257,16 +255,20 @@ def _undo(
 
 
 def _adopt(
-    root: str, doc: dict[str, Any], arrays: Sequence[ForeignArray], spec: ShardingSpec, link: Link
+    root: str,
+    doc: dict[str, Any],
+    arrays: Sequence[ForeignArray],
+    spec: shard_format.ShardingSpec,
+    link: Link,
 ) -> None:
     staged = os.path.join(root, _STAGED)
-    with locked(staged, "os"):
+    with locks.locked(staged, "os"):
         if _names_in(root):
             raise SpecError(f"another process has written into {root!r}: nothing was changed")
         adoption = _Adoption(root, doc)
         try:
             with fs.new_file(staged, os.path.dirname(root)) as fd:
-                fs.write_at(fd, [dump_document(doc)], 0)
+                fs.write_at(fd, [metadata.dump_document(doc)], 0)
             for i, array in enumerate(arrays):
                 adoption.bring(i, array.path)
             for i, array in enumerate(arrays):
@@ -284,21 +286,21 @@ def _adopt(
 
 
 def _remove_empty(root: str) -> None:
-    tidy(root)
+    local_files.tidy(root)
     with suppress(OSError):
         os.rmdir(root)
 
 
 def _names_in(root: str) -> list[str]:
     """Return the names in a directory, without the temporary files of a killed process."""
-    return [name for name in os.listdir(root) if not is_side_file(name)]
+    return [name for name in os.listdir(root) if not local_files.is_side_file(name)]
 
 
 class _Adoption:
     """The files of an adoption, and their way there and back."""
 
     def __init__(self, root: str, doc: dict[str, Any]) -> None:
-        note = doc[ADOPTED]
+        note = doc[metadata.ADOPTED]
         self.root, self.link, self.files = root, note["link"], note["files"]
         self.added_nbytes = int(note["added_nbytes"])
         self._ndim = len(doc["shape"])
@@ -335,7 +337,7 @@ class _Adoption:
         known = {_DOCUMENT, _STAGED}
         for top, _, names in os.walk(self.root):
             paths = [os.path.join(top, name) for name in names if name not in known]
-            found += [p for p in paths if p not in ours and not is_hidden(p)]
+            found += [p for p in paths if p not in ours and not local_files.is_hidden(p)]
         return [os.path.relpath(path, self.root) for path in found]
 
     def _differs(self, path: str) -> bool:
@@ -352,13 +354,15 @@ class _Adoption:
     def _index_of(self, path: str) -> str | None:
         """Return the checksum of the index in which a file ends; ``None`` if it has none, because
         another program has written behind it."""
-        spec = ShardingSpec(((self._index_nbytes - 4) // ENTRY_NBYTES,), ZEP2_INDEX)
+        spec = shard_format.ShardingSpec(
+            ((self._index_nbytes - 4) // shard_format.ENTRY_NBYTES,), shard_format.ZEP2_INDEX
+        )
         fd = fs.open_to_read(path)
         try:
             size = os.fstat(fd).st_size
             index = bytes(fs.read_at(fd, max(0, size - spec.index_nbytes), size))
-            ShardIndex.decode(index, spec)
-        except IndexDamageError:
+            shard_format.ShardIndex.decode(index, spec)
+        except shard_format.IndexDamageError:
             return None
         finally:
             os.close(fd)
@@ -433,7 +437,7 @@ def _append(path: str, array: ForeignArray, state: fs.FileState, index: bytes) -
         fs.sync(fd)
 
 
-def _noted(array: ForeignArray, spec: ShardingSpec) -> dict[str, Any]:
+def _noted(array: ForeignArray, spec: shard_format.ShardingSpec) -> dict[str, Any]:
     assert array.state is not None
     _, nbytes, time_ns = array.state
     checksum = array.index(spec.chunks_per_shard).encode(spec.index)[-4:].hex()
@@ -472,7 +476,7 @@ def _check_file(array: ForeignArray, link: Link) -> None:
     fd = fs.open_to_read(path)
     try:
         size = os.fstat(fd).st_size
-        ends = array.places[ShardIndex(array.places).present_ids()].sum(axis=1)
+        ends = array.places[shard_format.ShardIndex(array.places).present_ids()].sum(axis=1)
         start = max(int(ends.max(initial=0)), size - _MAX_END_NBYTES)
         end = bytes(fs.read_at(fd, start, size))
     finally:
@@ -488,12 +492,12 @@ def _local_directory(dest: Path) -> str:
     text = os.fspath(dest)
     if "://" in text and not text.startswith("file://"):
         raise SpecError(f"files are adopted where they are, on local disks: {text!r} is none")
-    return os.path.abspath(local_path(text))
+    return os.path.abspath(resolve.local_path(text))
 
 
 def _document_at(path: str) -> dict[str, Any]:
     with open(path, "rb") as file:
-        doc = parse_json(file.read())
+        doc = metadata.parse_json(file.read())
     if doc is None:
         raise SpecError(f"{path!r} is no document of an array")
     return doc

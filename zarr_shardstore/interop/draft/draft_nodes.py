@@ -15,11 +15,9 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from typing import TypeAlias
 
+from zarr_shardstore import ShardingStore
+from zarr_shardstore.access import chunk_keys, declarations, metadata
 from zarr_shardstore.errors import SpecError, UnsupportedError
-from zarr_shardstore.format.keys import DRAFT_DATA_ROOT, check_prefix
-from zarr_shardstore.metadata import documents
-from zarr_shardstore.metadata.declaration import Document
-from zarr_shardstore.store.sharding_store import ShardingStore
 from zarr_shardstore.tools.native import draft_documents as draft
 from zarr_shardstore.tools.native.draft_documents import (
     DRAFT_META_ROOT,
@@ -46,7 +44,7 @@ class DraftNodes:
         keys = [key for path in paths for key in (array_key(path), group_key(path))]
         *values, entry_point = await self.store._get_values([*keys, draft.ENTRY_POINT_KEY])
         if entry_point is not None:
-            draft.check_entry_point(documents.parse_json(entry_point))
+            draft.check_entry_point(metadata.parse_json(entry_point))
         return list(zip(values[::2], values[1::2], strict=True)), entry_point is not None
 
     async def read(self, paths: Sequence[str]) -> list[bytes | None]:
@@ -62,7 +60,7 @@ class DraftNodes:
             elif group is not None:
                 shown.append(_translated(group_key(path), group, draft.group_of_draft))
             elif (path == "" and has_entry_point) or await self.has_nodes_below(path):
-                shown.append(documents.dump_document(draft.group_of_draft({})))
+                shown.append(metadata.dump_document(draft.group_of_draft({})))
             else:
                 shown.append(None)
         return shown
@@ -104,12 +102,12 @@ class DraftNodes:
         else:
             before, other, translate = group, array, draft.group_to_draft
             own_key, other_key = group_key(path), array_key(path)
-        old = None if before is None else documents.parse_json(before)
+        old = None if before is None else metadata.parse_json(before)
         await self.store.set(own_key, _translated(key, value, translate, old))
         if other is not None:
             await self.store.delete(other_key)
         if not has_entry_point:
-            entry_point = documents.dump_document(draft.ENTRY_POINT)
+            entry_point = metadata.dump_document(draft.ENTRY_POINT)
             await self.store.set_if_not_exists(draft.ENTRY_POINT_KEY, entry_point)
 
     async def erase(self, path: str) -> None:
@@ -122,20 +120,20 @@ class DraftNodes:
 
     # -------------------------------------------------------------------- keys
 
-    async def arrays(self, paths: Iterable[str]) -> dict[str, documents.Geometry]:
+    async def arrays(self, paths: Iterable[str]) -> dict[str, metadata.Geometry]:
         """Return the geometries of arrays by path; paths of no array are left out.
 
         Cost: one round for all that the store below has not cached.
         """
         cached = self.store._engine.operations.arrays.current().arrays
-        arrays = {path: cached.get(documents.Node("draft", path)) for path in dict.fromkeys(paths)}
+        arrays = {path: cached.get(metadata.Node("draft", path)) for path in dict.fromkeys(paths)}
         found = {path: a.document.geometry for path, a in arrays.items() if a is not None}
         misses = [path for path in arrays if path not in found]
         keys = [array_key(path) for path in misses]
         values = await self.store._get_values(keys) if keys else []
         for path, value in zip(misses, values, strict=True):
-            doc = None if value is None else documents.parse_json(value)
-            found[path] = None if doc is None else documents.plain_geometry("draft", doc)
+            doc = None if value is None else metadata.parse_json(value)
+            found[path] = None if doc is None else metadata.plain_geometry("draft", doc)
         return {path: geometry for path, geometry in found.items() if geometry is not None}
 
     async def places(self, keys: Sequence[str]) -> list[tuple[str, ...]]:
@@ -147,7 +145,7 @@ class DraftNodes:
         places = []
         for key, (at, chunk) in zip(keys, await self._chunks(keys), strict=True):
             is_shown = chunk is None and not draft.is_v2_document(key)
-            places.append(at or ((DRAFT_DATA_ROOT + key,) if is_shown else ()))
+            places.append(at or ((chunk_keys.DRAFT_DATA_ROOT + key,) if is_shown else ()))
         return places
 
     async def v3_keys(self, base_keys: Sequence[str], *, leading: bool = False) -> list[str | None]:
@@ -155,7 +153,7 @@ class DraftNodes:
 
         With `leading` a key may be that of a directory of chunks.
         """
-        rests = [key.removeprefix(DRAFT_DATA_ROOT) for key in base_keys]
+        rests = [key.removeprefix(chunk_keys.DRAFT_DATA_ROOT) for key in base_keys]
         keys: list[str | None] = []
         for rest, (at, chunk) in zip(rests, await self._chunks(rests, leading), strict=True):
             is_document = draft.node_of_v3_key(rest) is not None or draft.is_v2_document(rest)
@@ -178,7 +176,7 @@ class DraftNodes:
 
     async def list_prefix(self, prefix: str) -> AsyncIterator[str]:
         """List the v3 keys that start with `prefix`; the path of an array means its directory."""
-        prefix = check_prefix(prefix)
+        prefix = chunk_keys.check_prefix(prefix)
         if prefix and not prefix.endswith("/") and await self.arrays([prefix]):
             prefix += "/"
         directory = prefix[: prefix.rfind("/") + 1]
@@ -204,7 +202,7 @@ class DraftNodes:
 
     async def list_dir(self, prefix: str) -> AsyncIterator[str]:
         """List the names of the v3 keys and directories directly in a directory."""
-        path = check_prefix(prefix).removesuffix("/")
+        path = chunk_keys.check_prefix(prefix).removesuffix("/")
         directory = draft.directory_of(path)
         (document,) = await self.read([path])
         names = set() if document is None else {v3_key("")}
@@ -223,7 +221,7 @@ class DraftNodes:
             found = [base_directory + name async for name in self.store.list_dir(base_directory)]
             for at, key in zip(found, await self.v3_keys(found, leading=True), strict=True):
                 if key is None and [name async for name in self.store.list_dir(at)]:
-                    key = at.removeprefix(DRAFT_DATA_ROOT)  # no v3 key, but a directory
+                    key = at.removeprefix(chunk_keys.DRAFT_DATA_ROOT)  # no v3 key, but a directory
                 if key is not None and key.startswith(directory):
                     names.add(key.removeprefix(directory).partition("/")[0])
         for name in sorted(names):
@@ -231,7 +229,7 @@ class DraftNodes:
 
     async def _data_prefixes(self, directory: str) -> list[str]:
         """Return the prefixes below which values are stored whose v3 keys are in a directory."""
-        prefixes = [DRAFT_DATA_ROOT + directory]
+        prefixes = [chunk_keys.DRAFT_DATA_ROOT + directory]
         path, suffix = draft.v3_candidate(directory.removesuffix("/")) or ("", "")
         geometry = (await self.arrays([path])).get(path) if suffix else None
         if geometry is None or geometry.encoding.separator != "/":
@@ -239,7 +237,7 @@ class DraftNodes:
         marker, *numbers = suffix.split("/")
         if marker == "c" and len(numbers) < len(geometry.shape):
             in_array = f"c{'/'.join(numbers)}/" if numbers else ""
-            prefixes.append(documents.Node("draft", path).chunk_prefix + in_array)
+            prefixes.append(metadata.Node("draft", path).chunk_prefix + in_array)
         return prefixes
 
 
@@ -253,8 +251,8 @@ async def _in_parts(keys: AsyncIterator[str]) -> AsyncIterator[list[str]]:
     yield part
 
 
-def _parse(key: str, value: bytes | memoryview) -> Document:
-    doc = documents.parse_json(value)
+def _parse(key: str, value: bytes | memoryview) -> declarations.Document:
+    doc = metadata.parse_json(value)
     if doc is None:
         raise SpecError(f"{key!r} is no JSON object")
     return doc
@@ -263,12 +261,12 @@ def _parse(key: str, value: bytes | memoryview) -> Document:
 def _translated(
     key: str,
     value: bytes | memoryview,
-    translate: Callable[..., Document],
-    *stored: Document | None,
+    translate: Callable[..., declarations.Document],
+    *stored: declarations.Document | None,
 ) -> bytes:
     """Return the bytes of a translated document; an error names its key."""
     doc = _parse(key, value)
     try:
-        return documents.dump_document(translate(doc, *stored))
+        return metadata.dump_document(translate(doc, *stored))
     except (SpecError, UnsupportedError) as error:
         raise type(error)(f"{key!r}: {error}") from error

@@ -14,15 +14,10 @@ from typing import Any
 from zarr.abc.store import ByteRequest, Store
 from zarr.core.buffer import Buffer, BufferPrototype, default_buffer_prototype
 
+from zarr_shardstore import ShardingStore
+from zarr_shardstore.access import Batch, buffers, byte_ranges, chunk_keys, requests, resolve
 from zarr_shardstore.errors import SpecError
-from zarr_shardstore.format.keys import DRAFT_DATA_ROOT, check_key, check_prefix
-from zarr_shardstore.format.ranges import resolve_range
 from zarr_shardstore.interop.draft.draft_nodes import DraftNodes
-from zarr_shardstore.io.backends.resolve import BaseStoreLike
-from zarr_shardstore.io.buffers import as_view, range_of
-from zarr_shardstore.operations.batch import Batch
-from zarr_shardstore.shards.requests import PartWrite
-from zarr_shardstore.store.sharding_store import ShardingStore
 from zarr_shardstore.tools.native import draft_documents as draft
 
 
@@ -79,7 +74,9 @@ class DraftHierarchyStore(Store):
     ['meta/root.group.json', 'meta/root/foo.array.json', 'zarr.json']
     """
 
-    def __init__(self, store: BaseStoreLike, *, read_only: bool = False, **options: Any) -> None:
+    def __init__(
+        self, store: resolve.BaseStoreLike, *, read_only: bool = False, **options: Any
+    ) -> None:
         if not isinstance(store, ShardingStore):
             store = ShardingStore(store, read_only=read_only, **options)
         elif options:
@@ -164,7 +161,9 @@ class DraftHierarchyStore(Store):
         shown = await self._nodes.read(list(documents.values())) if documents else []
         for i, document in zip(documents, shown, strict=True):
             if document is not None:
-                start, stop = resolve_range(range_of(asked[i][1]), len(document))
+                start, stop = byte_ranges.resolve_range(
+                    buffers.range_of(asked[i][1]), len(document)
+                )
                 values[i] = prototype.buffer.from_bytes(document)[start:stop]
         others = [i for i, path in enumerate(paths) if path is None]
         places = await self._nodes.places([asked[i][0] for i in others])
@@ -228,7 +227,7 @@ class DraftHierarchyStore(Store):
         self._check_writable()
         path = _path_of_document(key)
         if path is not None:
-            await self._nodes.write(path, as_view(value), only_if_missing=only_if_missing)
+            await self._nodes.write(path, buffers.as_view(value), only_if_missing=only_if_missing)
             return
         (places,) = await self._nodes.places([key])
         place = draft.place_to_write(key, places)
@@ -249,7 +248,7 @@ class DraftHierarchyStore(Store):
     async def delete_dir(self, prefix: str) -> None:
         """Erase a node with all below it, or the values in a directory of chunks."""
         self._check_writable()
-        path = check_prefix(prefix).removesuffix("/")
+        path = chunk_keys.check_prefix(prefix).removesuffix("/")
         if path == "":
             await self._nodes.stored([])
         directory = draft.directory_of(path)
@@ -262,7 +261,7 @@ class DraftHierarchyStore(Store):
             places = await self._nodes.places(others)
             await self._store._set_or_erase([(place, None) for at in places for place in at])
         else:
-            await self._store.delete_dir(DRAFT_DATA_ROOT + directory)
+            await self._store.delete_dir(chunk_keys.DRAFT_DATA_ROOT + directory)
         await self._store.delete_dir(draft.DRAFT_META_ROOT + directory)
         await self._nodes.erase(path)
 
@@ -282,11 +281,11 @@ class DraftHierarchyStore(Store):
     ) -> Sequence[memoryview | None]:
         ranges = [(key, None) for key in keys]
         values = await self.get_partial_values(default_buffer_prototype(), ranges)
-        return [None if value is None else as_view(value) for value in values]
+        return [None if value is None else buffers.as_view(value) for value in values]
 
     async def _set_or_erase(
         self,
-        items: Iterable[tuple[str, Buffer | PartWrite | None]],
+        items: Iterable[tuple[str, Buffer | requests.PartWrite | None]],
         prototype: BufferPrototype | None = None,
     ) -> None:
         """Store values that are no documents, and erase those that are ``None``, in one call."""
@@ -295,7 +294,7 @@ class DraftHierarchyStore(Store):
         for key, _ in items:
             if _path_of_document(key) is not None:
                 raise SpecError(f"key {key!r} is a document: store or erase it by itself")
-        placed: list[tuple[str, Buffer | PartWrite | None]] = []
+        placed: list[tuple[str, Buffer | requests.PartWrite | None]] = []
         found = await self._nodes.places([key for key, _ in items])
         for (key, value), places in zip(items, found, strict=True):
             at = places if value is None else (draft.place_to_write(key, places),)
@@ -317,5 +316,5 @@ class DraftHierarchyStore(Store):
 
 def _path_of_document(key: str) -> str | None:
     """Check a key, and return the path of the node whose document it names."""
-    check_key(key)
+    chunk_keys.check_key(key)
     return draft.node_of_v3_key(key)

@@ -19,28 +19,16 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from zarr_shardstore.access import chunk_keys, data_types, fs, layouts, metadata, shard_format
 from zarr_shardstore.errors import SpecError, UnsupportedError
-from zarr_shardstore.format.keys import ChunkKeyEncoding, Coords
-from zarr_shardstore.format.layout import chunk_grid_shape
-from zarr_shardstore.format.shard import (
-    MAX_ENTRIES,
-    MISSING,
-    ZEP2_INDEX,
-    IndexDamageError,
-    ShardIndex,
-    ShardingSpec,
-)
 from zarr_shardstore.interop.importing.hdf5 import ChunkTables, Parser
 from zarr_shardstore.interop.importing.reference_store import faults_named
-from zarr_shardstore.io.local.fs import FileState, state_of
-from zarr_shardstore.metadata.data_types import parse_numpy
-from zarr_shardstore.metadata.documents import Geometry
 from zarr_shardstore.tools.native.codecs import Chain, v3_array
 from zarr_shardstore.tools.native.translate import v3_of_v2
 
 _WKW = struct.Struct("<3xBBBBBQ")
 _WKW_TYPES = ("<u1", "<u2", "<u4", "<u8", "<f4", "<f8", "<i1", "<i2", "<i4", "<i8")
-_KEYS = ChunkKeyEncoding("default", "/")
+_KEYS = chunk_keys.ChunkKeyEncoding("default", "/")
 _KEY_ENCODING = {"name": "default", "configuration": {"separator": "/"}}
 
 
@@ -50,7 +38,7 @@ class ForeignArray:
 
     path: str
     """Of the file, absolute and without links."""
-    state: FileState
+    state: fs.FileState
     """Of the file, when it was read."""
     document: Mapping[str, Any]
     """Of Zarr v3, for an array of such chunks without sharding."""
@@ -61,29 +49,29 @@ class ForeignArray:
     """Of values that lie in one piece, uncompressed: see `in_slabs`. ``None`` for others."""
 
     @property
-    def shape(self) -> Coords:
+    def shape(self) -> chunk_keys.Coords:
         return tuple(self.document["shape"])
 
     @property
-    def chunk_shape(self) -> Coords:
+    def chunk_shape(self) -> chunk_keys.Coords:
         return tuple(self.document["chunk_grid"]["configuration"]["chunk_shape"])
 
     @property
-    def grid_shape(self) -> Coords:
-        return chunk_grid_shape(self.shape, self.chunk_shape)
+    def grid_shape(self) -> chunk_keys.Coords:
+        return layouts.chunk_grid_shape(self.shape, self.chunk_shape)
 
-    def index(self, chunks_per_shard: Coords) -> ShardIndex:
+    def index(self, chunks_per_shard: chunk_keys.Coords) -> shard_format.ShardIndex:
         """Return the index of a shard that is the file, with an index behind its end."""
-        fields = np.full((*chunks_per_shard, 2), MISSING, np.uint64)
+        fields = np.full((*chunks_per_shard, 2), shard_format.MISSING, np.uint64)
         box = tuple(slice(n) for n in self.grid_shape)
         fields[box] = self.places.reshape(*self.grid_shape, 2)
-        return ShardIndex(fields.reshape(-1, 2))
+        return shard_format.ShardIndex(fields.reshape(-1, 2))
 
     def in_slabs(self, n_rows: int) -> ForeignArray:
         """Return the same contiguous values in chunks of so many rows, which divide the first
         dimension."""
-        places = np.full((self.shape[0] // n_rows, 2), MISSING, np.uint64)
-        if (offset := int(self.places[0, 0])) != MISSING:
+        places = np.full((self.shape[0] // n_rows, 2), shard_format.MISSING, np.uint64)
+        if (offset := int(self.places[0, 0])) != shard_format.MISSING:
             nbytes = n_rows * (self.row_nbytes or 0)
             places[:, 0] = offset + nbytes * np.arange(len(places), dtype=np.uint64)
             places[:, 1] = nbytes
@@ -114,7 +102,7 @@ def read_foreign(path: str | os.PathLike[str], dataset: str | None = None) -> Fo
     real = os.path.realpath(path)
     if not os.path.isfile(real):
         raise SpecError(f"there is no file {os.fspath(path)!r}")
-    before = state_of(real)
+    before = fs.state_of(real)
     try:
         array = _reader_of(real)(real, dataset, before)
         if 0 in array.shape or not array.shape:
@@ -122,15 +110,15 @@ def read_foreign(path: str | os.PathLike[str], dataset: str | None = None) -> Fo
         if array.row_nbytes is not None:
             array = array.in_slabs(array.shape[0])
         size = before[1] if before is not None else 0
-        spec = ShardingSpec((len(array.places),), ZEP2_INDEX)
-        ShardIndex(array.places).check_entries(size + spec.index_nbytes, spec)
+        spec = shard_format.ShardingSpec((len(array.places),), shard_format.ZEP2_INDEX)
+        shard_format.ShardIndex(array.places).check_entries(size + spec.index_nbytes, spec)
     except UnsupportedError as error:
         of = "" if dataset is None else f"{dataset!r} of "
         raise UnsupportedError(f"{of}{real!r}: {error}; nothing was written") from error
-    except IndexDamageError as damage:
+    except shard_format.IndexDamageError as damage:
         why = f"it has a chunk outside the file: {damage.message}"
         raise UnsupportedError(f"{real!r}: {why}; nothing was written") from damage
-    if state_of(real) != before:
+    if fs.state_of(real) != before:
         raise SpecError(f"the file {real!r} was changed while it was read: let its writer finish")
     return array
 
@@ -158,7 +146,7 @@ def tiff_references(tif: Any, directory: str, **chosen: Any) -> dict[str, Any]:
 # ------------------------------------------------------------------------- formats
 
 
-def _reader_of(path: str) -> Callable[[str, str | None, FileState], ForeignArray]:
+def _reader_of(path: str) -> Callable[[str, str | None, fs.FileState], ForeignArray]:
     with open(path, "rb") as file:
         head = file.read(2056)
     if any(head[at : at + 8] == b"\x89HDF\r\n\x1a\n" for at in (0, 512, 1024, 2048)):
@@ -172,7 +160,7 @@ def _reader_of(path: str) -> Callable[[str, str | None, FileState], ForeignArray
     raise UnsupportedError("it is none of HDF5, NetCDF-4, TIFF, .npy and WKW")
 
 
-def _read_hdf5(path: str, dataset: str | None, state: FileState) -> ForeignArray:
+def _read_hdf5(path: str, dataset: str | None, state: fs.FileState) -> ForeignArray:
     h5py = library("h5py", "hdf5", path)
     try:
         file = h5py.File(path, "r")
@@ -203,12 +191,14 @@ def _read_hdf5(path: str, dataset: str | None, state: FileState) -> ForeignArray
             path=path,
             state=state,
             document=parser.documents[f"{name}/zarr.json"],
-            places=np.where(ranges[:, 1:] > 0, ranges.astype(np.uint64), np.uint64(MISSING)),
+            places=np.where(
+                ranges[:, 1:] > 0, ranges.astype(np.uint64), np.uint64(shard_format.MISSING)
+            ),
             row_nbytes=None if found.chunks else _row_nbytes(found.shape, found.dtype),
         )
 
 
-def _read_tiff(path: str, dataset: str | None, state: FileState) -> ForeignArray:
+def _read_tiff(path: str, dataset: str | None, state: fs.FileState) -> ForeignArray:
     tifffile = library("tifffile", "tiff", path)
     with tifffile.TiffFile(path) as tif:
         chosen = _chosen(path, dataset, [str(i) for i in range(len(tif.series))])
@@ -217,7 +207,11 @@ def _read_tiff(path: str, dataset: str | None, state: FileState) -> ForeignArray
         references = tiff_references(tif, "", series=int(chosen), level=0)
     zarray, zattrs = (json.loads(references.pop(key)) for key in (".zarray", ".zattrs"))
     doc = {**v3_of_v2(zarray, zattrs), "chunk_key_encoding": _KEY_ENCODING}
-    places = np.full((*chunk_grid_shape(zarray["shape"], zarray["chunks"]), 2), MISSING, np.uint64)
+    places = np.full(
+        (*layouts.chunk_grid_shape(zarray["shape"], zarray["chunks"]), 2),
+        shard_format.MISSING,
+        np.uint64,
+    )
     for key, reference in references.items():
         if os.path.basename(reference[0]) != os.path.basename(path):
             raise UnsupportedError(f"it has parts in another file, {reference[0]!r}")
@@ -225,7 +219,7 @@ def _read_tiff(path: str, dataset: str | None, state: FileState) -> ForeignArray
     return ForeignArray(path=path, state=state, document=doc, places=places.reshape(-1, 2))
 
 
-def _read_npy(path: str, dataset: str | None, state: FileState) -> ForeignArray:
+def _read_npy(path: str, dataset: str | None, state: fs.FileState) -> ForeignArray:
     if dataset is not None:
         raise SpecError(f"a .npy file has one array, and no dataset {dataset!r}")
     try:
@@ -238,17 +232,17 @@ def _read_npy(path: str, dataset: str | None, state: FileState) -> ForeignArray:
         raise UnsupportedError(f"it has the data type {dtype}, which v3 readers do not know")
     if not values.flags.c_contiguous:
         raise UnsupportedError("it is in Fortran order: save it again in C order")
-    chain = Chain(parse_numpy(dtype.str, str(dtype)), "C")
+    chain = Chain(data_types.parse_numpy(dtype.str, str(dtype)), "C")
     return ForeignArray(
         path=path,
         state=state,
-        document=v3_array(Geometry(shape, shape, _KEYS), chain, None, {}),
+        document=v3_array(metadata.Geometry(shape, shape, _KEYS), chain, None, {}),
         places=np.array([[values.offset, values.nbytes]], np.uint64),
         row_nbytes=_row_nbytes(shape, dtype),
     )
 
 
-def _read_wkw(path: str, dataset: str | None, state: FileState) -> ForeignArray:
+def _read_wkw(path: str, dataset: str | None, state: fs.FileState) -> ForeignArray:
     """Read a file of webKnossos: blocks in Morton order, each in Fortran order.
 
     Source: webknossos-wrap, "WKW Format", "Header", "Data". No library tells offsets.
@@ -261,8 +255,8 @@ def _read_wkw(path: str, dataset: str | None, state: FileState) -> ForeignArray:
     if version != 1 or kind != 1 or not 1 <= voxel <= len(_WKW_TYPES):
         raise UnsupportedError("it has compressed blocks or an unknown version: only raw ones map")
     data_type = np.dtype(_WKW_TYPES[voxel - 1])
-    if 1 << 3 * (lengths >> 4) > MAX_ENTRIES:
-        raise UnsupportedError(f"it has more than {MAX_ENTRIES} blocks")
+    if 1 << 3 * (lengths >> 4) > shard_format.MAX_ENTRIES:
+        raise UnsupportedError(f"it has more than {shard_format.MAX_ENTRIES} blocks")
     block, n_blocks = 1 << (lengths & 15), 1 << (lengths >> 4)
     coords = np.indices((n_blocks,) * 3, np.uint64).reshape(3, -1)
     rank = np.zeros(n_blocks**3, np.uint64)
@@ -272,7 +266,9 @@ def _read_wkw(path: str, dataset: str | None, state: FileState) -> ForeignArray:
     nbytes = block**3 * voxel_nbytes
     n_channels = voxel_nbytes // data_type.itemsize
     channels = (n_channels,) if n_channels > 1 else ()
-    geometry = Geometry((*channels, *(n_blocks * block,) * 3), (*channels, *(block,) * 3), _KEYS)
+    geometry = metadata.Geometry(
+        (*channels, *(n_blocks * block,) * 3), (*channels, *(block,) * 3), _KEYS
+    )
     doc = v3_array(geometry, Chain(data_type, "F"), None, {})
     return ForeignArray(
         path=path,
@@ -285,7 +281,7 @@ def _read_wkw(path: str, dataset: str | None, state: FileState) -> ForeignArray:
 # -------------------------------------------------------------------------- values
 
 
-def _row_nbytes(shape: Coords, dtype: Any) -> int:
+def _row_nbytes(shape: chunk_keys.Coords, dtype: Any) -> int:
     return math.prod(shape[1:]) * int(dtype.itemsize)
 
 

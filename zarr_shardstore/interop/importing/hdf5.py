@@ -33,9 +33,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from zarr_shardstore.access import chunk_keys, data_types, layouts, metadata
 from zarr_shardstore.errors import SpecError, UnsupportedError
-from zarr_shardstore.format.keys import ChunkKeyEncoding, Coords, check_key
-from zarr_shardstore.format.layout import chunk_grid_shape
 from zarr_shardstore.interop.importing.reference_store import (
     RECODED,
     OfOneFile,
@@ -45,8 +44,6 @@ from zarr_shardstore.interop.importing.reference_store import (
     faults_named,
     file_path,
 )
-from zarr_shardstore.metadata.data_types import parse_numpy
-from zarr_shardstore.metadata.documents import Geometry
 from zarr_shardstore.tools.inspect.find import DOCUMENTS
 from zarr_shardstore.tools.native.codecs import Chain, Config, v3_array
 from zarr_shardstore.tools.native.translate import to_dimension_names
@@ -83,7 +80,7 @@ _NON_COORDINATE = "_nc4_non_coord_"
 class ChunkTable:
     """Places of the chunks of a dataset, in C order."""
 
-    grid_shape: Coords
+    grid_shape: chunk_keys.Coords
     ranges: npt.NDArray[np.int64]
     """Offset and size of each, shape ``(n, 2)``; size 0: missing."""
 
@@ -156,7 +153,7 @@ def parse_hdf5(files: SourceFiles, url: str, *, recode: bool) -> ParsedSource:
         )
 
 
-def rows_of_slabs(lengths: Coords, row_nbytes: int) -> int | None:
+def rows_of_slabs(lengths: chunk_keys.Coords, row_nbytes: int) -> int | None:
     """Return the rows of a chunk of contiguous arrays with so many rows each: the most that divide
     all lengths and are at most 16 MiB. ``None``: slabs would be tiny, so each array is a chunk."""
     common = math.gcd(*lengths)
@@ -251,7 +248,7 @@ class Parser:
             own = [dataset.file[refs[0]].name if len(refs) else other for refs, other in pairs]
         return own
 
-    def _shape(self, dataset: Any) -> Coords:
+    def _shape(self, dataset: Any) -> chunk_keys.Coords:
         """Return the shape; in netCDF a variable is as long as its dimensions."""
         if not (self.is_netcdf and dataset.chunks):
             return tuple(dataset.shape)
@@ -275,7 +272,7 @@ class Parser:
                     if not isinstance(link, self.h5py.HardLink):
                         self.notes.append(f"{path} is a link: it was not followed")
                         continue
-                    check_key(path)
+                    chunk_keys.check_key(path)
                     if name in DOCUMENTS:
                         raise UnsupportedError("its name is that of a metadata document")
                     item = group[name]
@@ -302,7 +299,7 @@ class Parser:
             raise UnsupportedError("it is empty: it has no shape")
         if dtype.names or dtype.subdtype or (is_object and not self._is_text(dtype)):
             raise UnsupportedError(f"the data type {dtype} has none of Zarr v3 that readers know")
-        data_type = None if is_object else parse_numpy(dtype.str, str(dtype))
+        data_type = None if is_object else data_types.parse_numpy(dtype.str, str(dtype))
         chunk_shape, ranges, masks = self._find_chunks(dataset, plist, f"{path}/")
         there = ranges[:, 1] > 0
         try:
@@ -335,12 +332,14 @@ class Parser:
             with suppress(SpecError):  # one that is no value of the type stays as it is
                 attributes |= to_dimension_names(as_of_v2, len(names), masked, data_type)[0]
         shape = self._shape(dataset)
-        geometry = Geometry(shape, chunk_shape, ChunkKeyEncoding("default", "/"))
+        geometry = metadata.Geometry(
+            shape, chunk_shape, chunk_keys.ChunkKeyEncoding("default", "/")
+        )
         doc = v3_array(geometry, Chain(data_type, "C", filters), fill_value, attributes)
         if any(names):
             doc["dimension_names"] = names
         self.documents[f"{path}/zarr.json"] = doc
-        grid_shape = chunk_grid_shape(shape, chunk_shape)
+        grid_shape = layouts.chunk_grid_shape(shape, chunk_shape)
         self.references.tables[f"{path}/"] = ChunkTable(grid_shape, ranges)
         return masks
 
@@ -349,7 +348,7 @@ class Parser:
 
     def _find_chunks(
         self, dataset: Any, plist: Any, prefix: str
-    ) -> tuple[Coords, npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    ) -> tuple[chunk_keys.Coords, npt.NDArray[np.int64], npt.NDArray[np.int64]]:
         """Return the shape of chunks, where they lie, and the filters that each skips, as bits."""
         shape, itemsize = self._shape(dataset), dataset.dtype.itemsize
         chunk_shape = dataset.chunks
@@ -358,7 +357,7 @@ class Parser:
             row_nbytes = math.prod(chunk_shape[1:]) * itemsize
             n_rows = rows_of_slabs(chunk_shape[:1], row_nbytes) if shape else None
             chunk_shape = chunk_shape if n_rows is None else (n_rows, *chunk_shape[1:])
-        grid_shape = chunk_grid_shape(shape, chunk_shape)
+        grid_shape = layouts.chunk_grid_shape(shape, chunk_shape)
         ranges = np.zeros((math.prod(grid_shape), 2), np.int64)
         masks = np.zeros(len(ranges), np.int64)
         layout, h5d = plist.get_layout(), self.h5py.h5d

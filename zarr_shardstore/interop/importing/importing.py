@@ -27,9 +27,8 @@ from fsspec.implementations.reference import LazyReferenceMapper, ReferenceFileS
 from zarr.abc.store import Store
 from zarr.storage import FsspecStore
 
-from zarr_shardstore.arrays.policy import ChunksPerShard
+from zarr_shardstore.access import StoreLike, layouts, metadata, policies
 from zarr_shardstore.errors import ShardStoreError, SpecError, UnsupportedError
-from zarr_shardstore.format.layout import chunk_grid_shape
 from zarr_shardstore.interop.importing.foreign import library, tiff_references
 from zarr_shardstore.interop.importing.hdf5 import ZSTD, parse_hdf5
 from zarr_shardstore.interop.importing.reference_store import (
@@ -40,8 +39,6 @@ from zarr_shardstore.interop.importing.reference_store import (
     SourceFiles,
     file_path,
 )
-from zarr_shardstore.metadata.documents import parse_json
-from zarr_shardstore.store.base_handle import StoreLike
 from zarr_shardstore.tools.convert.api import shard_store
 from zarr_shardstore.tools.convert.report import ArrayReport, ConversionReport, OnProgress
 from zarr_shardstore.tools.inspect.find import DOCUMENTS, select_paths
@@ -62,7 +59,7 @@ def import_store(
     source: StoreLike | Mapping[str, Any],
     destination: StoreLike,
     *,
-    chunks_per_shard: ChunksPerShard = "auto",
+    chunks_per_shard: policies.ChunksPerShard = "auto",
     shard_nbytes: int | str | None = None,
     paths: Iterable[str] | str | None = None,
     recode: bool = False,
@@ -321,7 +318,7 @@ def _recoded_tiff(
             "filters": None,
             "compressor": ZSTD,
         }
-        for coords in np.ndindex(*chunk_grid_shape(array.shape, array.chunks)):
+        for coords in np.ndindex(*layouts.chunk_grid_shape(array.shape, array.chunks)):
             references[prefix + ".".join(map(str, coords))] = RECODED
     recoded = dict.fromkeys(arrays, why)
     return ParsedSource(documents, references, open_arrays, recoded=recoded, is_local=is_local)
@@ -374,7 +371,7 @@ class _References(Mapping[str, Reference]):
             return
         for key, doc in self._found.zmetadata.items():  # its own iteration has no nested groups
             if key.endswith(".zarray"):
-                for coords in np.ndindex(*chunk_grid_shape(doc["shape"], doc["chunks"])):
+                for coords in np.ndindex(*layouts.chunk_grid_shape(doc["shape"], doc["chunks"])):
                     name = ".".join(map(str, coords)) or "0"
                     if self.get(key.removesuffix(".zarray") + name) is not None:
                         yield key.removesuffix(".zarray") + name
@@ -392,7 +389,7 @@ def _parse_references(
     for key in keys:
         if key.rpartition("/")[2] in DOCUMENTS and not key.endswith(".zmetadata"):
             value = references[key]
-            parsed = parse_json(value) if isinstance(value, bytes) else None
+            parsed = metadata.parse_json(value) if isinstance(value, bytes) else None
             if parsed is None:
                 raise SpecError(f"the document {key!r} of the references is no JSON object")
             attributes = parsed.pop("attributes", {}) if key.endswith(".zarray") else {}

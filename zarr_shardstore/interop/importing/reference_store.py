@@ -31,13 +31,16 @@ from zarr.core.buffer import Buffer, BufferPrototype, cpu, default_buffer_protot
 from zarr.core.sync import sync
 from zarr.storage import MemoryStore
 
+from zarr_shardstore.access import (
+    RangesOfKeys,
+    UnreadableSourceError,
+    buffers,
+    byte_ranges,
+    fs,
+    metadata,
+    resolve,
+)
 from zarr_shardstore.errors import ShardConflictError, ShardStoreError, UnsupportedError
-from zarr_shardstore.format.ranges import resolve_range
-from zarr_shardstore.io.backends.base import RangesOfKeys, UnreadableSourceError
-from zarr_shardstore.io.backends.resolve import base_store_of, local_path
-from zarr_shardstore.io.buffers import range_of, to_buffer_of
-from zarr_shardstore.io.local.fs import read_at
-from zarr_shardstore.metadata.documents import dump_document
 
 T = TypeVar("T")
 
@@ -56,7 +59,7 @@ _FileState: TypeAlias = tuple[int, int, int]
 
 def file_path(url: str) -> str | None:
     """Return the path of a local file; ``None`` for another URL."""
-    return None if "://" in url and not url.startswith("file://") else str(local_path(url))
+    return None if "://" in url and not url.startswith("file://") else str(resolve.local_path(url))
 
 
 @contextmanager
@@ -86,7 +89,7 @@ class SourceFiles:
     def _object(self, url: str) -> tuple[Store, str]:
         directory, _, name = url.rpartition("/")
         if directory not in self._stores:
-            store = base_store_of(directory, self.remote_options)
+            store = resolve.base_store_of(directory, self.remote_options)
             assert isinstance(store, Store)
             self._stores[directory] = store
         return self._stores[directory], name
@@ -112,7 +115,7 @@ class SourceFiles:
         if path is None:
             return sync(self.read_async(url, start, stop))
         with open(path, "rb", buffering=0) as file:
-            data = read_at(file.fileno(), start, stop)
+            data = fs.read_at(file.fileno(), start, stop)
             self._check(path, os.fstat(file.fileno()))  # after the read, so it is of these bytes
         return data
 
@@ -229,7 +232,9 @@ class ReferenceStore(Store):
     ) -> None:
         super().__init__(read_only=True)
         self.parsed, self._files, self._reopen = parsed, files, reopen
-        self._documents = {key: dump_document(doc) for key, doc in parsed.documents.items()}
+        self._documents = {
+            key: metadata.dump_document(doc) for key, doc in parsed.documents.items()
+        }
         self._lock = threading.Lock()
         self._thread = ThreadPoolExecutor(1)
         self._arrays: Any = None
@@ -310,10 +315,10 @@ class ReferenceStore(Store):
         if reference is None:
             return None
         if isinstance(reference, bytes):
-            bounds = resolve_range(range_of(byte_range), len(reference))
+            bounds = byte_ranges.resolve_range(buffers.range_of(byte_range), len(reference))
             return memoryview(reference)[slice(*bounds)]
         url, offset, nbytes = reference
-        start, stop = resolve_range(range_of(byte_range), nbytes)
+        start, stop = byte_ranges.resolve_range(buffers.range_of(byte_range), nbytes)
         return url, offset + start, offset + stop
 
     def get_sync(
@@ -326,7 +331,7 @@ class ReferenceStore(Store):
         part = self._part(key, byte_range)
         if isinstance(part, tuple):
             part = self._files.read(*part)
-        return to_buffer_of(part, prototype)
+        return buffers.to_buffer_of(part, prototype)
 
     async def get(
         self,
@@ -337,7 +342,7 @@ class ReferenceStore(Store):
         part = await self._in_thread(self._part, key, byte_range)
         if isinstance(part, tuple):
             part = await self._files.read_async(*part)
-        return to_buffer_of(part, prototype)
+        return buffers.to_buffer_of(part, prototype)
 
     async def _in_thread(self, work: Callable[..., T], *arguments: Any) -> T:
         """Run work that blocks: on a remote file that a library decodes, or a lock.

@@ -26,10 +26,8 @@ import numpy.typing as npt
 from zarr.core.buffer import cpu
 from zarr.core.sync import sync
 
+from zarr_shardstore.access import arguments, chunk_keys, declarations
 from zarr_shardstore.errors import SpecError, UnsupportedError
-from zarr_shardstore.format.arguments import check_n_chunks
-from zarr_shardstore.format.keys import ChunkKeyEncoding, Coords
-from zarr_shardstore.metadata.declaration import Document
 from zarr_shardstore.tools.native.as_format import ZarrFormat
 
 OUR_MEMBER = "zarr_shardstore"
@@ -87,12 +85,12 @@ class ReferencedArray:
     """An array as its readers see it, with the places of its chunks."""
 
     path: str
-    doc: Document
+    doc: declarations.Document
     """The ``zarr.json`` of v3, or the ``.zarray`` of v2."""
-    attributes: Document
+    attributes: declarations.Document
     """Of v2; those of v3 are in the document."""
-    encoding: ChunkKeyEncoding
-    grid_shape: Coords
+    encoding: chunk_keys.ChunkKeyEncoding
+    grid_shape: chunk_keys.Coords
     places: Sequence[Places] = ()
     note: str = ""
 
@@ -120,16 +118,16 @@ class References:
     url: str
     """Prefix of the keys of stored objects, without a slash at its end."""
     zarr_format: ZarrFormat
-    groups: Mapping[str, Document]
+    groups: Mapping[str, declarations.Document]
     """Attributes by path, also of groups that are only implied."""
     arrays: Sequence[ReferencedArray]
     client: Any = None
     """Client of obstore that reads below the URL, if there is one."""
 
-    def documents(self) -> Iterator[tuple[str, Document]]:
+    def documents(self) -> Iterator[tuple[str, declarations.Document]]:
         """Yield documents by key; those of groups come first."""
         is_v3, v3 = self.zarr_format == 3, {"zarr_format": 3, "node_type": "group"}
-        nodes: list[tuple[str, str, Any, Document]] = [
+        nodes: list[tuple[str, str, Any, declarations.Document]] = [
             (path, "zarr.json", {**v3, "attributes": attributes}, {})
             if is_v3
             else (path, ".zgroup", {"zarr_format": 2}, attributes)
@@ -176,7 +174,7 @@ class Form:
     name: str
     zarr_formats: tuple[ZarrFormat, ...]
     make: Callable[[References], Any]
-    encoding: ChunkKeyEncoding | None = None
+    encoding: chunk_keys.ChunkKeyEncoding | None = None
     """The only one that it takes."""
     knows_seconds: bool = False
     """Whether times of its checksums are whole seconds."""
@@ -188,17 +186,17 @@ def form_of(to: Any, out: str | os.PathLike[str] | None, url: str | None) -> For
     if to == "kerchunk-json":
         return Form(to, (2, 3), partial(_to_json, out=out))
     if to == "kerchunk-parquet" and out is not None:
-        return Form(to, (2,), partial(_to_parquet, out=out), ChunkKeyEncoding("v2", "."))
+        return Form(to, (2,), partial(_to_parquet, out=out), chunk_keys.ChunkKeyEncoding("v2", "."))
     if out is not None or to == "kerchunk-parquet":
         raise SpecError(f"out= is needed for 'kerchunk-parquet', and only for kerchunk; to={to!r}")
     if to == "virtualizarr":
-        return Form(to, (3,), _to_virtualizarr, ChunkKeyEncoding("default", "."))
+        return Form(to, (3,), _to_virtualizarr, chunk_keys.ChunkKeyEncoding("default", "."))
     if type(to).__name__ != "IcechunkStore" or to.read_only:
         raise SpecError(
             "to= is 'kerchunk-json', 'kerchunk-parquet', 'virtualizarr', or the store of a "
             f"writable icechunk session, got {to!r}"
         )
-    encoding = ChunkKeyEncoding("default", "/")
+    encoding = chunk_keys.ChunkKeyEncoding("default", "/")
     return Form("icechunk", (3,), partial(_to_icechunk, store=to, url=url), encoding, True)
 
 
@@ -339,7 +337,7 @@ def _to_virtualizarr(found: References) -> Any:
         raise UnsupportedError("a ManifestStore has no array at its root: pass group=")
     below: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {p: ({}, {}) for p in found.groups}
     for array in found.arrays:
-        check_n_chunks(math.prod(array.grid_shape))
+        arguments.check_n_chunks(math.prod(array.grid_shape))
         if {"#", "?"} & {*found.url, *array.path}:
             raise UnsupportedError(f"a ManifestStore cuts URLs at '#' and '?': {array.path!r}")
         paths = np.full(math.prod(array.grid_shape), "", dtype=np.dtypes.StringDType())

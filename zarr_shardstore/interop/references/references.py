@@ -20,11 +20,28 @@ from zarr.abc.store import Store
 from zarr.core.sync import sync
 from zarr.storage import FsspecStore, ObjectStore
 
+from zarr_shardstore import ShardingStore
+from zarr_shardstore.access import (
+    BaseStoreHandle,
+    StoreLike,
+    arguments,
+    chunk_keys,
+    data_types,
+    declarations,
+    entries_present,
+    fs,
+    index_reads,
+    layouts,
+    local_files,
+    locks,
+    metadata,
+    open_base,
+    requests,
+    shard_format,
+    stacks,
+    store_traits,
+)
 from zarr_shardstore.errors import ShardConflictError, SpecError, UnsupportedError
-from zarr_shardstore.format.arguments import array_path
-from zarr_shardstore.format.keys import check_prefix
-from zarr_shardstore.format.layout import ArrayLayout
-from zarr_shardstore.format.shard import IndexDamageError
 from zarr_shardstore.interop.references.reference_formats import (
     Form,
     ObjectState,
@@ -34,18 +51,6 @@ from zarr_shardstore.interop.references.reference_formats import (
     form_of,
     read_states,
 )
-from zarr_shardstore.io.backends.store_traits import root_of_files, url_of_store
-from zarr_shardstore.io.local.files import JOURNAL_SUFFIX
-from zarr_shardstore.io.local.fs import state_of as file_state_of
-from zarr_shardstore.io.local.locks import beside
-from zarr_shardstore.metadata import data_types, declaration, documents
-from zarr_shardstore.metadata.declaration import Document
-from zarr_shardstore.shards import requests
-from zarr_shardstore.shards.index_reads import corrupt
-from zarr_shardstore.shards.shard_listing import entries_present
-from zarr_shardstore.shards.stack import ReadOnlyTransformer, ShardingTransformer
-from zarr_shardstore.store.base_handle import BaseStoreHandle, StoreLike, open_base
-from zarr_shardstore.store.sharding_store import ShardingStore
 from zarr_shardstore.tools.inspect.find import FoundArray, find_contents, read_array, select_paths
 from zarr_shardstore.tools.inspect.occupancy import ObjectGrid, rounds_of_keys
 from zarr_shardstore.tools.native import translate
@@ -144,7 +149,7 @@ def to_references(
     base = open_base(store, storage_options)
     base.seal()
     client = base.store.store if url is None and type(base.store) is ObjectStore else None
-    reader = _Reader(base, check_prefix(array_path(group)), zarr_format, form)
+    reader = _Reader(base, chunk_keys.check_prefix(arguments.array_path(group)), zarr_format, form)
     found = References(_url(base, url), zarr_format, *reader.read(paths), client)
     made = form.make(found)
     if on_report is not None:
@@ -174,7 +179,7 @@ def stale_references(
 
 def _url(base: BaseStoreHandle, url: str | None) -> str:
     if url is None and isinstance(base.store, Store):
-        url = url_of_store(base.store)
+        url = store_traits.url_of_store(base.store)
     if not url:
         raise SpecError(
             f"no URL leads to the objects of {base.describe()}: pass url=, the prefix by which "
@@ -187,7 +192,7 @@ def _states_below(base: BaseStoreHandle, prefix: str) -> Callable[[str], ObjectS
     """Return a function that tells the state of an object, by a key below a prefix; ``None`` if
     there is none. Of a remote store it is that in a listing, which is made first."""
     store: Any = base.store
-    root = root_of_files(store) if isinstance(store, Store) else None
+    root = store_traits.root_of_files(store) if isinstance(store, Store) else None
     listed: dict[str, ObjectState] = {}
     if root is None and type(store) is ObjectStore:
         metas = (meta for page in store.store.list(prefix or None) for meta in page)
@@ -202,7 +207,7 @@ def _states_below(base: BaseStoreHandle, prefix: str) -> Callable[[str], ObjectS
 
     def state_of(key: str) -> ObjectState | None:
         if root is not None:
-            file = file_state_of(root + key)
+            file = fs.state_of(root + key)
             return None if file is None else ObjectState(None, file[2], file[1])
         if key in listed:
             return listed[key]
@@ -223,7 +228,7 @@ class _Reader:
 
     def read(
         self, paths: Iterable[str] | str | None
-    ) -> tuple[dict[str, Document], list[ReferencedArray]]:
+    ) -> tuple[dict[str, declarations.Document], list[ReferencedArray]]:
         """Return attributes of groups by path, and arrays. All documents are translated before any
         index is read."""
         contents = self.base.run(find_contents())
@@ -248,7 +253,7 @@ class _Reader:
 
     # ---------------------------------------------------------------- documents
 
-    def _groups(self, keys: Iterable[str]) -> dict[str, Document]:
+    def _groups(self, keys: Iterable[str]) -> dict[str, declarations.Document]:
         """Return the attributes of groups by path; of two at a path those of v3."""
         found: list[tuple[str, str]] = []
         for key in sorted(keys):  # .zgroup comes before zarr.json
@@ -257,7 +262,7 @@ class _Reader:
             if draft_path is not None or name in (".zgroup", "zarr.json"):
                 found.append((path if draft_path is None else draft_path, key))
         attributes = [f"{path}/.zattrs".lstrip("/") for path, _ in found]
-        groups: dict[str, Document] = {}
+        groups: dict[str, declarations.Document] = {}
         docs, others = (
             self.base.documents(each) for each in ([key for _, key in found], attributes)
         )
@@ -267,7 +272,7 @@ class _Reader:
             if key.endswith(".zgroup"):
                 groups[path] = of_v2 or {}
             elif doc.get("node_type") == "group" or key.endswith(".group.json"):
-                groups[path] = documents.attributes_of(doc)
+                groups[path] = metadata.attributes_of(doc)
         if self.zarr_format == 2:
             return {path: translate.to_ome_04(groups[path]) for path in groups}
         if any(map(translate.is_ome_04, groups.values())):
@@ -278,10 +283,10 @@ class _Reader:
         """Translate the document of an array; its places are to come."""
         path = found.node.path
         try:
-            doc = dict(declaration.without_mark(found.doc))  # flat, also what is left to zarr
+            doc = dict(declarations.without_mark(found.doc))  # flat, also what is left to zarr
             array = read_array(FoundArray(found.node, doc, found.geometry))
-            stack = [t for t in array.stack if not isinstance(t, ReadOnlyTransformer)]
-            if stack and not (len(stack) == 1 and isinstance(stack[0], ShardingTransformer)):
+            stack = [t for t in array.stack if not isinstance(t, stacks.ReadOnlyTransformer)]
+            if stack and not (len(stack) == 1 and isinstance(stack[0], stacks.ShardingTransformer)):
                 names = [transformer.name for transformer in array.document.transformers]
                 raise UnsupportedError(
                     f"of the storage transformers {names} one changes the stored bytes, which "
@@ -294,7 +299,7 @@ class _Reader:
             raise type(error)(f"the array {path or '/'!r} takes no references: {error}") from error
         encoding = self.form.encoding
         if encoding is None:
-            geometry = documents.plain_geometry("v2" if self.zarr_format == 2 else "v3", doc)
+            geometry = metadata.plain_geometry("v2" if self.zarr_format == 2 else "v3", doc)
             assert geometry is not None
             encoding = geometry.encoding
         elif self.zarr_format == 2:
@@ -314,9 +319,11 @@ class _Reader:
         shown = ReferencedArray(at, doc, attributes, encoding, array.grid_shape, note=note)
         return ObjectGrid(array), shown
 
-    def _documents(self, found: FoundArray, doc: Document) -> tuple[Document, Document]:
+    def _documents(
+        self, found: FoundArray, doc: declarations.Document
+    ) -> tuple[declarations.Document, declarations.Document]:
         """Return the document of an array in the format asked for, and its attributes of v2."""
-        attributes: Document = {}
+        attributes: declarations.Document = {}
         if found.node.hierarchy == "v2":
             key = f"{found.node.path}/.zattrs".lstrip("/")
             attributes = self.base.documents([key])[0] or {}
@@ -354,14 +361,20 @@ class _Reader:
 
     def _in_shards(
         self,
-        layout: ArrayLayout,
+        layout: layouts.ArrayLayout,
         keys: Sequence[str],
         state_of: Callable[[str], ObjectState | None],
     ) -> Iterator[Places]:
         shards = [shard for key in keys if (shard := layout.shard_of_key(key)) is not None]
-        root = root_of_files(self.base.store) if isinstance(self.base.store, Store) else None
+        root = (
+            store_traits.root_of_files(self.base.store)
+            if isinstance(self.base.store, Store)
+            else None
+        )
         for key in keys:
-            if root is not None and os.path.exists(beside(root + key, JOURNAL_SUFFIX)):
+            if root is not None and os.path.exists(
+                locks.beside(root + key, local_files.JOURNAL_SUFFIX)
+            ):
                 raise ShardConflictError(
                     f"the shard {key!r} is being appended to, or its writer was killed: close the "
                     "writer, or run zarr-shardstore compact, and then this again"
@@ -377,15 +390,15 @@ class _Reader:
         cps, spec = layout.spec.chunks_per_shard, layout.spec
         for shard, state, found in zip(shards, states, founds, strict=True):
             if found.damage is not None:
-                raise corrupt(shard, found.damage)
+                raise index_reads.corrupt(shard, found.damage)
             index, nbytes = found.decoded, found.size
             if index is None:
                 continue
             state = state or ObjectState(nbytes=nbytes)  # it has just come
             try:
                 index.check_entries(nbytes or state.nbytes or 0, spec)
-            except IndexDamageError as damage:
-                raise corrupt(shard, damage) from damage
+            except shard_format.IndexDamageError as damage:
+                raise index_reads.corrupt(shard, damage) from damage
             ids = entries_present(shard, index)
             inside = np.array(np.unravel_index(ids, cps) if cps else (), dtype=np.intp)
             first = np.multiply(shard.coords, cps, dtype=int)
@@ -393,7 +406,7 @@ class _Reader:
             yield Places([shard.key], coords, index.fields[ids, 0], index.fields[ids, 1], state)
 
 
-def _null(doc: Document) -> Any:
+def _null(doc: declarations.Document) -> Any:
     """Return the fill value that ``null`` stands for in a v2 document."""
     if doc["dtype"] == "|O":
         return ""

@@ -16,10 +16,10 @@ import numpy as np
 import numpy.typing as npt
 import zarr
 
+from zarr_shardstore import ShardingStore
+from zarr_shardstore.access import open_base
 from zarr_shardstore.errors import ShardStoreError, SpecError, UnsupportedError
 from zarr_shardstore.interop.serve.served_store import is_public
-from zarr_shardstore.store.base_handle import open_base
-from zarr_shardstore.store.sharding_store import ShardingStore
 from zarr_shardstore.tools.inspect.find import FoundArray, find_arrays, read_array
 from zarr_shardstore.tools.inspect.shard_map import by
 

@@ -13,15 +13,17 @@ from time import monotonic
 
 from zarr.core.buffer import default_buffer_prototype
 
+from zarr_shardstore import ShardingStore
+from zarr_shardstore.access import (
+    LocalBackend,
+    chunk_keys,
+    declarations,
+    gather_bounded,
+    local_files,
+    metadata,
+    open_base,
+)
 from zarr_shardstore.errors import ShardStoreError, SpecError
-from zarr_shardstore.format.keys import check_key, v3_candidates
-from zarr_shardstore.io.backends.local import LocalBackend
-from zarr_shardstore.io.concurrency import gather_bounded
-from zarr_shardstore.io.local.files import is_hidden
-from zarr_shardstore.metadata.declaration import Document
-from zarr_shardstore.metadata.documents import Node, consolidated_v3, dump_document, parse_json
-from zarr_shardstore.store.base_handle import open_base
-from zarr_shardstore.store.sharding_store import ShardingStore
 from zarr_shardstore.tools.inspect.find import DOCUMENTS, find_contents
 from zarr_shardstore.tools.native.as_format import ZarrFormat, documents_in, encoding_in
 
@@ -59,8 +61,8 @@ class ServedStore:
             self.store.refresh()  # another process may have replaced an array
         if name in DOCUMENTS:
             return await self._document(directory, name)
-        for path, suffix in v3_candidates(key):
-            nodes = [Node("v3", path), Node("v2", path)]
+        for path, suffix in chunk_keys.v3_candidates(key):
+            nodes = [metadata.Node("v3", path), metadata.Node("v2", path)]
             arrays = await self._run(self._catalog.arrays.lookup(nodes))
             array = arrays[nodes[0]] or arrays[nodes[1]]
             if isinstance(array, ShardStoreError):
@@ -80,38 +82,40 @@ class ServedStore:
     async def _document(self, path: str, name: str) -> bytes | None:
         if self._format is None:
             (value,) = await self._values([_join(path, name)])
-            return None if value is None or parse_json(value) is None else value
+            return None if value is None or metadata.parse_json(value) is None else value
         shown = await self._node(path)
         if not path and name == ".zmetadata" and self._format == 2 and shown:
             members = [(p, *item) for p, docs in await self._nodes() for item in docs.items()]
             shown = {_join(p, name): doc for p, name, doc in members}
-            return dump_document({"zarr_consolidated_format": 1, "metadata": shown})
+            return metadata.dump_document({"zarr_consolidated_format": 1, "metadata": shown})
         doc = shown.get(name)
         is_root = not path and doc and doc.get("node_type") == "group"
         if doc and is_root and not doc.get("consolidated_metadata"):
             below = {p: docs["zarr.json"] for p, docs in await self._nodes() if p}
-            doc = {**doc, "consolidated_metadata": consolidated_v3(below)}
-        return dump_document(doc) if doc else None
+            doc = {**doc, "consolidated_metadata": metadata.consolidated_v3(below)}
+        return metadata.dump_document(doc) if doc else None
 
-    async def _node(self, path: str) -> dict[str, Document]:
+    async def _node(self, path: str) -> dict[str, declarations.Document]:
         """Return the documents of a node in the format, by name."""
         keys = [_join(path, name) for name in DOCUMENTS[:4]]
         found = zip(DOCUMENTS, await self._values(keys), strict=False)
-        docs = {name: parse_json(value) or {} for name, value in found if value is not None}
+        docs = {
+            name: metadata.parse_json(value) or {} for name, value in found if value is not None
+        }
         v2 = docs.get(".zarray") or docs.get(".zgroup")
         doc = docs.get("zarr.json")
         if v2 and (doc is None or self._format == 2):
             return documents_in(self._format, v2, docs.get(".zattrs", {}))
         return documents_in(self._format, doc, {}) if doc else {}
 
-    async def _nodes(self) -> list[tuple[str, dict[str, Document]]]:
+    async def _nodes(self) -> list[tuple[str, dict[str, declarations.Document]]]:
         """Return all nodes of the store with their documents; not those that cannot be shown."""
         contents = await asyncio.to_thread(open_base(self.store).run, find_contents())
         groups = (key.rpartition("/") for key in contents.other_keys)
         paths = {path for path, _, name in groups if name in ("zarr.json", ".zgroup")}
         paths |= {node.path for node in contents.arrays if node.hierarchy != "draft"}
 
-        async def documents_of(path: str) -> tuple[str, dict[str, Document]]:
+        async def documents_of(path: str) -> tuple[str, dict[str, declarations.Document]]:
             try:
                 return path, await self._node(path)
             except ShardStoreError:
@@ -129,7 +133,7 @@ class ServedStore:
 def is_public(key: str) -> bool:
     """Whether a key may be asked for, by its spelling."""
     try:
-        check_key(key)
+        chunk_keys.check_key(key)
     except SpecError:
         return False
     *above, name = key.split("/")
@@ -137,9 +141,9 @@ def is_public(key: str) -> bool:
         key.isprintable()
         and "\\" not in key
         and len(key.encode()) <= _MAX_KEY_NBYTES
-        and not any(segment.startswith(".") or is_hidden(segment) for segment in above)
+        and not any(segment.startswith(".") or local_files.is_hidden(segment) for segment in above)
         and not (name.startswith(".") and name not in DOCUMENTS)
-        and not is_hidden(key)
+        and not local_files.is_hidden(key)
     )
 
 

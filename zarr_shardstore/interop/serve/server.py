@@ -29,11 +29,11 @@ from hashlib import blake2b
 from typing import Any, NamedTuple
 from urllib.parse import parse_qsl
 
+from zarr_shardstore import ShardingStore
+from zarr_shardstore.access import byte_ranges
 from zarr_shardstore.errors import ShardConflictError, ShardStoreError, SpecError, UnsupportedError
-from zarr_shardstore.format.ranges import Range
 from zarr_shardstore.interop.serve.page import draw_slice, render_page
 from zarr_shardstore.interop.serve.served_store import ServedStore
-from zarr_shardstore.store.sharding_store import ShardingStore
 from zarr_shardstore.tools.native.as_format import ZarrFormat
 
 _AT_ONCE = 16
@@ -174,7 +174,7 @@ class ChunkServer:
         if is_head and not _CONDITIONS & wanted.keys():
             size = await self._served.store.getsize(found)
             return Reply(200, {**headers, "content-length": str(size)})
-        value = await self._served.read(found, Range(0, _LARGE_NBYTES + 1))
+        value = await self._served.read(found, byte_ranges.Range(0, _LARGE_NBYTES + 1))
         if value is None or len(value) <= _LARGE_NBYTES:
             return await _selected(value, headers, wanted)
         value = None  # while it waits
@@ -190,7 +190,7 @@ class ChunkServer:
         is_part = status == 206 and not _CONDITIONS & wanted.keys()
         if (stop - start if is_part else size) > _MAX_NBYTES:
             return _refusal(413, f"it has {size} bytes: ask for ranges of up to {_MAX_NBYTES}")
-        value = await self._served.read(key, Range(start, stop) if is_part else None)
+        value = await self._served.read(key, byte_ranges.Range(start, stop) if is_part else None)
         if not is_part:
             return await _selected(value, headers, wanted)
         if value is None or len(value) < stop - start:

@@ -41,12 +41,9 @@ from zarr.abc.store import (
 from zarr.core.buffer import default_buffer_prototype
 from zarr.core.sync import _get_loop
 
+from zarr_shardstore import ShardingMapping, ShardingStore
+from zarr_shardstore.access import gather_bounded, metadata, resolve
 from zarr_shardstore.errors import SpecError, UnsupportedError
-from zarr_shardstore.io.backends.resolve import EXTRAS
-from zarr_shardstore.io.concurrency import gather_bounded
-from zarr_shardstore.metadata.documents import is_document
-from zarr_shardstore.store.sharding_mapping import ShardingMapping
-from zarr_shardstore.store.sharding_store import ShardingStore
 
 _OF_FSSPEC = (
     "asynchronous",
@@ -228,7 +225,7 @@ class ShardFileSystem(AsyncFileSystem):  # type: ignore[misc]
     async def _nbytes_of(self, keys: list[str]) -> list[int | None]:
         """Return the sizes of values, ``None`` for a key without; those of chunks in one round."""
         store, sizes = self.sharding_store, dict[str, int | None]()
-        chunks = [key for key in keys if not is_document(key)]
+        chunks = [key for key in keys if not metadata.is_document(key)]
         with suppress(UnsupportedError):  # transformers that change the stored bytes
             places = await asyncio.to_thread(ShardingMapping(store).locate, chunks)
             sizes = {k: place and place[2] for k, place in zip(chunks, places, strict=True)}
@@ -357,7 +354,7 @@ def _open(
                 f"fsspec takes the path {fo[-2:-1]!r} for a protocol: write ./{fo[-2:-1]}"
             )
         return ShardingStore(fo, **options)
-    if protocol is None or protocol in EXTRAS:
+    if protocol is None or protocol in resolve.EXTRAS:
         url = fo if protocol is None else f"{protocol}://{fo.removeprefix(f'{protocol}://')}"
         return ShardingStore(url, storage_options=target_options or None, **options)
     fs = fsspec.filesystem(protocol, **target_options)
@@ -400,7 +397,7 @@ class ShardAdapter:
         if is_read:
             options["read_only"] = True
         before = context.preceding
-        if len(before) > 1 or (before and before[0].scheme not in EXTRAS):
+        if len(before) > 1 or (before and before[0].scheme not in resolve.EXTRAS):
             find = context.resolve_preceding
             takes = signature(find).parameters  # some versions of the proposal have no options
             has_options = "storage_options" in takes

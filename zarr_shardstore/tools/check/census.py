@@ -11,15 +11,19 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from zarr_shardstore.access import (
+    BaseStoreHandle,
+    StoreLike,
+    arguments,
+    chunk_keys,
+    index_reads,
+    layouts,
+    metadata,
+    open_base,
+    requests,
+    stacks,
+)
 from zarr_shardstore.errors import CorruptShardError, SpecError
-from zarr_shardstore.format.arguments import check_n_chunks
-from zarr_shardstore.format.keys import Coords
-from zarr_shardstore.format.layout import entries_in_box
-from zarr_shardstore.metadata.documents import Hierarchy
-from zarr_shardstore.shards.index_reads import try_read_indexes
-from zarr_shardstore.shards.requests import Exists
-from zarr_shardstore.shards.stack import handle, run_above
-from zarr_shardstore.store.base_handle import BaseStoreHandle, StoreLike, open_base
 from zarr_shardstore.tools.check.shards import checked_array
 from zarr_shardstore.tools.convert.other_keys import in_rounds
 from zarr_shardstore.tools.inspect.find import find_arrays
@@ -36,15 +40,15 @@ class ArrayCensus:
     """The stored chunks of one array, or of a region of its grid of chunks."""
 
     path: str
-    hierarchy: Hierarchy
-    start: Coords
+    hierarchy: metadata.Hierarchy
+    start: chunk_keys.Coords
     """First coordinates of the region."""
     is_stored: npt.NDArray[np.bool_]
     """For each chunk of the region."""
     errors: tuple[str, ...] = ()
     """One for each shard whose index is damaged: its chunks count as missing."""
 
-    def chunks(self, *, stored: bool) -> Iterator[Coords]:
+    def chunks(self, *, stored: bool) -> Iterator[chunk_keys.Coords]:
         """Yield the coordinates of the chunks that are stored, or of those that are missing."""
         flat, shape = self.is_stored.reshape(-1), self.is_stored.shape or (1,)
         for first in range(0, flat.size, _CHUNKS_AT_ONCE):
@@ -94,7 +98,7 @@ def _count(base: BaseStoreHandle, grid: ObjectGrid, region: Sequence[slice] | No
         )
     ranges = [cut.indices(n)[:2] for cut, n in zip(cuts, shape, strict=True)]
     box = tuple((lo, max(lo, hi)) for lo, hi in ranges)
-    check_n_chunks(math.prod(hi - lo for lo, hi in box))
+    arguments.check_n_chunks(math.prod(hi - lo for lo, hi in box))
     is_stored = np.zeros([hi - lo for lo, hi in box], dtype=np.bool_)
     cps = grid.chunks_per_shard
     cells = [range(lo // n, -(-hi // n)) for (lo, hi), n in zip(box, cps, strict=True)]
@@ -118,23 +122,29 @@ def _count(base: BaseStoreHandle, grid: ObjectGrid, region: Sequence[slice] | No
 def _stored_chunks(
     base: BaseStoreHandle,
     grid: ObjectGrid,
-    objects: Sequence[tuple[str, Coords]],
+    objects: Sequence[tuple[str, chunk_keys.Coords]],
     box: tuple[tuple[int, int], ...],
     errors: list[str],
 ) -> Iterator[npt.NDArray[np.intp]]:
     """Yield the coordinates of stored chunks, one row each, of some objects."""
     if grid.layout is None:
-        exist = base.run(handle(grid.array.stack, [Exists(key) for key, _ in objects]))
+        exist = base.run(
+            stacks.handle(grid.array.stack, [requests.Exists(key) for key, _ in objects])
+        )
         there = [c for (_, c), is_there in zip(objects, exist, strict=True) if is_there]
         yield np.array(there, dtype=np.intp).reshape(len(there), len(box))
         return
     shards = [shard for key, _ in objects if (shard := grid.layout.shard_of_key(key)) is not None]
-    indexes = base.run(run_above(grid.below, try_read_indexes(shards, cache=False)))
+    indexes = base.run(
+        stacks.run_above(grid.below, index_reads.try_read_indexes(shards, cache=False))
+    )
     cps = grid.chunks_per_shard
     for shard, index in zip(shards, indexes, strict=True):
         if isinstance(index, CorruptShardError):
             errors.append(str(index))
         elif index is not None:
-            ids = np.intersect1d(index.present_ids(), entries_in_box(box, shard.coords, cps))
+            ids = np.intersect1d(
+                index.present_ids(), layouts.entries_in_box(box, shard.coords, cps)
+            )
             inside = np.array(np.unravel_index(ids, cps) if cps else (), dtype=np.intp)
             yield inside.reshape(len(cps), len(ids)).T + np.multiply(shard.coords, cps, dtype=int)

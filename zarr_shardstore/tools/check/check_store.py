@@ -13,24 +13,25 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+from zarr_shardstore.access import (
+    STAGING,
+    BaseStoreHandle,
+    LocalBackend,
+    StoreLike,
+    arguments,
+    chunk_keys,
+    consolidated_index,
+    layouts,
+    local_files,
+    metadata,
+    open_base,
+)
 from zarr_shardstore.errors import (
     ShardStoreError,
     SpecError,
     UnfinishedConversionError,
     UnsupportedError,
 )
-from zarr_shardstore.format.arguments import paths_of
-from zarr_shardstore.format.consolidated_index import (
-    CONSOLIDATED_INDEX_NAME,
-    declares_consolidated_index,
-    is_consolidated_index_key,
-)
-from zarr_shardstore.format.keys import draft_candidate, v3_candidates
-from zarr_shardstore.format.layout import is_inside
-from zarr_shardstore.io.backends.local import LocalBackend
-from zarr_shardstore.io.local.files import QUARANTINE, is_side_file, link_on_way
-from zarr_shardstore.metadata.documents import Node, document_key, unknown_geometry
-from zarr_shardstore.store.base_handle import STAGING, BaseStoreHandle, StoreLike, open_base
 from zarr_shardstore.tools.check.documents import check_documents
 from zarr_shardstore.tools.check.findings import LEVELS, CheckReport, Level, finding
 from zarr_shardstore.tools.check.notes import Notes
@@ -133,7 +134,7 @@ def check_store(
             "the executor do not reach it: take threads (executor=None)"
         )
     with ThreadPoolExecutor(min(_N_THREADS, os.cpu_count() or 1)) as threads:
-        run = _Run(base, None if paths is None else paths_of(paths), level, progress)
+        run = _Run(base, None if paths is None else arguments.paths_of(paths), level, progress)
         if notes is not None:
             head = {"store": base.describe(), "level": level, "paths": run.selected}
             run.notes = Notes(notes, base, head)
@@ -157,7 +158,7 @@ def check_store(
         **{name: getattr(run.result, name) for name in names},
         seconds=time.monotonic() - begun,
         base=base,
-        paths=None if paths is None else tuple(paths_of(paths)),
+        paths=None if paths is None else tuple(arguments.paths_of(paths)),
     )
 
 
@@ -184,16 +185,18 @@ class _Run:
         self.selected = sorted(selected)
         for node in broken:
             if node.path in selected:
-                self._add("document", document_key(node), "it holds no JSON object", node.path)
-        known = set(map(document_key, broken))
+                self._add(
+                    "document", metadata.document_key(node), "it holds no JSON object", node.path
+                )
+        known = set(map(metadata.document_key, broken))
         contents.other_keys = [key for key in contents.other_keys if key not in known]
-        self.tasks: dict[Node, ArrayCheck] = {}
-        self.grids: dict[Node, ObjectGrid] = {}
-        self.owners: dict[str, list[Node]] = {}
+        self.tasks: dict[metadata.Node, ArrayCheck] = {}
+        self.grids: dict[metadata.Node, ObjectGrid] = {}
+        self.owners: dict[str, list[metadata.Node]] = {}
         """Arrays by the prefix of their keys."""
-        self.n_objects: Counter[Node] = Counter()
+        self.n_objects: Counter[metadata.Node] = Counter()
         self.side_files: list[str] = []
-        self._directories: dict[str, list[Node]] = {}
+        self._directories: dict[str, list[metadata.Node]] = {}
         self._number = uuid.uuid4().hex
         self._converted: list[str] = []
         self._broken = [node.chunk_prefix for node in broken]
@@ -212,8 +215,8 @@ class _Run:
         else:
             self.result.findings.append(finding(kind, key, message, array=array, **more))
 
-    def _prepare(self, node: Node, found: find.FoundArray) -> None:
-        key = document_key(node)
+    def _prepare(self, node: metadata.Node, found: find.FoundArray) -> None:
+        key = metadata.document_key(node)
         try:
             array = checked_array(found)
         except UnfinishedConversionError as error:
@@ -230,12 +233,12 @@ class _Run:
             self._add("document", key, str(error), node.path)
             return
         if array.document.geometry is None or array.grid_shape is None:
-            text = f"{unknown_geometry(found.doc)}: no chunk is checked"
+            text = f"{metadata.unknown_geometry(found.doc)}: no chunk is checked"
             self._add("unchecked", key, text, node.path)
             return
         index_key = None
-        if declares_consolidated_index(found.doc):
-            index_key = node.chunk_prefix + CONSOLIDATED_INDEX_NAME
+        if consolidated_index.declares_consolidated_index(found.doc):
+            index_key = node.chunk_prefix + consolidated_index.CONSOLIDATED_INDEX_NAME
         task = ArrayCheck(
             self.base, node, json.dumps(found.doc), self.level, self._number, index_key
         )
@@ -271,7 +274,7 @@ class _Run:
 
     def _calls(self) -> Iterator[tuple[Any, ArrayCheck, list[str]]]:
         """List the store; yield the tasks of the objects, and note what is none."""
-        waiting: dict[Node, list[str]] = {}
+        waiting: dict[metadata.Node, list[str]] = {}
         for key in self._keys():
             node = self._node_of(key)
             if node is None:
@@ -314,14 +317,16 @@ class _Run:
                 prefixes.append(prefix)
         if self.is_whole:  # a listing does not follow links
             root = backend.path_of("") if isinstance(backend, LocalBackend) else None
-            linked = [p for p in prefixes if p and root is not None and link_on_way(root, p)]
+            linked = [
+                p for p in prefixes if p and root is not None and local_files.link_on_way(root, p)
+            ]
             prefixes = ["", *linked]
         for prefix in prefixes:
             yield from self.base.keys(prefix, shows_all=True)
 
     # ------------------------------------------------------------------- keys
 
-    def _node_of(self, key: str) -> Node | None:
+    def _node_of(self, key: str) -> metadata.Node | None:
         """Return the array that a key is an object of; note a key that is none."""
         directory, slash, name = key.rpartition("/")
         nodes = self._directories.get(directory)
@@ -334,7 +339,7 @@ class _Run:
             coords = None if grid is None else grid.array.coords_of(key)
             if grid is None or coords is None:
                 continue
-            if is_inside(coords, grid.shape):
+            if layouts.is_inside(coords, grid.shape):
                 return node
             text = f"it lies outside the grid {list(grid.shape)} of the array"
             self._add("outside_grid", key, text, node.path)
@@ -342,7 +347,7 @@ class _Run:
         self._note(key, name, nodes)
         return None
 
-    def _owners_of(self, directory: str) -> list[Node]:
+    def _owners_of(self, directory: str) -> list[metadata.Node]:
         """Return the arrays in whose directory a directory is, the v3 one first."""
         parts = directory.split("/")[:-1]
         for n in reversed(range(len(parts) + 1)):
@@ -351,14 +356,14 @@ class _Run:
                 return sorted(self.owners[prefix], key=lambda node: node.hierarchy, reverse=True)
         return []
 
-    def _note(self, key: str, name: str, nodes: list[Node]) -> None:
-        if key.startswith(f"{QUARANTINE}/"):
+    def _note(self, key: str, name: str, nodes: list[metadata.Node]) -> None:
+        if key.startswith(f"{local_files.QUARANTINE}/"):
             pass
-        elif is_side_file(key) or name.endswith(".partial"):
+        elif local_files.is_side_file(key) or name.endswith(".partial"):
             self.side_files.append(key)
         elif key.startswith(STAGING) or any(map(key.startswith, self._converted)):
             pass  # of a conversion, which has its own finding
-        elif is_consolidated_index_key(key):
+        elif consolidated_index.is_consolidated_index_key(key):
             if not any(self.tasks[n].index_key == key for n in nodes if n in self.tasks):
                 text = "no document declares this consolidated index: readers do not know of it"
                 if self.is_whole or nodes:
@@ -370,7 +375,7 @@ class _Run:
             self._add("foreign_object", key, text, nodes[0].path)
         elif nodes:
             pass  # of an array that has a finding, or is not selected
-        elif draft_candidate(key) or next(v3_candidates(key), None):
+        elif chunk_keys.draft_candidate(key) or next(chunk_keys.v3_candidates(key), None):
             if not any(map(key.startswith, self._broken)):
                 text = "it is named as a chunk, and there is no array: its document may be lost"
                 self._add("foreign_object", key, text)
@@ -384,10 +389,10 @@ class _Run:
             text += " that can be read" if is_there else ": consolidate again"
             self._add("consolidated_index", key, text, task.node.path, repairable=is_there)
 
-    def _check_levels(self, nodes: list[Node]) -> None:
+    def _check_levels(self, nodes: list[metadata.Node]) -> None:
         """Find levels of an image without a chunk, where another level has some."""
         if any(self.n_objects[node] for node in nodes):
             for node in nodes:
                 if not self.n_objects[node] and node in self.tasks:
                     text = "this level of the image has no chunk, and another level has some"
-                    self._add("empty_level", document_key(node), text, node.path)
+                    self._add("empty_level", metadata.document_key(node), text, node.path)

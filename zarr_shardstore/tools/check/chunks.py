@@ -15,11 +15,9 @@ from zarr.core.buffer import default_buffer_prototype
 from zarr.core.metadata import ArrayV2Metadata, ArrayV3Metadata
 from zarr.core.sync import sync
 
+from zarr_shardstore.access import ChunkCodec, chunk_keys, transformer_list
 from zarr_shardstore.errors import SpecError
-from zarr_shardstore.format.keys import Coords
-from zarr_shardstore.metadata.transformer_list import name_of
 from zarr_shardstore.tools.check.findings import Kind
-from zarr_shardstore.zarr_hooks.chunk_codec import ChunkCodec
 
 Problem: TypeAlias = tuple[Kind, str] | None
 """Damage of a chunk: its kind, and the contradiction."""
@@ -32,7 +30,7 @@ def codec_names(view: Mapping[str, Any]) -> list[str]:
         # The checksum of numcodecs may stand at the begin.
         ids = [str(config["id"]) for config in given if config is not None]
         return [f"numcodecs.{name}" if name == "crc32c" else name for name in ids]
-    names = [str(name_of(codec)) for codec in view["codecs"]]
+    names = [str(transformer_list.name_of(codec)) for codec in view["codecs"]]
     names = [name for name in names if name not in ("transpose", "bytes")]
     return [n if n == "numcodecs.crc32c" else n.removeprefix("numcodecs.") for n in names]
 
@@ -85,7 +83,7 @@ def _other_size(size: int, nbytes: int | None) -> str:
     return f"the header says {size} bytes, the chunk has {nbytes}"
 
 
-def _pipeline(view: Mapping[str, Any], shape: Coords) -> tuple[Any, ArraySpec]:
+def _pipeline(view: Mapping[str, Any], shape: chunk_keys.Coords) -> tuple[Any, ArraySpec]:
     of_format: Any = ArrayV2Metadata if view.get("zarr_format") == 2 else ArrayV3Metadata
     metadata = of_format.from_dict(json.loads(json.dumps(view)))
     spec = ArraySpec(
@@ -102,7 +100,7 @@ _CODING = ("zarr_format", "codecs", "data_type", "dtype", "order", "filters", "c
 
 
 def transcoder(
-    view: Mapping[str, Any], to: Mapping[str, Any], shape: Coords
+    view: Mapping[str, Any], to: Mapping[str, Any], shape: chunk_keys.Coords
 ) -> Callable[[Any], bytes]:
     """Return a function that encodes a chunk of one array as one of another: the same values, and
     the same bytes if the codecs are equal. Raises `SpecError` if the data types differ."""
@@ -124,7 +122,7 @@ def transcoder(
     return transcode
 
 
-def decoder(view: dict[str, Any], shape: Coords) -> Callable[[Any], Problem]:
+def decoder(view: dict[str, Any], shape: chunk_keys.Coords) -> Callable[[Any], Problem]:
     """Return a function that decodes a chunk by the codecs of zarr, as a read does."""
     pipeline, spec = _pipeline(view, shape)
     prototype = spec.prototype

@@ -8,9 +8,7 @@ from typing import Any
 
 from zarr.core.metadata import ArrayV2Metadata, ArrayV3Metadata
 
-from zarr_shardstore.metadata import declaration, documents
-from zarr_shardstore.metadata.documents import Node, document_key, without_notes
-from zarr_shardstore.store.base_handle import BaseStoreHandle
+from zarr_shardstore.access import BaseStoreHandle, declarations, metadata
 from zarr_shardstore.tools.check.findings import Finding, finding
 from zarr_shardstore.tools.convert.other_keys import in_rounds
 from zarr_shardstore.tools.inspect.find import DOCUMENTS, StoreContents
@@ -21,17 +19,17 @@ _SAME_IF_EMPTY = ("attributes", "storage_transformers", "dimension_names")
 
 def check_documents(
     base: BaseStoreHandle, contents: StoreContents, selected: Sequence[str] | None
-) -> tuple[list[Finding], dict[Node, list[Node]]]:
+) -> tuple[list[Finding], dict[metadata.Node, list[metadata.Node]]]:
     """Check the documents of groups, copies of documents, and pairs of formats. Also return the
     levels of each OME image, by the node of its group."""
     found: list[Finding] = []
-    levels: dict[Node, list[Node]] = {}
-    stored = {document_key(node): array.doc for node, array in contents.arrays.items()}
+    levels: dict[metadata.Node, list[metadata.Node]] = {}
+    stored = {metadata.document_key(node): array.doc for node, array in contents.arrays.items()}
     keys = [key for key in contents.other_keys if key.rpartition("/")[2] in DOCUMENTS]
     others: dict[str, Mapping[str, Any]] = {}
     for some in in_rounds(sorted(set(keys))):
         for key, value in zip(some, base.values(some, check=False), strict=True):
-            read = None if value is None else documents.parse_json(value)
+            read = None if value is None else metadata.parse_json(value)
             if read is not None:
                 others[key] = read
             elif value is not None:
@@ -39,7 +37,7 @@ def check_documents(
     found += _pairs(contents)
     for key, doc in others.items():
         path, _, name = key.rpartition("/")
-        if documents.all_members(doc):
+        if metadata.all_members(doc):
             found += _copies(key, path, doc, {**stored, **others})
         if name in ("zarr.json", ".zattrs"):
             found += _levels(key, path, doc, contents, levels)
@@ -55,7 +53,7 @@ def _copies(
     start, is_v2 = f"{path}/".lstrip("/"), "zarr_consolidated_format" in doc
     copies = {
         start + (name if is_v2 else f"{name}/zarr.json"): copy
-        for name, copy in documents.all_members(doc).items()
+        for name, copy in metadata.all_members(doc).items()
     }
     names = (".zarray", ".zgroup", ".zattrs") if is_v2 else ("zarr.json",)
     there = {
@@ -72,7 +70,7 @@ def _copies(
             text = f"its copy of {at!r} is another document"
         else:
             continue
-        node = documents.node_of_document(at)
+        node = metadata.node_of_document(at)
         array = node.path if node is not None else None
         text += ": consolidate the metadata again"
         yield finding("consolidated_metadata", key, text, array=array)
@@ -81,9 +79,9 @@ def _copies(
 def is_same_document(one: Any, other: Any) -> bool:
     """Return whether two documents say the same, however they spell it."""
     if not isinstance(one, Mapping) or not isinstance(other, Mapping):
-        return documents.is_same_json(one, other)
+        return metadata.is_same_json(one, other)
     one, other = _plain(one), _plain(other)
-    if documents.is_same_json(one, other):
+    if metadata.is_same_json(one, other):
         return True
     try:
         return bool(_parsed(one) == _parsed(other))
@@ -92,16 +90,16 @@ def is_same_document(one: Any, other: Any) -> bool:
 
 
 def _plain(doc: Mapping[str, Any]) -> dict[str, Any]:
-    doc = without_notes(doc)
+    doc = metadata.without_notes(doc)
     ignored = "consolidated_metadata"  # a copy of a group has none, or an empty one
     return {k: v for k, v in doc.items() if k != ignored and (k not in _SAME_IF_EMPTY or v)}
 
 
 def _parsed(doc: Mapping[str, Any]) -> tuple[str, Any]:
     """Return the declaration of an array, and the rest of its document as zarr spells it."""
-    found = declaration.find_declaration(doc)
+    found = declarations.find_declaration(doc)
     how = "" if found is None else repr(found)
-    view = doc if found is None else declaration.strip(doc, found.how)
+    view = doc if found is None else declarations.strip(doc, found.how)
     parse: Any = ArrayV2Metadata if doc.get("zarr_format") == 2 else ArrayV3Metadata
     spelled = parse.from_dict(json.loads(json.dumps({"attributes": {}, **view}))).to_dict()
     return how, json.dumps(spelled, sort_keys=True, default=str)
@@ -119,23 +117,23 @@ def _pairs(contents: StoreContents) -> Iterator[Finding]:
             continue
         if array.geometry.shape != other.geometry.shape:
             shapes = list(array.geometry.shape), list(other.geometry.shape)
-            text = f"the shape is {shapes[0]}, in {document_key(twin)!r} it is {shapes[1]}"
+            text = f"the shape is {shapes[0]}, in {metadata.document_key(twin)!r} it is {shapes[1]}"
         elif not array.geometry.has_same_chunks(other.geometry):
-            text = f"its chunks, or their keys, are not those of {document_key(twin)!r}"
+            text = f"its chunks, or their keys, are not those of {metadata.document_key(twin)!r}"
         else:
-            text = _other_values(array.doc, other.doc, document_key(twin))
+            text = _other_values(array.doc, other.doc, metadata.document_key(twin))
         if text:
-            yield finding("twin_documents", document_key(node), text, array=node.path)
+            yield finding("twin_documents", metadata.document_key(node), text, array=node.path)
 
 
 def _other_values(v2: Mapping[str, Any], v3: Mapping[str, Any], key: str) -> str:
     try:
-        one, other = declaration.find_declaration(v2), declaration.find_declaration(v3)
+        one, other = declarations.find_declaration(v2), declarations.find_declaration(v3)
         specs = [None if d is None else d.transformers for d in (one, other)]
         if specs[0] != specs[1]:
             return f"its storage transformers are not those of {key!r}"
-        view2 = v2 if one is None else declaration.strip(v2, one.how)
-        view3 = v3 if other is None else declaration.strip(v3, other.how)
+        view2 = v2 if one is None else declarations.strip(v2, one.how)
+        view3 = v3 if other is None else declarations.strip(v3, other.how)
         parsed2 = ArrayV2Metadata.from_dict(json.loads(json.dumps(view2)))
         parsed3 = ArrayV3Metadata.from_dict(json.loads(json.dumps(view3)))
         dtypes = [p.dtype.to_native_dtype().newbyteorder("=") for p in (parsed2, parsed3)]
@@ -151,7 +149,7 @@ def _levels(
     path: str,
     doc: Mapping[str, Any],
     contents: StoreContents,
-    levels: dict[Node, list[Node]],
+    levels: dict[metadata.Node, list[metadata.Node]],
 ) -> Iterator[Finding]:
     """Find the arrays of the levels of an OME image."""
     attributes: Any = doc if key.endswith(".zattrs") else doc.get("attributes")
@@ -167,10 +165,12 @@ def _levels(
                 continue
             at = f"{path}/{name.strip('/')}".strip("/")
             nodes = [
-                node for h in ("v3", "v2", "draft") if (node := Node(h, at)) in contents.arrays
+                node
+                for h in ("v3", "v2", "draft")
+                if (node := metadata.Node(h, at)) in contents.arrays
             ]
             if nodes:
-                levels.setdefault(Node("v3", path), []).append(nodes[0])
+                levels.setdefault(metadata.Node("v3", path), []).append(nodes[0])
             else:
                 text = f"the image names the level {name!r}, and there is no array {at!r}"
                 yield finding("empty_level", key, text, array=at, severity="error")

@@ -6,8 +6,7 @@ from collections import Counter
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, TypeAlias
 
-from zarr_shardstore.format.keys import Coords
-from zarr_shardstore.store.base_handle import BaseStoreHandle
+from zarr_shardstore.access import BaseStoreHandle, chunk_keys
 
 Level: TypeAlias = Literal["index", "entries", "decode"]
 LEVELS: tuple[Level, ...] = ("index", "entries", "decode")
@@ -96,8 +95,8 @@ class Finding:
     message: str
     severity: Severity
     array: str | None = None
-    shard: Coords | None = None
-    chunk: Coords | None = None
+    shard: chunk_keys.Coords | None = None
+    chunk: chunk_keys.Coords | None = None
     byte_range: tuple[int, int] | None = None
     repairable: bool = False
 

@@ -9,9 +9,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from zarr_shardstore.access import BaseStoreHandle, LocalBackend
 from zarr_shardstore.errors import SpecError
-from zarr_shardstore.io.backends.local import LocalBackend
-from zarr_shardstore.store.base_handle import BaseStoreHandle
 from zarr_shardstore.tools.check.findings import Finding
 from zarr_shardstore.tools.check.shards import ArrayCheck, CheckResult
 

@@ -23,29 +23,33 @@ from __future__ import annotations
 import hashlib
 import json
 
-from zarr_shardstore.errors import ShardConflictError, SpecError
-from zarr_shardstore.format.consolidated_index import is_consolidated_index_key
-from zarr_shardstore.format.shard import Bytes
-from zarr_shardstore.io.local.files import JOURNAL_SUFFIX, QUARANTINE, is_side_file
-from zarr_shardstore.metadata.documents import parse_json
-from zarr_shardstore.shards.requests import (
-    Get,
-    Set,
-    SetIfNotExists,
+from zarr_shardstore.access import (
+    BaseStoreHandle,
+    StoreLike,
+    consolidated_index,
+    local_files,
+    metadata,
+    open_base,
+    requests,
+    shard_format,
 )
-from zarr_shardstore.store.base_handle import BaseStoreHandle, StoreLike, open_base
+from zarr_shardstore.errors import ShardConflictError, SpecError
 
 _ORIGINAL, _REPAIRED = ".original", ".repaired"
 
 
 def put_aside(
-    base: BaseStoreHandle, prefix: str, key: str, original: Bytes, *later: Bytes | None
+    base: BaseStoreHandle,
+    prefix: str,
+    key: str,
+    original: shard_format.Bytes,
+    *later: shard_format.Bytes | None,
 ) -> None:
     """Store an original in a quarantine, and digests of it and of later states; read both back."""
     digests = [_digest(value) for value in later if value is not None]
     doc = json.dumps({"original": _digest(original), "sha256": digests}).encode()
     copies = {f"{prefix}{key}{_REPAIRED}": doc, f"{prefix}{key}{_ORIGINAL}": bytes(original)}
-    base.perform([Set(name, value) for name, value in copies.items()])
+    base.perform([requests.Set(name, value) for name, value in copies.items()])
     for name, value, stored in zip(copies, copies.values(), base.values(list(copies)), strict=True):
         if stored is None or stored != value:
             raise ShardConflictError(f"{name!r} did not come back as it was stored")
@@ -73,16 +77,16 @@ def restore_quarantine(store: StoreLike, quarantine: str, *, dry_run: bool = Fal
     """
     base = open_base(store).synced()
     base.check_writable()
-    there = list(base.keys(f"{QUARANTINE}/", shows_all=True))
-    name = quarantine.strip("/").removeprefix(f"{QUARANTINE}/")
-    prefix = f"{QUARANTINE}/{name}/"
+    there = list(base.keys(f"{local_files.QUARANTINE}/", shows_all=True))
+    name = quarantine.strip("/").removeprefix(f"{local_files.QUARANTINE}/")
+    prefix = f"{local_files.QUARANTINE}/{name}/"
     names = (k.removeprefix(prefix) for k in there if k.startswith(prefix) and "/" not in name)
     keys = sorted(k.removesuffix(_ORIGINAL) for k in names if k.endswith(_ORIGINAL))
     if not keys:
         others = sorted({"/".join(k.split("/")[:2]) for k in there})
         text = f"there is no quarantine {quarantine!r} in {base.describe()}; there are "
         raise SpecError(text + (", ".join(others) or "none"))
-    shards = sorted({key.removesuffix(JOURNAL_SUFFIX) for key in keys})
+    shards = sorted({key.removesuffix(local_files.JOURNAL_SUFFIX) for key in keys})
     left = [_restore(base, prefix, key, dry_run=dry_run) for key in shards]
     if any(left):
         raise ShardConflictError("; ".join(filter(None, left)) + ": left as it is")
@@ -91,29 +95,31 @@ def restore_quarantine(store: StoreLike, quarantine: str, *, dry_run: bool = Fal
 
 def _restore(base: BaseStoreHandle, prefix: str, key: str, *, dry_run: bool) -> str:
     """Put an object back, with its journal; return the reason if it is left as it is."""
-    names = [key, key + JOURNAL_SUFFIX]
+    names = [key, key + local_files.JOURNAL_SUFFIX]
     at = [f"{prefix}{names[0]}{_ORIGINAL}", f"{prefix}{names[1]}{_ORIGINAL}"]
     docs = [f"{prefix}{name}{_REPAIRED}" for name in names]
     original, journal, doc, journal_doc = base.values([*at, *docs])
     for value, about in ((original, doc), (journal, journal_doc)):
-        noted = (None if about is None else parse_json(about)) or {}
+        noted = (None if about is None else metadata.parse_json(about)) or {}
         if value is not None and noted.get("original") != _digest(value):
             return f"the original of {key!r} in the quarantine is damaged"
     raw, raw_journal = base.values(names)
     if raw == original and journal in (None, raw_journal):
         return ""
-    if is_side_file(key) or is_consolidated_index_key(key):  # a lock that is taken now must stay
-        kind = SetIfNotExists if is_side_file(key) else Set
+    if local_files.is_side_file(key) or consolidated_index.is_consolidated_index_key(
+        key
+    ):  # a lock that is taken now must stay
+        kind = requests.SetIfNotExists if local_files.is_side_file(key) else requests.Set
         if not dry_run:
             base.perform([kind(key, bytes(original or b""))])
         return ""
-    (found,) = base.perform([Get(key, None, True)])  # without a change that was cut off
-    later = (None if doc is None else parse_json(doc)) or {}
+    (found,) = base.perform([requests.Get(key, None, True)])  # without a change that was cut off
+    later = (None if doc is None else metadata.parse_json(doc)) or {}
     is_known = found.value is None or _digest(found.value) in later.get("sha256", ())
     if not is_known and raw != original:
         return f"{key!r} was written since the repair"
     if not dry_run:
-        also = [] if journal is None else [Set(names[1], bytes(journal))]
+        also = [] if journal is None else [requests.Set(names[1], bytes(journal))]
         try:
             base.swap(key, found.value, original, also)
         except ShardConflictError:
@@ -121,5 +127,5 @@ def _restore(base: BaseStoreHandle, prefix: str, key: str, *, dry_run: bool) -> 
     return ""
 
 
-def _digest(value: Bytes) -> str:
+def _digest(value: shard_format.Bytes) -> str:
     return hashlib.sha256(value).hexdigest()

@@ -8,12 +8,14 @@ from collections.abc import Iterator, Sequence, Set
 from contextlib import suppress
 from typing import Any
 
-from zarr_shardstore.format.journal import decode_journal
-from zarr_shardstore.io.backends.local import LocalBackend
-from zarr_shardstore.io.local.files import JOURNAL_SUFFIX
-from zarr_shardstore.io.local.locks import LOCK_SUFFIX
-from zarr_shardstore.io.local.open_shards import open_shards
-from zarr_shardstore.store.base_handle import BaseStoreHandle
+from zarr_shardstore.access import (
+    BaseStoreHandle,
+    LocalBackend,
+    journals,
+    local_files,
+    locks,
+    open_shards,
+)
 from zarr_shardstore.tools.check.findings import Finding, finding
 from zarr_shardstore.tools.inspect.conversions import is_locked, unfinished_conversions
 
@@ -73,16 +75,16 @@ def _state(base: BaseStoreHandle, key: str) -> Any:
 
 
 def _of_side_file(base: BaseStoreHandle, key: str, opened: Set[str]) -> Finding:
-    shard = key.removesuffix(LOCK_SUFFIX).removesuffix(JOURNAL_SUFFIX)
+    shard = key.removesuffix(locks.LOCK_SUFFIX).removesuffix(local_files.JOURNAL_SUFFIX)
     if _is_used(base, key, shard, opened):
         return finding("in_use", key, _IN_USE)
-    if key.endswith(LOCK_SUFFIX):
+    if key.endswith(locks.LOCK_SUFFIX):
         return finding("lock_file", key, "a lock that no process of this machine has")
-    if not key.endswith(JOURNAL_SUFFIX):
+    if not key.endswith(local_files.JOURNAL_SUFFIX):
         text = "a temporary file that no process of this machine has open"
         return finding("partial_file", key, text)
     (value,) = base.values([key], check=False)
-    journal = None if value is None else decode_journal(bytes(value))
+    journal = None if value is None else journals.decode_journal(bytes(value))
     text = "its writer was killed; the shard is whole, and the next write or compact seals it"
     if journal is not None and journal.record is not None:
         text = "a change was cut off: readers of this package undo it, others may see half"
@@ -96,15 +98,15 @@ def _is_used(base: BaseStoreHandle, key: str, shard: str, opened: Set[str]) -> b
     path = backend.real_root + shard
     if path in open_shards.files or path in open_shards.replaced:
         return True
-    if is_locked(base, shard + LOCK_SUFFIX):
+    if is_locked(base, shard + locks.LOCK_SUFFIX):
         return True
     if os.path.realpath(backend.path_of(key)) in opened:
         return True
     # A writer of many shards closes the files of the oldest, and keeps their journals. A temporary
     # file is closed under the lock of its shard, which is in the same directory.
-    suffix, above = JOURNAL_SUFFIX, backend.real_root
+    suffix, above = local_files.JOURNAL_SUFFIX, backend.real_root
     if key == shard:
-        suffix, above = LOCK_SUFFIX, os.path.dirname(path) + os.sep
+        suffix, above = locks.LOCK_SUFFIX, os.path.dirname(path) + os.sep
     return any(name.endswith(suffix) and name.startswith(above) for name in opened)
 
 

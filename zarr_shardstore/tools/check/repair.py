@@ -9,23 +9,23 @@ from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Literal, TypeAlias
 
-from zarr_shardstore.errors import ShardStoreError, SpecError
-from zarr_shardstore.format.consolidated_index import (
-    CONSOLIDATED_INDEX_NAME,
-    declares_consolidated_index,
+from zarr_shardstore import ShardingMapping
+from zarr_shardstore.access import (
+    BaseStoreHandle,
+    LocalBackend,
+    StoreLike,
+    chunk_keys,
+    consolidated_index,
+    journals,
+    layouts,
+    local_files,
+    locks,
+    metadata,
+    requests,
+    shard_format,
+    stacks,
 )
-from zarr_shardstore.format.journal import decode_journal, find_repair
-from zarr_shardstore.format.keys import Coords
-from zarr_shardstore.format.layout import ShardRef
-from zarr_shardstore.format.shard import Bytes, EntryOrder, build_shard
-from zarr_shardstore.io.backends.local import LocalBackend
-from zarr_shardstore.io.local.files import JOURNAL_SUFFIX, QUARANTINE, is_side_file
-from zarr_shardstore.io.local.locks import LOCK_SUFFIX
-from zarr_shardstore.metadata.documents import Node
-from zarr_shardstore.shards.requests import Delete, Get
-from zarr_shardstore.shards.stack import Crc32cTransformer, ValueTransformer
-from zarr_shardstore.store.base_handle import BaseStoreHandle, StoreLike
-from zarr_shardstore.store.sharding_mapping import ShardingMapping
+from zarr_shardstore.errors import ShardStoreError, SpecError
 from zarr_shardstore.tools.check.check_store import check_store
 from zarr_shardstore.tools.check.findings import CheckReport, Finding, Keep
 from zarr_shardstore.tools.check.quarantine import put_aside
@@ -69,10 +69,10 @@ class RepairAction:
     message: str
     n_kept: int = 0
     n_fetched: int = 0
-    lost: tuple[Coords, ...] = ()
+    lost: tuple[chunk_keys.Coords, ...] = ()
     n_unnamed: int = 0
     array: str | None = None
-    order: EntryOrder | None = None
+    order: shard_format.EntryOrder | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +107,7 @@ def repair_store(
     *,
     keep: Keep = "salvage",
     source: StoreLike | None = None,
-    order: EntryOrder | None = None,
+    order: shard_format.EntryOrder | None = None,
     dry_run: bool = True,
 ) -> RepairReport:
     """Repair the objects that a check has found damaged.
@@ -162,11 +162,15 @@ def repair_store(
         base.check_replaceable()
     name = f"{datetime.now(UTC):%Y%m%dT%H%M%S.%fZ}-{uuid.uuid4().hex[:8]}"
     replica = None if source is None else Replica(source)
-    run = _Repair(base, f"{QUARANTINE}/{name}/", keep, replica, order, dry_run)
+    run = _Repair(base, f"{local_files.QUARANTINE}/{name}/", keep, replica, order, dry_run)
     by_key: dict[str, list[Finding]] = {}
     for found in report.findings:
         if found.severity != "info" and found.kind != "consolidated_index":
-            key = found.key.removesuffix(JOURNAL_SUFFIX) if found.kind == "journal" else found.key
+            key = (
+                found.key.removesuffix(local_files.JOURNAL_SUFFIX)
+                if found.kind == "journal"
+                else found.key
+            )
             by_key.setdefault(key, []).append(found)
     actions = [run.repair(key, found) for key, found in by_key.items()]
     actions += run.consolidate(report.findings, {a.key for a in actions if a.did != "left"})
@@ -185,7 +189,7 @@ class _Repair:
         prefix: str,
         keep: Keep,
         replica: Replica | None,
-        order: EntryOrder | None,
+        order: shard_format.EntryOrder | None,
         dry_run: bool,
     ) -> None:
         self.base, self.prefix, self.keep, self.dry_run = base, prefix, keep, dry_run
@@ -193,8 +197,8 @@ class _Repair:
         self.has_conditions = base.backend.optimistic() is not None
         arrays = base.run(find_contents()).arrays.items()
         self._docs = {node: found.doc for node, found in arrays}
-        self._checkers: dict[Node, ArrayChecker | None] = {}
-        self._orders: dict[str, tuple[int, EntryOrder | None]] = {}
+        self._checkers: dict[metadata.Node, ArrayChecker | None] = {}
+        self._orders: dict[str, tuple[int, shard_format.EntryOrder | None]] = {}
 
     def repair(self, key: str, found: Sequence[Finding]) -> RepairAction:
         """Repair one object, or tell why not."""
@@ -243,7 +247,7 @@ class _Repair:
             return self._replace_value(checker, key, old, result.findings[0].message)
         shard = checker.grid.layout.shard_of_key(key)
         below = checker.grid.below
-        if shard is None or not all(isinstance(each, ValueTransformer) for each in below):
+        if shard is None or not all(isinstance(each, stacks.ValueTransformer) for each in below):
             return RepairAction(key, "left", "a transformer gives its shard another key")
         if checker.unchecked:
             return RepairAction(key, "left", checker.unchecked)
@@ -257,27 +261,31 @@ class _Repair:
         checker.check_shards(self.base, [key], now, None)
         if not now.findings and not has_journal:
             return RepairAction(key, "left", "it is whole now")
-        data: Bytes = old
+        data: shard_format.Bytes = old
         if not isinstance(self.base.backend, LocalBackend):  # which has read it by the journal
-            data = _without_cut_change(old, *self.base.values([key + JOURNAL_SUFFIX], check=False))
+            data = _without_cut_change(
+                old, *self.base.values([key + local_files.JOURNAL_SUFFIX], check=False)
+            )
         text = ""
         for each in reversed(below):
             try:
                 data = each.decode(key, data)  # type: ignore[attr-defined]
             except ShardStoreError:
-                if type(each) is not Crc32cTransformer:
+                if type(each) is not stacks.Crc32cTransformer:
                     raise
                 data = memoryview(data)[:-4]
                 text = "the checksum of the shard is wrong: chunks without their own may differ; "
         return self._rewrite(checker, shard, key, old, memoryview(data), text)
 
     def _replace_value(
-        self, checker: ArrayChecker, key: str, old: Bytes, text: str
+        self, checker: ArrayChecker, key: str, old: shard_format.Bytes, text: str
     ) -> RepairAction:
         """Store the chunk of the replica instead of one without a shard, or drop it."""
         coords, new = checker.grid.array.coords_of(key), None
         below = checker.grid.below
-        is_same_key = coords is not None and all(isinstance(t, ValueTransformer) for t in below)
+        is_same_key = coords is not None and all(
+            isinstance(t, stacks.ValueTransformer) for t in below
+        )
         if self.replica is not None and coords is not None and is_same_key:
             new = self.replica.chunk(checker, key, coords)
         if new is not None:
@@ -292,9 +300,9 @@ class _Repair:
     def _rewrite(
         self,
         checker: ArrayChecker,
-        shard: ShardRef,
+        shard: layouts.ShardRef,
         key: str,
-        old: Bytes,
+        old: shard_format.Bytes,
         data: memoryview,
         text: str,
     ) -> RepairAction:
@@ -319,19 +327,21 @@ class _Repair:
             more |= {"n_unnamed": kept.n_unnamed, "array": checker.path, "order": order}
         if is_left:
             return RepairAction(key, "left", text, **more)
-        new: Bytes | None = None
+        new: shard_format.Bytes | None = None
         if kept.entries or self.has_conditions:  # a shard without entries says the same as none
-            new = build_shard(kept.entries, shard.layout.spec, "morton")
+            new = shard_format.build_shard(kept.entries, shard.layout.spec, "morton")
             for each in checker.grid.below:
                 new = each.encode(key, new)  # type: ignore[attr-defined]
         return self._exchange(key, new, text, old, **more)
 
-    def _copies(self, checker: ArrayChecker, shard: ShardRef) -> dict[str, Any]:
+    def _copies(self, checker: ArrayChecker, shard: layouts.ShardRef) -> dict[str, Any]:
         """Return the index of a shard that the consolidated index has, for `salvage`."""
         node = checker.grid.array.node
-        if not declares_consolidated_index(self._docs[node]):
+        if not consolidated_index.declares_consolidated_index(self._docs[node]):
             return {}
-        copies = checker.copies(self.base, node.chunk_prefix + CONSOLIDATED_INDEX_NAME)
+        copies = checker.copies(
+            self.base, node.chunk_prefix + consolidated_index.CONSOLIDATED_INDEX_NAME
+        )
         copy = None if copies is None else copies.find(shard.key[len(shard.layout.prefix) :])
         (found,) = checker.read_indexes(self.base, [shard], consistent=True)
         if copy is None or isinstance(found, Exception):
@@ -339,23 +349,30 @@ class _Repair:
         is_current = found.size == copy.size and is_version_of(self.base, shard.key, copy, found)
         return {"copy": copy, "is_current": is_current is True}
 
-    def _order_of_others(self, checker: ArrayChecker) -> tuple[int, EntryOrder | None]:
+    def _order_of_others(self, checker: ArrayChecker) -> tuple[int, shard_format.EntryOrder | None]:
         if checker.path not in self._orders:
             self._orders[checker.path] = order_of_others(self.base, checker)
         return self._orders[checker.path]
 
-    def _read(self, key: str) -> Bytes | None:
-        value: Bytes | None = self.base.perform([Get(key, None, True)])[0].value
+    def _read(self, key: str) -> shard_format.Bytes | None:
+        value: shard_format.Bytes | None = self.base.perform([requests.Get(key, None, True)])[
+            0
+        ].value
         return value
 
     def _exchange(
-        self, key: str, new: Bytes | None, message: str, old: Bytes | None = None, **more: Any
+        self,
+        key: str,
+        new: shard_format.Bytes | None,
+        message: str,
+        old: shard_format.Bytes | None = None,
+        **more: Any,
     ) -> RepairAction:
         """Put an object into the quarantine, and then another in its place.
 
         A journal is put there with its shard: the writer that locks the shard undoes its change.
         """
-        names = [key, key + JOURNAL_SUFFIX, key + LOCK_SUFFIX]
+        names = [key, key + local_files.JOURNAL_SUFFIX, key + locks.LOCK_SUFFIX]
         old = self._read(key) if old is None else old
         raw, journal, lock = self.base.values(names, check=False)
         if old is None and (raw is not None or journal is None):
@@ -373,7 +390,7 @@ class _Repair:
         for name, value in ((names[1], journal), (names[2], lock)):
             if value is not None:  # it goes with the shard
                 put_aside(self.base, self.prefix, name, value)
-        self.base.swap(key, old, new, [] if journal is None else [Delete(names[1])])
+        self.base.swap(key, old, new, [] if journal is None else [requests.Delete(names[1])])
         return action
 
     def _remove_side_file(self, key: str) -> RepairAction:
@@ -381,10 +398,10 @@ class _Repair:
         (found,) = [*check_side_files(self.base, [key]), None][:1]
         if found is None or found.kind == "in_use":
             return RepairAction(key, "left", "a writer uses it, or has removed it")
-        if not is_side_file(key):  # of another program, which may store it again
+        if not local_files.is_side_file(key):  # of another program, which may store it again
             return self._exchange(key, None, found.message)
-        shard = key.removesuffix(LOCK_SUFFIX)
-        value, journal = self.base.values([key, shard + JOURNAL_SUFFIX], check=False)
+        shard = key.removesuffix(locks.LOCK_SUFFIX)
+        value, journal = self.base.values([key, shard + local_files.JOURNAL_SUFFIX], check=False)
         if journal is not None and shard != key:
             return RepairAction(key, "left", "it goes with the journal of its shard")
         if not self.dry_run:
@@ -392,7 +409,7 @@ class _Repair:
             lock = self.base.backend.lock(shard) if shard != key else None
             with nullcontext() if lock is None else lock:  # the last process removes its file
                 if lock is None:
-                    self.base.perform([Delete(key)])
+                    self.base.perform([requests.Delete(key)])
         return RepairAction(key, "removed", found.message)
 
     # ----------------------------------------------------------- consolidated indexes
@@ -403,8 +420,8 @@ class _Repair:
         keys = {each.key for each in stale} | changed
         actions = []
         for node, doc in self._docs.items():
-            if declares_consolidated_index(doc):
-                key = node.chunk_prefix + CONSOLIDATED_INDEX_NAME
+            if consolidated_index.declares_consolidated_index(doc):
+                key = node.chunk_prefix + consolidated_index.CONSOLIDATED_INDEX_NAME
                 if any(each.startswith(node.chunk_prefix) for each in keys):
                     actions.append(self._consolidate(key, node.path))
         known = {action.key for action in actions}
@@ -425,15 +442,17 @@ class _Repair:
                 with suppress(ShardStoreError):  # a store without versions, or no shard is left
                     made = path in ShardingMapping(self.base.store).consolidate_index(path)
             if not made:
-                self.base.perform([Delete(key)])
+                self.base.perform([requests.Delete(key)])
         text = "it is a copy of the indexes of the shards, and was stale"
         return RepairAction(key, "rewritten" if made else "removed", text)
 
 
-def _without_cut_change(data: Bytes, stored: Bytes | None) -> Bytes:
+def _without_cut_change(
+    data: shard_format.Bytes, stored: shard_format.Bytes | None
+) -> shard_format.Bytes:
     """Undo a change of a shard that was copied together with its journal."""
-    journal = None if stored is None else decode_journal(bytes(stored))
-    found = find_repair(journal, len(data), lambda at, n: bytes(data[at : at + n]))
+    journal = None if stored is None else journals.decode_journal(bytes(stored))
+    found = journals.find_repair(journal, len(data), lambda at, n: bytes(data[at : at + n]))
     if found is None:
         return data
     whole = bytearray(data)

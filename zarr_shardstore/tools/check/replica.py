@@ -4,11 +4,8 @@ from __future__ import annotations
 
 from contextlib import suppress
 
+from zarr_shardstore.access import StoreLike, chunk_keys, open_base, requests, stacks
 from zarr_shardstore.errors import ShardStoreError
-from zarr_shardstore.format.keys import Coords
-from zarr_shardstore.shards.requests import Get
-from zarr_shardstore.shards.stack import handle
-from zarr_shardstore.store.base_handle import StoreLike, open_base
 from zarr_shardstore.tools.check.chunks import transcoder
 from zarr_shardstore.tools.check.shards import ArrayChecker
 from zarr_shardstore.tools.inspect.find import arrays_at
@@ -21,7 +18,7 @@ class Replica:
         self.base = open_base(source)
         self._arrays: dict[str, list[ArrayChecker]] = {}
 
-    def chunk(self, checker: ArrayChecker, key: str, coords: Coords) -> bytes | None:
+    def chunk(self, checker: ArrayChecker, key: str, coords: chunk_keys.Coords) -> bytes | None:
         """Return a chunk as the damaged array stores it; ``None`` if the replica has none, or a
         damaged one, or another kind of array. Errors of the client pass: it may be there."""
         geometry = checker.grid.array.document.geometry
@@ -35,7 +32,7 @@ class Replica:
             there = array.node.chunk_prefix + other.encoding.encode(coords)
             value = None
             with suppress(ShardStoreError):  # its shard is damaged
-                value = self.base.run(handle(array.stack, [Get(there)]))[0].value
+                value = self.base.run(stacks.handle(array.stack, [requests.Get(there)]))[0].value
             if value is None:
                 continue
             try:

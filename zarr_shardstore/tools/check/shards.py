@@ -19,28 +19,24 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from zarr_shardstore.arrays.stored_array import ArrayReader, StoredArray
-from zarr_shardstore.errors import CorruptValueError, ShardConflictError, UnsupportedError
-from zarr_shardstore.format.consolidated_index import ConsolidatedIndex, IndexCopy
-from zarr_shardstore.format.keys import Coords
-from zarr_shardstore.format.layout import ShardRef
-from zarr_shardstore.format.ranges import Range, Suffix
-from zarr_shardstore.format.shard import IndexDamageError, IndexFormat, ShardIndex, ShardingSpec
-from zarr_shardstore.io.backends.local import LocalBackend
-from zarr_shardstore.io.local.fs import state_of
-from zarr_shardstore.metadata import declaration
-from zarr_shardstore.metadata.documents import Node, chunk_nbytes, without_notes
-from zarr_shardstore.shards.index_reads import found_index, index_get
-from zarr_shardstore.shards.requests import Found, Get, GetIndex, GetSize, Request
-from zarr_shardstore.shards.shard_listing import entries_present
-from zarr_shardstore.shards.stack import (
-    Crc32cTransformer,
-    Stack,
-    ValueTransformer,
-    handle,
-    keys_above,
+from zarr_shardstore.access import (
+    BaseStoreHandle,
+    LocalBackend,
+    byte_ranges,
+    chunk_keys,
+    consolidated_index,
+    declarations,
+    entries_present,
+    fs,
+    index_reads,
+    layouts,
+    metadata,
+    requests,
+    shard_format,
+    stacks,
+    stored_arrays,
 )
-from zarr_shardstore.store.base_handle import BaseStoreHandle
+from zarr_shardstore.errors import CorruptValueError, ShardConflictError, UnsupportedError
 from zarr_shardstore.tools.check.chunks import Problem, codec_names, decoder, problem_of_frame
 from zarr_shardstore.tools.check.findings import Finding, Kind, Level, Severity, finding
 from zarr_shardstore.tools.convert.task import StoredValues
@@ -54,7 +50,7 @@ _MAX_ATTEMPTS = 16
 _MAX_FINDINGS = 1000
 """Of each kind in one object; the others are counted."""
 
-_LEFT_TO_ZARR = ArrayReader("passthrough")
+_LEFT_TO_ZARR = stored_arrays.ArrayReader("passthrough")
 
 _Ids: TypeAlias = npt.NDArray[np.intp]
 
@@ -64,7 +60,7 @@ class ArrayCheck:
     """The part that all tasks of one array share."""
 
     base: BaseStoreHandle
-    node: Node
+    node: metadata.Node
     doc: str
     """The stored document as JSON."""
     level: Level
@@ -112,28 +108,30 @@ def check_objects(task: ArrayCheck, keys: Sequence[str]) -> CheckResult:
     return found
 
 
-def checked_array(found: FoundArray) -> StoredArray:
+def checked_array(found: FoundArray) -> stored_arrays.StoredArray:
     """Return the array of a document as `read_array`, also if its sharding is left to zarr. Shards
     that hold something else than chunks are one value each."""
-    doc, is_left = found.doc, declaration.is_native_by_choice(found.doc)
+    doc, is_left = found.doc, declarations.is_native_by_choice(found.doc)
     try:
-        return read_array(replace(found, doc=declaration.without_mark(doc) if is_left else doc))
+        return read_array(replace(found, doc=declarations.without_mark(doc) if is_left else doc))
     except UnsupportedError:
-        array = _LEFT_TO_ZARR.read(found.node, doc) if declaration.has_sharding_codec(doc) else None
+        array = (
+            _LEFT_TO_ZARR.read(found.node, doc) if declarations.has_sharding_codec(doc) else None
+        )
         if array is None:
             raise
         return array
 
 
 @lru_cache(maxsize=1024)
-def checker_of(node: Node, doc: str, level: Level, _: str) -> ArrayChecker:
+def checker_of(node: metadata.Node, doc: str, level: Level, _: str) -> ArrayChecker:
     return ArrayChecker(node, json.loads(doc), level)
 
 
 class ArrayChecker:
     """Checks of the objects of one array. Thread safety: any thread may use it."""
 
-    def __init__(self, node: Node, doc: Mapping[str, Any], level: Level) -> None:
+    def __init__(self, node: metadata.Node, doc: Mapping[str, Any], level: Level) -> None:
         self.level = level
         array = checked_array(FoundArray(node, doc, None))
         geometry = array.document.geometry
@@ -142,15 +140,15 @@ class ArrayChecker:
         self.path, self.grid = node.path, ObjectGrid(array)
         n_above = len(array.stack) - len(self.grid.below) - (self.grid.layout is not None)
         transformers = array.stack[:n_above]
-        self.above = [t for t in transformers if isinstance(t, ValueTransformer)]
+        self.above = [t for t in transformers if isinstance(t, stacks.ValueTransformer)]
         self.is_decodable = len(self.above) == len(transformers)
         """Whether values of shards are decoded here; otherwise only the index is checked."""
-        self.nbytes = chunk_nbytes(doc, geometry.chunk_shape)
+        self.nbytes = metadata.chunk_nbytes(doc, geometry.chunk_shape)
         if self.grid.layout is None:
             self.above, self.is_decodable = [], True
         how = array.document.declaration
-        plain = without_notes(doc)
-        self._copies: list[ConsolidatedIndex | None] = []
+        plain = metadata.without_notes(doc)
+        self._copies: list[consolidated_index.ConsolidatedIndex | None] = []
         self._lock = threading.Lock()
         self.unchecked = ""
         """Reason why chunks are not decoded."""
@@ -160,7 +158,9 @@ class ArrayChecker:
         self.view: dict[str, Any] = {}
         """Document of plain chunks of Zarr v2 or v3, for zarr's codecs."""
         try:
-            view = plain if how is None else declaration.strip(declaration.without_mark(plain), how)
+            view = (
+                plain if how is None else declarations.strip(declarations.without_mark(plain), how)
+            )
             view = array_of_draft(view) if node.hierarchy == "draft" else dict(view)
             self.view, self.codecs = view, codec_names(view)
             if level == "decode":
@@ -174,14 +174,16 @@ class ArrayChecker:
     def exact_nbytes(self) -> int | None:
         """Size of each stored value, if nothing compresses it."""
         names = self.codecs
-        is_ours = all(type(transformer) is Crc32cTransformer for transformer in self.above)
+        is_ours = all(type(transformer) is stacks.Crc32cTransformer for transformer in self.above)
         if names is None or self.nbytes is None or set(names) - {"crc32c"} or not is_ours:
             return None
         return self.nbytes + 4 * (len(names) + len(self.above))
 
     # ------------------------------------------------------------------ shards
 
-    def copies(self, base: BaseStoreHandle, key: str | None) -> ConsolidatedIndex | None:
+    def copies(
+        self, base: BaseStoreHandle, key: str | None
+    ) -> consolidated_index.ConsolidatedIndex | None:
         """Return the consolidated index of the array, if it has one that can be read."""
         if key is None or self.grid.layout is None:
             return None
@@ -189,7 +191,11 @@ class ArrayChecker:
             if not self._copies:
                 (value,) = base.values([key], check=False)
                 spec = self.grid.layout.spec
-                found = None if value is None else ConsolidatedIndex.decode(value, spec)
+                found = (
+                    None
+                    if value is None
+                    else consolidated_index.ConsolidatedIndex.decode(value, spec)
+                )
                 self._copies.append(found)
         return self._copies[0]
 
@@ -198,12 +204,12 @@ class ArrayChecker:
         base: BaseStoreHandle,
         keys: Sequence[str],
         result: CheckResult,
-        copies: ConsolidatedIndex | None,
+        copies: consolidated_index.ConsolidatedIndex | None,
     ) -> None:
         assert self.grid.layout is not None
         named: list[tuple[str, int | None]] = [(key, None) for key in keys]
         if self.grid.below:
-            named = base.run(keys_above(self.grid.below, keys))
+            named = base.run(stacks.keys_above(self.grid.below, keys))
         shards = [s for key, _ in named if (s := self.grid.layout.shard_of_key(key)) is not None]
         founds = self.read_indexes(base, shards, consistent=False)
         for shard, found in zip(shards, founds, strict=True):
@@ -218,14 +224,16 @@ class ArrayChecker:
             result.add(part)
 
     def read_indexes(
-        self, base: BaseStoreHandle, shards: Sequence[ShardRef], *, consistent: bool
-    ) -> list[Found | Exception]:
+        self, base: BaseStoreHandle, shards: Sequence[layouts.ShardRef], *, consistent: bool
+    ) -> list[requests.Found | Exception]:
         """Read the stored indexes, past every cache, with the sizes of the shards."""
         below = self.grid.below
-        gets = [index_get(GetIndex(shard, consistent)) for shard in shards]
+        gets = [index_reads.index_get(requests.GetIndex(shard, consistent)) for shard in shards]
         founds: list[Any] = ask_each(base, gets, below)
-        unsized = [i for i, f in enumerate(founds) if isinstance(f, Found) and f.size is None]
-        sizes = ask_each(base, [GetSize(shards[i].key) for i in unsized], below)
+        unsized = [
+            i for i, f in enumerate(founds) if isinstance(f, requests.Found) and f.size is None
+        ]
+        sizes = ask_each(base, [requests.GetSize(shards[i].key) for i in unsized], below)
         for i, size in zip(unsized, sizes, strict=True):
             founds[i] = size if isinstance(size, Exception) else founds[i]._replace(size=size)
         return founds
@@ -233,9 +241,9 @@ class ArrayChecker:
     def _check_shard(
         self,
         base: BaseStoreHandle,
-        shard: ShardRef,
-        found: Found | Exception,
-        copies: ConsolidatedIndex | None,
+        shard: layouts.ShardRef,
+        found: requests.Found | Exception,
+        copies: consolidated_index.ConsolidatedIndex | None,
     ) -> CheckResult:
         result = CheckResult()
         if isinstance(found, Exception):
@@ -245,11 +253,11 @@ class ArrayChecker:
             return result  # it was erased concurrently
         spec, size = shard.layout.spec, found.size
         result.n_bytes = len(found.value)
-        read = found_index(GetIndex(shard), found)
+        read = index_reads.found_index(requests.GetIndex(shard), found)
         index, new = read.decoded, partial(self._finding, shard)
         at = (0, spec.index_nbytes) if spec.index.location == "start" else None
         at = at or (max(0, size - spec.index_nbytes), size)
-        damage = IndexDamageError("") if read.damage is None else read.damage
+        damage = shard_format.IndexDamageError("") if read.damage is None else read.damage
         if size < spec.index_nbytes:
             text = f"the shard has {size} bytes, its index alone takes {spec.index_nbytes}"
             result.findings.append(new("torn_index", text, byte_range=(0, size)))
@@ -282,7 +290,11 @@ class ArrayChecker:
         return result
 
     def _check_entries(
-        self, shard: ShardRef, index: ShardIndex, size: int, result: CheckResult
+        self,
+        shard: layouts.ShardRef,
+        index: shard_format.ShardIndex,
+        size: int,
+        result: CheckResult,
     ) -> _Ids:
         """Add findings on the entries of an index; return the ids of those that may be read."""
         spec = shard.layout.spec
@@ -313,8 +325,8 @@ class ArrayChecker:
     def _add(
         self,
         result: CheckResult,
-        shard: ShardRef,
-        index: ShardIndex,
+        shard: layouts.ShardRef,
+        index: shard_format.ShardIndex,
         kind: Kind,
         ids: _Ids,
         text: str,
@@ -326,20 +338,26 @@ class ArrayChecker:
             result.findings.append(self._finding(shard, kind, message, entry=i, byte_range=where))
         result.n_omitted += max(0, len(ids) - _MAX_FINDINGS)
 
-    def _other_form(self, base: BaseStoreHandle, shard: ShardRef, size: int) -> IndexFormat | None:
+    def _other_form(
+        self, base: BaseStoreHandle, shard: layouts.ShardRef, size: int
+    ) -> shard_format.IndexFormat | None:
         """Return the form in which the index of a shard is whole, other than the declared one."""
         for spec in specs_of_index(shard.layout.spec)[1:]:
             form = spec.index
             if size < spec.index_nbytes:
                 continue
             n = spec.index_nbytes
-            get = Get(shard.key, Range(0, n) if form.location == "start" else Suffix(n), True)
+            get = requests.Get(
+                shard.key,
+                byte_ranges.Range(0, n) if form.location == "start" else byte_ranges.Suffix(n),
+                True,
+            )
             (found,) = ask_each(base, [get], self.grid.below)
             if isinstance(found, Exception) or found.value is None:
                 return None
             try:
-                index = ShardIndex.decode(found.value, spec)
-            except IndexDamageError:
+                index = shard_format.ShardIndex.decode(found.value, spec)
+            except shard_format.IndexDamageError:
                 continue
             is_sound = len(index.present_ids()) and not len(index.damaged_ids(size, spec))
             if is_sound and (form.checksum or index.is_packed(size, spec)):
@@ -349,8 +367,8 @@ class ArrayChecker:
     def _check_chunks(
         self,
         base: BaseStoreHandle,
-        shard: ShardRef,
-        index: ShardIndex,
+        shard: layouts.ShardRef,
+        index: shard_format.ShardIndex,
         ids: _Ids,
         result: CheckResult,
     ) -> None:
@@ -376,13 +394,13 @@ class ArrayChecker:
     def _rounds(
         self,
         base: BaseStoreHandle,
-        shard: ShardRef,
+        shard: layouts.ShardRef,
         ids: _Ids,
         starts: npt.NDArray[np.int64],
         stops: npt.NDArray[np.int64],
     ) -> Iterator[tuple[Sequence[int], Sequence[memoryview]]]:
         if self.grid.below:  # a transformer reads the whole shard
-            (found,) = base.run(handle(self.grid.below, [Get(shard.key)]))
+            (found,) = base.run(stacks.handle(self.grid.below, [requests.Get(shard.key)]))
             if found.value is None or (len(stops) and len(found.value) < stops.max()):
                 raise ShardConflictError(f"the shard {shard.key!r} was changed while it was read")
             places = zip(starts.tolist(), stops.tolist(), strict=True)
@@ -406,12 +424,14 @@ class ArrayChecker:
         """Check objects that are no shards, each of which is a chunk."""
         stack = self.grid.array.stack
         if stack:
-            keys = [key for key, _ in base.run(keys_above(stack, keys))]
+            keys = [key for key, _ in base.run(stacks.keys_above(stack, keys))]
         result.n_chunks += len(keys)
-        for key, found in zip(keys, ask_each(base, [Get(k) for k in keys], stack), strict=True):
+        for key, found in zip(
+            keys, ask_each(base, [requests.Get(k) for k in keys], stack), strict=True
+        ):
             problem = self._problem_of_object(key, found, result)
             if problem is not None:  # it may have been stored in this moment
-                (found,) = ask_each(base, [Get(key, None, True)], stack)
+                (found,) = ask_each(base, [requests.Get(key, None, True)], stack)
                 problem = self._problem_of_object(key, found, result)
             if problem is not None:
                 chunk = self.grid.array.coords_of(key)
@@ -449,7 +469,13 @@ class ArrayChecker:
         return problem
 
     def _finding(
-        self, shard: ShardRef, kind: Kind, message: str, *, entry: int | None = None, **more: Any
+        self,
+        shard: layouts.ShardRef,
+        kind: Kind,
+        message: str,
+        *,
+        entry: int | None = None,
+        **more: Any,
     ) -> Finding:
         chunk = None if entry is None else coords_of_entry(shard, entry)
         names = {"array": self.path, "shard": shard.coords, "chunk": chunk}
@@ -462,39 +488,45 @@ class ArrayChecker:
         return finding("unreadable", key, message, array=self.path, **more)
 
 
-def ask_each(base: BaseStoreHandle, batch: Sequence[Request], stack: Stack) -> list[Any]:
+def ask_each(
+    base: BaseStoreHandle, batch: Sequence[requests.Request], stack: stacks.Stack
+) -> list[Any]:
     """Ask for one round above a stack; if that fails, for each alone, with its error as reply."""
     if not batch:
         return []
     try:
-        return base.run(handle(stack, batch))
+        return base.run(stacks.handle(stack, batch))
     except Exception as error:
         if len(batch) == 1:
             return [error]
     return [reply for request in batch for reply in ask_each(base, [request], stack)]
 
 
-def specs_of_index(spec: ShardingSpec) -> list[ShardingSpec]:
+def specs_of_index(spec: shard_format.ShardingSpec) -> list[shard_format.ShardingSpec]:
     """Return the specs of all forms of an index, the declared one first."""
     forms = product((True, False), ("end", "start"), ("little", "big"))
-    others = [IndexFormat(*form) for form in forms]  # type: ignore[arg-type]
+    others = [shard_format.IndexFormat(*form) for form in forms]  # type: ignore[arg-type]
     others.sort(key=lambda form: form != spec.index)
-    return [ShardingSpec(spec.chunks_per_shard, form) for form in others]
+    return [shard_format.ShardingSpec(spec.chunks_per_shard, form) for form in others]
 
 
-def coords_of_entry(shard: ShardRef, entry: int) -> Coords:
+def coords_of_entry(shard: layouts.ShardRef, entry: int) -> chunk_keys.Coords:
     cps = shard.layout.spec.chunks_per_shard
     inside = np.unravel_index(entry, cps) if cps else ()
     return tuple(s * n + int(i) for s, n, i in zip(shard.coords, cps, inside, strict=True))
 
 
-def _form_text(form: IndexFormat) -> str:
+def _form_text(form: shard_format.IndexFormat) -> str:
     checksum = "with a checksum" if form.checksum else "without a checksum"
     return f"{form.endian} endian, at the {form.location}, {checksum}"
 
 
 def _stale(
-    base: BaseStoreHandle, key: str, copy: IndexCopy, index: ShardIndex, found: Found
+    base: BaseStoreHandle,
+    key: str,
+    copy: consolidated_index.IndexCopy,
+    index: shard_format.ShardIndex,
+    found: requests.Found,
 ) -> tuple[str, Severity] | None:
     """Return the difference of a shard and its copy in the consolidated index, if there is one.
 
@@ -507,13 +539,15 @@ def _stale(
     return "the shard has changed since its index was consolidated: consolidate again", "warning"
 
 
-def is_version_of(base: BaseStoreHandle, key: str, copy: IndexCopy, found: Found) -> bool | None:
+def is_version_of(
+    base: BaseStoreHandle, key: str, copy: consolidated_index.IndexCopy, found: requests.Found
+) -> bool | None:
     """Return whether a shard has the recorded version; ``None`` if the store does not tell."""
     now: Any = getattr(found.version, "etag", None)
     if isinstance(copy.version, int):
         now = getattr(found.version, "modified_s", None)
         if isinstance(base.backend, LocalBackend) and (
-            state := state_of(base.backend.path_of(key))
+            state := fs.state_of(base.backend.path_of(key))
         ):
             now = state[2] // 1_000_000_000
     recorded = copy.version.strip('"') if isinstance(copy.version, str) else copy.version

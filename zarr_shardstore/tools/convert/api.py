@@ -13,16 +13,19 @@ from functools import partial
 from types import EllipsisType
 from typing import Any, TypedDict, Unpack
 
-from zarr_shardstore.arrays.policy import ChunksPerShard, V3Declaration
+from zarr_shardstore import ShardingMapping
+from zarr_shardstore.access import (
+    StoreLike,
+    arguments,
+    open_base,
+    policies,
+    resolve,
+    shard_format,
+    shards_below,
+    stacks,
+    store_options,
+)
 from zarr_shardstore.errors import ShardStoreError, SpecError
-from zarr_shardstore.format.arguments import paths_of
-from zarr_shardstore.format.shard import EntryOrder
-from zarr_shardstore.io.backends.resolve import BaseStoreLike
-from zarr_shardstore.operations.upkeep import shards_below
-from zarr_shardstore.shards.stack import run_above
-from zarr_shardstore.store.base_handle import StoreLike, open_base
-from zarr_shardstore.store.options import IndexCodecs, IndexLocation, ShardingOptions
-from zarr_shardstore.store.sharding_mapping import ShardingMapping
 from zarr_shardstore.tools.convert.in_place import only_conversion
 from zarr_shardstore.tools.convert.job import convert_store, finish_exchanges
 from zarr_shardstore.tools.convert.report import CompactionReport, ConversionReport, OnProgress
@@ -45,20 +48,20 @@ def shard_store(
     source: StoreLike,
     destination: StoreLike | None = None,
     *,
-    chunks_per_shard: ChunksPerShard | EllipsisType = ...,
+    chunks_per_shard: policies.ChunksPerShard | EllipsisType = ...,
     shard_nbytes: int | str | None = None,
     paths: Iterable[str] | str | None = None,
-    declaration: V3Declaration | None = None,
-    index_codecs: IndexCodecs = None,
-    index_location: IndexLocation = None,
-    order: EntryOrder = "morton",
+    declaration: policies.V3Declaration | None = None,
+    index_codecs: store_options.IndexCodecs = None,
+    index_location: store_options.IndexLocation = None,
+    order: shard_format.EntryOrder = "morton",
     executor: Executor | None = None,
     source_options: Mapping[str, Any] | None = None,
     destination_options: Mapping[str, Any] | None = None,
     dry_run: bool = False,
     progress: OnProgress | None = None,
     consolidate_index: bool = False,
-    shard_shape: ChunksPerShard | EllipsisType = ...,
+    shard_shape: policies.ChunksPerShard | EllipsisType = ...,
     native: bool = False,
     ome: bool = False,
 ) -> ConversionReport:
@@ -151,7 +154,7 @@ def shard_store(
     given = _one_of(chunks_per_shard, shard_shape)
     if given is ...:
         given = "auto" if shard_nbytes is None else None
-    sharding = ShardingOptions(
+    sharding = store_options.ShardingOptions(
         chunks_per_shard=given,
         shard_nbytes=shard_nbytes,
         declaration=declaration,
@@ -170,7 +173,7 @@ def shard_store(
             result, options = destination, destination_options
         mapping = ShardingMapping(open_base(result, options).store)
         mapping._engine.check_consolidation()
-    paths = None if paths is None else paths_of(paths)
+    paths = None if paths is None else arguments.paths_of(paths)
     convert = partial(
         convert_store,
         sharding=sharding,
@@ -212,20 +215,22 @@ def unshard_store(
 
     Parameters, errors and guarantees are those of `shard_store`.
     """
-    return convert_store(source, destination, ShardingOptions(order="C"), to_plain=True, **options)
+    return convert_store(
+        source, destination, store_options.ShardingOptions(order="C"), to_plain=True, **options
+    )
 
 
 def reshard(
     source: StoreLike,
-    chunks_per_shard: ChunksPerShard | EllipsisType = ...,
+    chunks_per_shard: policies.ChunksPerShard | EllipsisType = ...,
     destination: StoreLike | None = None,
     *,
     shard_nbytes: int | str | None = None,
-    declaration: V3Declaration | None = None,
-    index_codecs: IndexCodecs = None,
-    index_location: IndexLocation = None,
-    order: EntryOrder = "morton",
-    shard_shape: ChunksPerShard | EllipsisType = ...,
+    declaration: policies.V3Declaration | None = None,
+    index_codecs: store_options.IndexCodecs = None,
+    index_location: store_options.IndexLocation = None,
+    order: shard_format.EntryOrder = "morton",
+    shard_shape: policies.ChunksPerShard | EllipsisType = ...,
     **options: Unpack[ConversionArguments],
 ) -> ConversionReport:
     """Give the arrays of a store shards of this size, whether they have shards now or not.
@@ -240,7 +245,7 @@ def reshard(
     given = _one_of(chunks_per_shard, shard_shape)
     if given is ... and shard_nbytes is None:
         raise SpecError("reshard needs chunks_per_shard: what a shard has afterwards")
-    sharding = ShardingOptions(
+    sharding = store_options.ShardingOptions(
         chunks_per_shard=None if given is ... else given,
         shard_nbytes=shard_nbytes,
         declaration=declaration,
@@ -254,8 +259,9 @@ def reshard(
 
 
 def _one_of(
-    chunks_per_shard: ChunksPerShard | EllipsisType, shard_shape: ChunksPerShard | EllipsisType
-) -> ChunksPerShard | EllipsisType:
+    chunks_per_shard: policies.ChunksPerShard | EllipsisType,
+    shard_shape: policies.ChunksPerShard | EllipsisType,
+) -> policies.ChunksPerShard | EllipsisType:
     """Return the option, which has two names; ``...`` if it was left out."""
     if shard_shape is ...:
         return chunks_per_shard
@@ -265,7 +271,7 @@ def _one_of(
 
 
 def compact_store(
-    store: BaseStoreLike,
+    store: resolve.BaseStoreLike,
     prefix: str = "",
     *,
     storage_options: Mapping[str, Any] | None = None,
@@ -288,7 +294,7 @@ def compact_store(
     if dry_run:
         failures += map(str, errors)
         for shard, below in shards:
-            (cell,) = base.run(run_above(below, read_shards([shard])))
+            (cell,) = base.run(stacks.run_above(below, read_shards([shard])))
             if cell is not None and cell.error:
                 failures.append(cell.error)
             elif cell is not None:

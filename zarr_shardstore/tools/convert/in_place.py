@@ -54,14 +54,16 @@ from contextvars import ContextVar
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, TypeAlias
 
+from zarr_shardstore.access import (
+    STAGING,
+    BaseStoreHandle,
+    LocalBackend,
+    chunk_keys,
+    locks,
+    metadata,
+    requests,
+)
 from zarr_shardstore.errors import SpecError
-from zarr_shardstore.format.keys import ChunkKeyEncoding
-from zarr_shardstore.io.backends.local import LocalBackend
-from zarr_shardstore.io.local.locks import KeptLock
-from zarr_shardstore.metadata import documents as metadata
-from zarr_shardstore.metadata.documents import Hierarchy, Node
-from zarr_shardstore.shards.requests import Delete, DeletePrefix, Move
-from zarr_shardstore.store.base_handle import STAGING, BaseStoreHandle
 from zarr_shardstore.tools.convert.other_keys import DocumentsByKey, in_rounds, with_copies
 from zarr_shardstore.tools.inspect.occupancy import keys_of_values
 
@@ -95,7 +97,7 @@ def only_conversion(base: BaseStoreHandle) -> Iterator[None]:
     if os.path.islink(path.rstrip("/")):
         raise SpecError(f"{path!r} is a link, which nothing of ours is: remove it")
     message = f"a conversion of {base.describe()} goes on already: wait until it has ended"
-    lock = KeptLock(os.path.join(path, "lock"))
+    lock = locks.KeptLock(os.path.join(path, "lock"))
     token = _converted.set(path)
     try:
         lock.acquire(0, message)
@@ -113,7 +115,7 @@ def only_conversion(base: BaseStoreHandle) -> Iterator[None]:
 class Manifest:
     """State and aim of the conversion of one array. Its fields are those of the stored object."""
 
-    hierarchy: Hierarchy
+    hierarchy: metadata.Hierarchy
     path: str
     state: ExchangeState
     prefix: str
@@ -128,7 +130,7 @@ class Manifest:
 
     @property
     def directory(self) -> str:
-        return directory_of(Node(self.hierarchy, self.path))
+        return directory_of(metadata.Node(self.hierarchy, self.path))
 
     @property
     def values_prefix(self) -> str:
@@ -144,23 +146,23 @@ class Manifest:
 
     def remove(self, base: BaseStoreHandle) -> None:
         """Delete the manifest first, so that no run repeats the end of the conversion."""
-        base.perform([Delete(f"{self.directory}manifest.json")])
-        base.perform([DeletePrefix(self.directory)])
+        base.perform([requests.Delete(f"{self.directory}manifest.json")])
+        base.perform([requests.DeletePrefix(self.directory)])
 
     def keys_below(self, base: BaseStoreHandle, prefix: str) -> Iterator[Sequence[str]]:
         """List the keys of objects, or of staged objects, in rounds."""
-        encoding = ChunkKeyEncoding(self.style, self.separator)
+        encoding = chunk_keys.ChunkKeyEncoding(self.style, self.separator)
         for keys in keys_of_values(base, prefix, encoding, self.ndim):
             yield from in_rounds(keys, _KEYS_A_ROUND)
 
     def discard(self, base: BaseStoreHandle) -> None:
         """Delete what a conversion to another store has written of the array."""
         for keys in self.keys_below(base, self.prefix):
-            base.perform([Delete(key) for key in keys])
+            base.perform([requests.Delete(key) for key in keys])
         base.backend.tidy(self.prefix)
 
 
-def directory_of(node: Node) -> str:
+def directory_of(node: metadata.Node) -> str:
     """Return the directory of all that is kept for the conversion of an array."""
     digest = hashlib.sha256(f"{node.hierarchy}:{node.path}".encode()).hexdigest()[:16]
     return f"{STAGING}{digest}/"
@@ -178,11 +180,11 @@ def read_manifests(base: BaseStoreHandle) -> list[Manifest]:
     keys = [f"{STAGING}{name}/manifest.json" for name in names]
     found = dict(zip(keys, base.values(keys), strict=True))
     without = [key.removesuffix("manifest.json") for key, value in found.items() if value is None]
-    base.perform([DeletePrefix(directory) for directory in without])
+    base.perform([requests.DeletePrefix(directory) for directory in without])
     return [_parse(key, value) for key, value in found.items() if value is not None]
 
 
-def find_manifest(base: BaseStoreHandle, node: Node) -> Manifest | None:
+def find_manifest(base: BaseStoreHandle, node: metadata.Node) -> Manifest | None:
     """Read the manifest that an earlier run has left for an array."""
     key = f"{directory_of(node)}manifest.json"
     (value,) = base.values([key])
@@ -196,17 +198,17 @@ def begin(base: BaseStoreHandle, manifest: Manifest) -> bool:
     """
     if not base.supports_deletes:
         return False
-    earlier = find_manifest(base, Node(manifest.hierarchy, manifest.path))
+    earlier = find_manifest(base, metadata.Node(manifest.hierarchy, manifest.path))
     if earlier is not None and replace(earlier, state="staging") == manifest:
         return True
     if earlier is not None and not earlier.is_staged:
         earlier.discard(base)
-    base.perform([DeletePrefix(manifest.directory)])
+    base.perform([requests.DeletePrefix(manifest.directory)])
     manifest.at_state(base, "staging")
     return False
 
 
-def forget(base: BaseStoreHandle, node: Node) -> None:
+def forget(base: BaseStoreHandle, node: metadata.Node) -> None:
     """Remove what an earlier run has left of an array for which there is nothing to do."""
     if base.supports_deletes and (manifest := find_manifest(base, node)) is not None:
         manifest.remove(base)
@@ -261,11 +263,11 @@ def _finish(base: BaseStoreHandle, manifest: Manifest) -> None:
         _write_documents(base, marked)
         base.backend.persist()
         for keys in manifest.keys_below(base, manifest.prefix):
-            base.perform([Delete(key) for key in keys])
+            base.perform([requests.Delete(key) for key in keys])
         manifest = manifest.at_state(base, "moving")
     cut = len(manifest.values_prefix)
     for keys in manifest.keys_below(base, manifest.values_prefix):
-        base.perform([Move(key, manifest.prefix + key[cut:]) for key in keys])
+        base.perform([requests.Move(key, manifest.prefix + key[cut:]) for key in keys])
     base.backend.tidy(manifest.prefix)
     base.backend.persist()
     if _is_hidden(base, manifest):  # else a run was killed in step 9, and documents may be newer

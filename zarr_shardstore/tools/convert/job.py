@@ -25,16 +25,20 @@ from dataclasses import dataclass, replace
 from itertools import islice, product
 from typing import Any, TypeVar
 
-from zarr_shardstore.arrays.array_cache import invalidate_documents
+from zarr_shardstore.access import (
+    BaseStoreHandle,
+    StoreLike,
+    UnreadableSourceError,
+    consolidated_index,
+    invalidate_documents,
+    layouts,
+    metadata,
+    open_base,
+    requests,
+    shard_format,
+    store_options,
+)
 from zarr_shardstore.errors import ShardConflictError, ShardStoreError, SpecError
-from zarr_shardstore.format import consolidated_index
-from zarr_shardstore.format.layout import chunk_grid_shape
-from zarr_shardstore.format.shard import EntryOrder
-from zarr_shardstore.io.backends.base import UnreadableSourceError
-from zarr_shardstore.metadata.documents import Node, document_key
-from zarr_shardstore.shards.requests import Delete
-from zarr_shardstore.store.base_handle import BaseStoreHandle, StoreLike, open_base
-from zarr_shardstore.store.options import ShardingOptions
 from zarr_shardstore.tools.convert import in_place
 from zarr_shardstore.tools.convert.other_keys import check_other_keys, copy_other_keys
 from zarr_shardstore.tools.convert.plan import ArrayPlan, plan_store
@@ -57,7 +61,7 @@ thread has up to 64 requests under way."""
 def convert_store(
     source: StoreLike | BaseStoreHandle,
     destination: StoreLike | None,
-    sharding: ShardingOptions,
+    sharding: store_options.ShardingOptions,
     *,
     to_plain: bool = False,
     paths: Iterable[str] | str | None = None,
@@ -136,7 +140,7 @@ def finish_exchanges(base: BaseStoreHandle) -> tuple[str, ...]:
         notes = in_place.resume_exchanges(base, manifests)
         for manifest in manifests:
             if manifest.hierarchy == "v2":
-                in_place.forget(base, Node(manifest.hierarchy, manifest.path))
+                in_place.forget(base, metadata.Node(manifest.hierarchy, manifest.path))
         return notes
     finally:
         invalidate_documents()
@@ -177,7 +181,7 @@ class Conversion:
     target: BaseStoreHandle
     plans: Sequence[ArrayPlan]
     contents: StoreContents
-    order: EntryOrder
+    order: shard_format.EntryOrder
     executor: Executor
     progress: OnProgress | None
 
@@ -212,7 +216,7 @@ class Conversion:
         in_place.replace_values(self.target, manifest)
         if any(map(consolidated_index.declares_consolidated_index, plan.documents.values())):
             name = consolidated_index.CONSOLIDATED_INDEX_NAME
-            self.target.perform([Delete(manifest.prefix + name)])
+            self.target.perform([requests.Delete(manifest.prefix + name)])
         return report
 
     def _convert_to_destination(self, plan: ArrayPlan, is_there: bool) -> ArrayReport:
@@ -245,7 +249,7 @@ class Conversion:
         task = self._task(plan, manifest.values_prefix, may_be_there=may_be_there)
         report = self._run_tasks(plan, task)
         documents = plan.documents
-        if self.source.documents(map(document_key, documents)) != list(documents.values()):
+        if self.source.documents(map(metadata.document_key, documents)) != list(documents.values()):
             # What was written is kept for the next run.
             raise ShardConflictError(
                 f"the metadata of the array {plan.node.path!r} was changed while it was "
@@ -311,11 +315,13 @@ class Conversion:
     def _run_tasks(self, plan: ArrayPlan, task: ArrayTask) -> ArrayReport:
         begun = time.monotonic()
         if self._is_elsewhere:
-            task = replace(task, document_key=self.source.stored_key(document_key(plan.node)))
+            task = replace(
+                task, document_key=self.source.stored_key(metadata.document_key(plan.node))
+            )
         locations = [task.source]
         if task.may_be_there or task.only_compares:
             locations.append(task.target)  # regions of what an earlier run wrote are visited, too
-        grid = chunk_grid_shape(task.source.grid_shape, task.region_shape)
+        grid = layouts.chunk_grid_shape(task.source.grid_shape, task.region_shape)
         found = regions_to_visit(locations, task.region_shape)
         regions = product(*map(range, grid)) if found is None else iter(found)
         n_tasks = math.prod(grid) if found is None else len(found)
@@ -350,7 +356,7 @@ def _report_of(plan: ArrayPlan) -> ArrayReport:
     node, cps = plan.node, None if plan.new_spec is None else plan.new_spec.chunks_per_shard
     n_tasks = 0
     if plan.action != "skipped" and plan.geometry is not None:
-        n_tasks = math.prod(chunk_grid_shape(plan.grid_shape, plan.region_shape))
+        n_tasks = math.prod(layouts.chunk_grid_shape(plan.grid_shape, plan.region_shape))
     before = plan.documents.values()
     return ArrayReport(
         node.path,

@@ -10,9 +10,8 @@ from typing import Any, TypeAlias
 
 import crc32c
 
+from zarr_shardstore.access import BaseStoreHandle, metadata
 from zarr_shardstore.errors import CorruptValueError, SpecError
-from zarr_shardstore.metadata import documents as metadata
-from zarr_shardstore.store.base_handle import BaseStoreHandle
 from zarr_shardstore.tools.convert.task import read_object
 
 DocumentsByKey: TypeAlias = Mapping[str, Mapping[str, Any]]

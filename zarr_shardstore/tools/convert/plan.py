@@ -14,23 +14,19 @@ from typing import Any
 import numpy as np
 
 from zarr_shardstore import errors
-from zarr_shardstore.arrays.metadata_view import read_dimension_names
-from zarr_shardstore.arrays.policy import (
-    UNKNOWN_NBYTES,
-    ByteBudget,
-    Dimensions,
-    ShardingPolicy,
-    choose_chunks_per_shard,
+from zarr_shardstore.access import (
+    BaseStoreHandle,
+    chunk_keys,
+    declarations,
+    layouts,
+    metadata,
+    policies,
+    read_dimension_names,
+    shard_format,
+    store_options,
+    stored_arrays,
+    transformer_list,
 )
-from zarr_shardstore.arrays.stored_array import find_factory
-from zarr_shardstore.format.keys import Coords
-from zarr_shardstore.format.layout import chunk_grid_shape
-from zarr_shardstore.format.shard import ShardingSpec
-from zarr_shardstore.metadata import declaration, transformer_list
-from zarr_shardstore.metadata import documents as metadata
-from zarr_shardstore.metadata.documents import Geometry, Node, document_key, without_notes
-from zarr_shardstore.store.base_handle import BaseStoreHandle
-from zarr_shardstore.store.options import ShardingOptions
 from zarr_shardstore.tools.convert.regions import BLOCK, MAX_KEYS, block_shape, random_coords
 from zarr_shardstore.tools.convert.report import Action
 from zarr_shardstore.tools.inspect import find
@@ -45,14 +41,14 @@ _ENOUGH = 64
 class ArrayPlan:
     """An array as its stored documents describe it, and the decision about it."""
 
-    node: Node
+    node: metadata.Node
     """Its place; that of the v3 document, if there are two."""
-    documents: dict[Node, Mapping[str, Any]]
-    geometry: Geometry | None
+    documents: dict[metadata.Node, Mapping[str, Any]]
+    geometry: metadata.Geometry | None
     """Of its values: chunks, as they are below all transformers but sharding."""
-    spec: ShardingSpec | None = None
+    spec: shard_format.ShardingSpec | None = None
     """Of its shards; ``None``: each value has a key of its own."""
-    new_spec: ShardingSpec | None = None
+    new_spec: shard_format.ShardingSpec | None = None
     """The same after the conversion."""
     obstacle: str = ""
     """Reason why it cannot be converted, if so."""
@@ -64,10 +60,10 @@ class ArrayPlan:
     """Its documents after the conversion, by key."""
 
     @property
-    def grid_shape(self) -> Coords:
+    def grid_shape(self) -> chunk_keys.Coords:
         """Number of values along each dimension."""
         assert self.geometry is not None
-        return chunk_grid_shape(self.geometry.shape, self.geometry.chunk_shape)
+        return layouts.chunk_grid_shape(self.geometry.shape, self.geometry.chunk_shape)
 
     @property
     def nominal_nbytes(self) -> int | None:
@@ -76,7 +72,7 @@ class ArrayPlan:
         return metadata.chunk_nbytes(self.documents[self.node], self.geometry.chunk_shape)
 
     @property
-    def region_shape(self) -> Coords:
+    def region_shape(self) -> chunk_keys.Coords:
         """Number of values along each dimension that one task converts."""
         if self.new_spec is not None and self.action != "copied":
             return self.new_spec.chunks_per_shard
@@ -91,13 +87,16 @@ class ArrayPlan:
             pairs = zip(geometry.chunk_shape, self.spec.chunks_per_shard, strict=True)
             geometry = replace(geometry, chunk_shape=tuple(size * n for size, n in pairs))
         # A consolidated index is of the shards of the source: it is not copied.
-        documents = {document_key(node): without_notes(doc) for node, doc in self.documents.items()}
+        documents = {
+            metadata.document_key(node): metadata.without_notes(doc)
+            for node, doc in self.documents.items()
+        }
         return replace(self, geometry=geometry, spec=None, action="copied", new_documents=documents)
 
 
 def plan_store(
     base: BaseStoreHandle,
-    sharding: ShardingOptions,
+    sharding: store_options.ShardingOptions,
     paths: Iterable[str] | str | None,
     *,
     to_plain: bool,
@@ -108,7 +107,7 @@ def plan_store(
     if base.is_web:  # its servers reply to the name of a directory with a page
         keys = contents.other_keys
         keys[:] = [key for key in keys if key.endswith(find.DOCUMENTS) or not base.names(key)]
-    broken = [document_key(found.node) for found in contents.broken]
+    broken = [metadata.document_key(found.node) for found in contents.broken]
     if any(base.documents(broken)):
         raise errors.ShardConflictError(
             f"of the documents {find.quoted(broken)} one was cut off on its way: run the same again"
@@ -125,9 +124,9 @@ def plan_store(
                 "nothing is lost"
             )
     selected = find.select_paths({plan.node.path for plan in plans}, paths)
-    dims: dict[str, Dimensions] = {}
+    dims: dict[str, policies.Dimensions] = {}
     for plan in plans:
-        names: Dimensions = ()
+        names: policies.Dimensions = ()
         if sharding.policy.names_dimensions:
             names = base.run(read_dimension_names(plan.documents))
         ndim = len(plan.geometry.shape) if plan.geometry else 0
@@ -170,8 +169,8 @@ def plan_store(
 def _plan_array(
     base: BaseStoreHandle,
     plan: ArrayPlan,
-    sharding: ShardingOptions,
-    dims: Dimensions,
+    sharding: store_options.ShardingOptions,
+    dims: policies.Dimensions,
     *,
     to_plain: bool,
 ) -> ArrayPlan:
@@ -187,7 +186,7 @@ def _plan_array(
         return replace(plan, reason=reason)
     action: Action = "sharded" if plan.spec is None else "resharded"
     documents = {
-        document_key(node): _declared_as(node, doc, spec, sharding)
+        metadata.document_key(node): _declared_as(node, doc, spec, sharding)
         for node, doc in plan.documents.items()
     }
     return replace(
@@ -203,11 +202,14 @@ def _plan_array(
 
 
 def _choose_shards(
-    base: BaseStoreHandle, plan: ArrayPlan, policy: ShardingPolicy, dims: Dimensions
-) -> tuple[ShardingSpec | None, str]:
+    base: BaseStoreHandle,
+    plan: ArrayPlan,
+    policy: policies.ShardingPolicy,
+    dims: policies.Dimensions,
+) -> tuple[shard_format.ShardingSpec | None, str]:
     """Choose the shards that a new array would get, none larger than the grid, and say why."""
     now, grid = plan.spec, plan.grid_shape
-    kept: Coords | None = None  # unless another form of index is asked for
+    kept: chunk_keys.Coords | None = None  # unless another form of index is asked for
     if now is not None and policy.index in (None, now.index):
         kept = now.chunks_per_shard
     if not grid:
@@ -221,9 +223,9 @@ def _choose_shards(
         cps, reason = _chunks_per_shard_by_size(base, plan)
         if math.prod(cps) == 1:
             return now, reason
-    elif isinstance(rule, ByteBudget):
-        nbytes = plan.nominal_nbytes or UNKNOWN_NBYTES
-        cps, reason = choose_chunks_per_shard(grid, nbytes, rule, may_grow=False)
+    elif isinstance(rule, policies.ByteBudget):
+        nbytes = plan.nominal_nbytes or policies.UNKNOWN_NBYTES
+        cps, reason = policies.choose_chunks_per_shard(grid, nbytes, rule, may_grow=False)
     else:
         asked = policy.chunks_per_shard_of(plan.node.path, len(grid), dims)
         if asked is None:
@@ -238,10 +240,12 @@ def _choose_shards(
     if cps == kept:
         return now, "it has these shards already"
     index = policy.index or (policy.default_index(plan.node) if now is None else now.index)
-    return ShardingSpec(cps, index), reason
+    return shard_format.ShardingSpec(cps, index), reason
 
 
-def _chunks_per_shard_by_size(base: BaseStoreHandle, plan: ArrayPlan) -> tuple[Coords, str]:
+def _chunks_per_shard_by_size(
+    base: BaseStoreHandle, plan: ArrayPlan
+) -> tuple[chunk_keys.Coords, str]:
     """Choose chunks per shard from the sizes of sampled chunks, and say why.
 
     Cost: up to 1,024 requests for sizes, spread over the grid; nothing is listed.
@@ -261,8 +265,10 @@ def _chunks_per_shard_by_size(base: BaseStoreHandle, plan: ArrayPlan) -> tuple[C
         if len(stored) >= _ENOUGH:
             break
     if stored:
-        return choose_chunks_per_shard(plan.grid_shape, sum(stored) / len(stored))
-    cps, reason = choose_chunks_per_shard(plan.grid_shape, plan.nominal_nbytes or UNKNOWN_NBYTES)
+        return policies.choose_chunks_per_shard(plan.grid_shape, sum(stored) / len(stored))
+    cps, reason = policies.choose_chunks_per_shard(
+        plan.grid_shape, plan.nominal_nbytes or policies.UNKNOWN_NBYTES
+    )
     return cps, f"no stored chunk was found, so as before compression: {reason}"
 
 
@@ -271,7 +277,7 @@ def _chunks_per_shard_by_size(base: BaseStoreHandle, plan: ArrayPlan) -> tuple[C
 
 def _plans_of(arrays: Iterable[find.FoundArray]) -> list[ArrayPlan]:
     """Return plans that change nothing, in the order of their paths."""
-    plans: dict[Node, ArrayPlan] = {}
+    plans: dict[metadata.Node, ArrayPlan] = {}
     for found in arrays:
         plan = _plan_of(found)
         other = None if found.node.twin is None else plans.get(found.node.twin)
@@ -293,20 +299,20 @@ def _plan_of(found: find.FoundArray) -> ArrayPlan:
         assert document is not None
         above, spec = _split(document.transformers, len(found.geometry.shape))
         for transformer in above:
-            find_factory(transformer.name)
+            stored_arrays.find_factory(transformer.name)
     except errors.ShardStoreError as error:
         return ArrayPlan(node, documents, found.geometry, obstacle=str(error))
     obstacle = ""
     if any(transformer.name == transformer_list.SHARDING for transformer in above):
         obstacle = "other storage transformers lie below its shards"
-    elif spec is None and declaration.has_sharding_codec(doc) and document.declaration is None:
+    elif spec is None and declarations.has_sharding_codec(doc) and document.declaration is None:
         obstacle = "its own sharding has a form that cannot be re-packed"
     return ArrayPlan(node, documents, document.geometry, spec, spec, obstacle)
 
 
 def _split(
     transformers: tuple[transformer_list.TransformerSpec, ...], ndim: int
-) -> tuple[tuple[transformer_list.TransformerSpec, ...], ShardingSpec | None]:
+) -> tuple[tuple[transformer_list.TransformerSpec, ...], shard_format.ShardingSpec | None]:
     """Split a stack into the transformers above the values, and the sharding, if any."""
     if transformers and transformers[-1].name == transformer_list.SHARDING:
         return transformers[:-1], transformer_list.sharding_spec(transformers[-1], ndim)
@@ -314,20 +320,23 @@ def _split(
 
 
 def _declared_as(
-    node: Node, doc: Mapping[str, Any], spec: ShardingSpec | None, sharding: ShardingOptions
+    node: metadata.Node,
+    doc: Mapping[str, Any],
+    spec: shard_format.ShardingSpec | None,
+    sharding: store_options.ShardingOptions,
 ) -> dict[str, Any]:
     """Return a document with other shards, declared as the option says, else as it was before."""
     doc = _without_marks(doc)
-    declared = declaration.find_declaration(doc)
+    declared = declarations.find_declaration(doc)
     above: tuple[transformer_list.TransformerSpec, ...] = ()
     if declared is not None:
         above, _ = _split(declared.transformers, len(doc["shape"]))
-        doc = declaration.strip(doc, declared.how)
+        doc = declarations.strip(doc, declared.how)
     transformers = above if spec is None else (*above, transformer_list.sharding_transformer(spec))
     new = sharding.policy.declare(node, transformers)
     if new is not None and declared is not None and sharding.declaration is None:
-        new = declaration.Declared(declared.how, transformers)
-    return dict(doc) if new is None else declaration.apply(doc, new)
+        new = declarations.Declared(declared.how, transformers)
+    return dict(doc) if new is None else declarations.apply(doc, new)
 
 
 def _without_marks(doc: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -336,9 +345,9 @@ def _without_marks(doc: Mapping[str, Any]) -> Mapping[str, Any]:
     One leaves the sharding to zarr: here it is meant, too. The others are notes about the old
     shards.
     """
-    doc = without_notes(doc)
-    if declaration.is_native_by_choice(doc):
-        return {name: member for name, member in doc.items() if name != declaration.MARKER}
+    doc = metadata.without_notes(doc)
+    if declarations.is_native_by_choice(doc):
+        return {name: member for name, member in doc.items() if name != declarations.MARKER}
     return doc
 
 

@@ -23,13 +23,15 @@ from typing import Self
 import numpy as np
 import numpy.typing as npt
 
+from zarr_shardstore.access import (
+    BaseStoreHandle,
+    chunk_keys,
+    entries_present,
+    index_reads,
+    layouts,
+    shard_format,
+)
 from zarr_shardstore.errors import SpecError
-from zarr_shardstore.format import layout
-from zarr_shardstore.format.keys import ChunkKeyEncoding, Coords
-from zarr_shardstore.format.shard import ZEP2_INDEX, EntryOrder, ShardingSpec, order_entries
-from zarr_shardstore.shards.index_reads import read_indexes, rounds_of
-from zarr_shardstore.shards.shard_listing import entries_present
-from zarr_shardstore.store.base_handle import BaseStoreHandle
 from zarr_shardstore.tools.inspect.occupancy import grid_directory
 
 BLOCK = 4096
@@ -61,24 +63,24 @@ class ArrayLocation:
 
     base: BaseStoreHandle
     prefix: str
-    encoding: ChunkKeyEncoding
-    grid_shape: Coords
-    spec: ShardingSpec | None
+    encoding: chunk_keys.ChunkKeyEncoding
+    grid_shape: chunk_keys.Coords
+    spec: shard_format.ShardingSpec | None
 
-    def shard(self, coords: Coords) -> layout.ShardRef:
+    def shard(self, coords: chunk_keys.Coords) -> layouts.ShardRef:
         assert self.spec is not None
-        keys = layout.ArrayLayout("", self.prefix, self.encoding, self.grid_shape, self.spec)
+        keys = layouts.ArrayLayout("", self.prefix, self.encoding, self.grid_shape, self.spec)
         return keys.shard(coords)
 
     @property
-    def object_shape(self) -> Coords:
+    def object_shape(self) -> chunk_keys.Coords:
         """Number of values in an object along each dimension."""
         return self.spec.chunks_per_shard if self.spec else (1,) * len(self.grid_shape)
 
     @property
-    def object_grid_shape(self) -> Coords:
+    def object_grid_shape(self) -> chunk_keys.Coords:
         """Number of objects along each dimension."""
-        return layout.chunk_grid_shape(self.grid_shape, self.object_shape)
+        return layouts.chunk_grid_shape(self.grid_shape, self.object_shape)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,24 +90,32 @@ class ArrayRegion:
     It is counted as a shard of `shape` chunks, also where there are no such shards.
     """
 
-    shape: Coords
-    coords: Coords
+    shape: chunk_keys.Coords
+    coords: chunk_keys.Coords
     ids: npt.NDArray[np.intp]
 
     @classmethod
-    def of(cls, shape: Coords, coords: Coords, grid_shape: Coords, order: EntryOrder) -> Self:
+    def of(
+        cls,
+        shape: chunk_keys.Coords,
+        coords: chunk_keys.Coords,
+        grid_shape: chunk_keys.Coords,
+        order: shard_format.EntryOrder,
+    ) -> Self:
         """Return region number `coords` of a grid that is cut into boxes."""
-        box = layout.grid_box(coords, shape, grid_shape)
-        entries = layout.entries_in_box(box, coords, shape)
-        return cls(shape, coords, order_entries(entries, shape, order))
+        box = layouts.grid_box(coords, shape, grid_shape)
+        entries = layouts.entries_in_box(box, coords, shape)
+        return cls(shape, coords, shard_format.order_entries(entries, shape, order))
 
     def keys(self, location: ArrayLocation) -> list[str]:
         """Return the keys of the values in order, where each has one of its own."""
-        regions = replace(location, spec=ShardingSpec(self.shape, ZEP2_INDEX))
+        regions = replace(
+            location, spec=shard_format.ShardingSpec(self.shape, shard_format.ZEP2_INDEX)
+        )
         return regions.shard(self.coords).chunk_keys(self.ids)
 
 
-def block_shape(grid_shape: Coords, n_values: int) -> Coords:
+def block_shape(grid_shape: chunk_keys.Coords, n_values: int) -> chunk_keys.Coords:
     """Return the shape of regions without shards: rows of a grid, about so many values."""
     shape = []
     rest = n_values
@@ -115,22 +125,24 @@ def block_shape(grid_shape: Coords, n_values: int) -> Coords:
     return tuple(reversed(shape))
 
 
-def random_coords(grid_shape: Coords, n: int, rng: np.random.Generator) -> list[Coords]:
+def random_coords(
+    grid_shape: chunk_keys.Coords, n: int, rng: np.random.Generator
+) -> list[chunk_keys.Coords]:
     """Return `n` coordinates from all over a grid; some may be equal."""
     columns = [rng.integers(0, min(length, _MAX_INT64), n).tolist() for length in grid_shape]
     return list(zip(*columns, strict=True))
 
 
 def regions_to_visit(
-    locations: Sequence[ArrayLocation], region_shape: Coords
-) -> list[Coords] | None:
+    locations: Sequence[ArrayLocation], region_shape: chunk_keys.Coords
+) -> list[chunk_keys.Coords] | None:
     """Return the regions in which one of these locations has a value; ``None``: all regions.
 
     Memory: some 150 bytes for each region. Raises `CorruptShardError` if the index that tells the
     regions of a shard is damaged.
     """
     first = locations[0]
-    n_regions = math.prod(layout.chunk_grid_shape(first.grid_shape, region_shape))
+    n_regions = math.prod(layouts.chunk_grid_shape(first.grid_shape, region_shape))
     n_objects = max(math.prod(location.object_grid_shape) for location in locations)
     if not n_regions:
         return []
@@ -148,7 +160,7 @@ def regions_to_visit(
                 "link leads to"
             )
         return None
-    found: set[Coords] = set()
+    found: set[chunk_keys.Coords] = set()
     max_regions = min(n_regions // 2, _MAX_INT64 - 1)
     for location in locations:
         with closing(_stored_objects(location, max(n_objects, n_regions) // 2)) as pages:
@@ -170,7 +182,7 @@ def _is_dense(location: ArrayLocation, box: Sequence[range]) -> bool:
 
 def _stored_objects(
     location: ArrayLocation, max_keys: int
-) -> Generator[list[Coords] | None, None, None]:
+) -> Generator[list[chunk_keys.Coords] | None, None, None]:
     """List the objects of a location: their coordinates, by pages; ``None`` behind `max_keys`."""
     base, encoding, prefix = location.base, location.encoding, location.prefix
     ndim, object_grid = len(location.grid_shape), location.object_grid_shape
@@ -178,26 +190,29 @@ def _stored_objects(
         for _ in range(0, max_keys, _KEYS_PER_PAGE):
             page = list(islice(keys, _KEYS_PER_PAGE))
             coords = [encoding.decode(key[len(prefix) :], ndim) for key in page]
-            yield [c for c in coords if c is not None and layout.is_inside(c, object_grid)]
+            yield [c for c in coords if c is not None and layouts.is_inside(c, object_grid)]
             if len(page) < _KEYS_PER_PAGE:
                 return
         yield None
 
 
 def _add_regions(
-    location: ArrayLocation, objects: Sequence[Coords], region_shape: Coords, found: set[Coords]
+    location: ArrayLocation,
+    objects: Sequence[chunk_keys.Coords],
+    region_shape: chunk_keys.Coords,
+    found: set[chunk_keys.Coords],
 ) -> None:
     """Add the regions of the values in some objects, as far as a read of indexes tells them."""
     shards = []
     for coords in objects:
-        box = layout.grid_box(coords, location.object_shape, location.grid_shape)
+        box = layouts.grid_box(coords, location.object_shape, location.grid_shape)
         sides = list(zip(box, region_shape, strict=True))
         if all(lo // n == (hi - 1) // n for (lo, hi), n in sides):
             found.add(tuple(lo // n for (lo, _), n in sides))
         else:
             shards.append(location.shard(coords))
-    for part in rounds_of(shards, lambda shard: shard.layout.spec.index_nbytes):
-        indexes = location.base.run(read_indexes(part, cache=False))
+    for part in index_reads.rounds_of(shards, lambda shard: shard.layout.spec.index_nbytes):
+        indexes = location.base.run(index_reads.read_indexes(part, cache=False))
         for shard, index in zip(part, indexes, strict=True):
             if index is None:
                 continue
@@ -220,7 +235,7 @@ def only_stored(location: ArrayLocation, region: ArrayRegion) -> ArrayRegion:
     Cost: nothing, if few objects may lie in the region, or some samples, if most are stored. The
     listing ends where asking for each of them is no more work.
     """
-    box = layout.grid_box(region.coords, region.shape, location.grid_shape)
+    box = layouts.grid_box(region.coords, region.shape, location.grid_shape)
     sides = zip(box, location.object_shape, strict=True)
     ranges = [range(lo // n, -(-hi // n)) for (lo, hi), n in sides]
     n_objects = math.prod(r.stop - r.start for r in ranges)
@@ -235,6 +250,6 @@ def only_stored(location: ArrayLocation, region: ArrayRegion) -> ArrayRegion:
                 return region
             for coords in page:
                 if all(c in r for c, r in zip(coords, ranges, strict=True)):
-                    of_object = layout.grid_box(coords, location.object_shape, location.grid_shape)
-                    there.append(layout.entries_in_box(of_object, region.coords, region.shape))
+                    of_object = layouts.grid_box(coords, location.object_shape, location.grid_shape)
+                    there.append(layouts.entries_in_box(of_object, region.coords, region.shape))
     return replace(region, ids=region.ids[np.isin(region.ids, np.concatenate(there))])

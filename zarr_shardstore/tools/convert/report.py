@@ -6,8 +6,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, TypeAlias
 
-from zarr_shardstore.format.keys import Coords
-from zarr_shardstore.metadata.documents import Hierarchy
+from zarr_shardstore.access import chunk_keys, metadata
 from zarr_shardstore.tools.inspect.readers import ONLY_HERE, summarize
 
 Action: TypeAlias = Literal["sharded", "unsharded", "resharded", "copied", "skipped", "checked"]
@@ -41,9 +40,9 @@ class ArrayReport:
     """
 
     path: str
-    hierarchy: Hierarchy
+    hierarchy: metadata.Hierarchy
     action: Action
-    chunks_per_shard: Coords | None
+    chunks_per_shard: chunk_keys.Coords | None
     reason: str = ""
     n_chunks: int = 0
     n_objects: int = 0

@@ -24,13 +24,15 @@ import numpy as np
 import numpy.typing as npt
 
 from zarr_shardstore import errors
-from zarr_shardstore.format.keys import Coords
-from zarr_shardstore.format.layout import ShardRef, grid_box
-from zarr_shardstore.format.ranges import Range, plan_spans
-from zarr_shardstore.format.shard import MISSING, EntryOrder, IndexDamageError, packed_index
-from zarr_shardstore.shards.index_reads import check_whole, corrupt, read_indexes
-from zarr_shardstore.shards.requests import Delete, Exists, Get, Set
-from zarr_shardstore.store.base_handle import BaseStoreHandle
+from zarr_shardstore.access import (
+    BaseStoreHandle,
+    byte_ranges,
+    chunk_keys,
+    index_reads,
+    layouts,
+    requests,
+    shard_format,
+)
 from zarr_shardstore.tools.convert.regions import ArrayLocation, ArrayRegion, only_stored
 
 ROUND_NBYTES = 8 * 1024 * 1024
@@ -60,8 +62,8 @@ class ArrayTask:
 
     source: ArrayLocation
     target: ArrayLocation
-    region_shape: Coords
-    order: EntryOrder
+    region_shape: chunk_keys.Coords
+    order: shard_format.EntryOrder
     nominal_nbytes: int | None
     """Bytes of a value before compression, if they are known."""
     may_be_there: bool
@@ -142,14 +144,14 @@ class _Contents:
         return TaskResult(len(self.ids), n_objects, int(self.sizes.sum()), was_there)
 
 
-def run_task(task: ArrayTask, coords: Coords) -> TaskResult:
+def run_task(task: ArrayTask, coords: chunk_keys.Coords) -> TaskResult:
     """Convert one region, and verify what was written.
 
     Memory: about two times `ROUND_NBYTES`, the parts of an upload, and the indexes of the
     shards that the region touches. A base store that takes whole objects only needs a shard more.
     """
     base = task.source.base
-    if task.document_key is not None and not base.perform([Exists(task.document_key)])[0]:
+    if task.document_key is not None and not base.perform([requests.Exists(task.document_key)])[0]:
         raise errors.SpecError(
             f"a worker does not find {task.document_key!r} in {base.describe()}: take an executor "
             "whose workers reach the store; nothing was removed"
@@ -178,7 +180,7 @@ def _compare(task: ArrayTask, region: ArrayRegion, values: StoredValues) -> Task
     found, damage = _find_in_target(task, region)
     if found.is_same(expected) and damage is None:
         return TaskResult(0, 0, 0, was_there=True)
-    box = grid_box(region.coords, region.shape, task.source.grid_shape)
+    box = layouts.grid_box(region.coords, region.shape, task.source.grid_shape)
     where = ", ".join(f"{start} to {stop - 1}" for start, stop in box)
     raise errors.SpecError(
         f"the destination has an array at {task.target.prefix!r} already, of the same metadata, "
@@ -202,7 +204,7 @@ def _write_shard(task: ArrayTask, region: ArrayRegion, values: StoredValues) -> 
     written = _upload_shard(base, shard, values)
     if not len(written.ids):
         if task.may_be_there:
-            base.perform([Delete(shard.key)])
+            base.perform([requests.Delete(shard.key)])
         return TaskResult(0, 0, 0)
     found, damage = _find_in_target(task, region)
     if not found.is_same(written):
@@ -210,7 +212,9 @@ def _write_shard(task: ArrayTask, region: ArrayRegion, values: StoredValues) -> 
     return written.result(1)
 
 
-def _upload_shard(base: BaseStoreHandle, shard: ShardRef, values: StoredValues) -> _Contents:
+def _upload_shard(
+    base: BaseStoreHandle, shard: layouts.ShardRef, values: StoredValues
+) -> _Contents:
     """Store the values as a shard; no shard if there are no values."""
     written = _Contents()
     spec = shard.layout.spec
@@ -224,12 +228,12 @@ def _upload_shard(base: BaseStoreHandle, shard: ShardRef, values: StoredValues) 
 
     def parts() -> Iterator[Sequence[bytes | memoryview]]:
         if is_index_first:
-            yield [packed_index(values.ids, values.stops - values.starts, spec)]
+            yield [shard_format.packed_index(values.ids, values.stops - values.starts, spec)]
         for found in chain([first], rounds):
             written.add(found)
             yield found.pieces
         if not is_index_first:
-            yield [packed_index(written.ids, written.sizes, spec)]
+            yield [shard_format.packed_index(written.ids, written.sizes, spec)]
 
     base.backend.upload(shard.key, parts())
     return written
@@ -257,7 +261,7 @@ def _write_objects(task: ArrayTask, region: ArrayRegion, values: StoredValues) -
             n_there += _write_values(base, keys, found.values(), task.may_be_there)
             nbytes += int(found.sizes.sum())
     if task.may_be_there:
-        base.perform([Delete(key) for key in missing.values()])
+        base.perform([requests.Delete(key) for key in missing.values()])
     return TaskResult(n_chunks, n_chunks, nbytes, was_there=0 < n_chunks == n_there)
 
 
@@ -273,7 +277,7 @@ def _write_values(
         return [(k, v) for k, v, there in found if there is None or not np.array_equal(v, there)]
 
     to_write = other_values() if may_be_there else list(zip(keys, values, strict=True))
-    base.perform([Set(key, value) for key, value in to_write])
+    base.perform([requests.Set(key, value) for key, value in to_write])
     for key, _ in other_values():
         raise errors.CorruptValueError(_NOT_THE_SAME, key=key)
     return len(keys) - len(to_write)
@@ -364,19 +368,19 @@ def _values_in_shards(location: ArrayLocation, region: ArrayRegion) -> StoredVal
     sizes = location.base.sizes([shard.key for shard in shards])
     strides = [math.prod(spec.chunks_per_shard[dim + 1 :]) for dim in range(len(cps))]
     entry_ids = (coords - shard_coords * cps) @ np.array(strides, dtype=np.intp)
-    fields = np.full((len(coords), 2), MISSING, dtype=np.uint64)
+    fields = np.full((len(coords), 2), shard_format.MISSING, dtype=np.uint64)
     stored = [(i, size) for i, size in enumerate(sizes) if size is not None]
-    indexes = location.base.run(read_indexes([shards[i] for i, _ in stored]))
+    indexes = location.base.run(index_reads.read_indexes([shards[i] for i, _ in stored]))
     for (i, size), index in zip(stored, indexes, strict=True):
         if index is None:
             continue
         try:
             index.check_entries(size, spec)
-        except IndexDamageError as damage:
-            raise corrupt(shards[i], damage, "; nothing was removed") from damage
+        except shard_format.IndexDamageError as damage:
+            raise index_reads.corrupt(shards[i], damage, "; nothing was removed") from damage
         members = which == i
         fields[members] = index.fields[entry_ids[members]]
-    present = np.flatnonzero((fields != MISSING).any(axis=1))
+    present = np.flatnonzero((fields != shard_format.MISSING).any(axis=1))
     offsets, nbytes = fields[present].astype(np.int64).T
     return StoredValues(
         location.base,
@@ -430,8 +434,8 @@ def read_object(base: BaseStoreHandle, key: str, entry_id: int = 0) -> Iterator[
         stops, ids = zero + size, zero + entry_id
         yield from _read_ranges(StoredValues(base, [key], zero, zero, stops, ids))
         return
-    (found,) = base.perform([Get(key)])
-    yield _whole_values([entry_id], [check_whole(key, found.value, size)])
+    (found,) = base.perform([requests.Get(key)])
+    yield _whole_values([entry_id], [index_reads.check_whole(key, found.value, size)])
 
 
 def _whole_values(ids: Sequence[int], values: Sequence[memoryview]) -> ReadRound:
@@ -455,8 +459,11 @@ def _pieces_of_range(wanted: StoredValues, i: int) -> Iterator[ReadRound]:
     first, last = int(wanted.starts[i]), int(wanted.stops[i])
     for start in range(first, last, ROUND_NBYTES):
         stop = min(start + ROUND_NBYTES, last)
-        (found,) = wanted.base.perform([Get(key, Range(start, stop))])
-        piece, size = check_whole(key, found.value, stop - start), np.array([stop - start])
+        (found,) = wanted.base.perform([requests.Get(key, byte_ranges.Range(start, stop))])
+        piece, size = (
+            index_reads.check_whole(key, found.value, stop - start),
+            np.array([stop - start]),
+        )
         yield ReadRound(ids, size, [piece], continues=start > first, has_more=stop < last)
 
 
@@ -471,23 +478,27 @@ def _read(wanted: StoredValues, start: int, stop: int) -> list[memoryview]:
     if first < last and np.array_equal(starts[1:], stops[:-1]) and (which == which[0]).all():
         # Mostly shards are read as they were written: one request.
         key = wanted.keys[int(which[0])]
-        (found,) = wanted.base.perform([Get(key, Range(first, last))])
-        return [check_whole(key, found.value, last - first)]
+        (found,) = wanted.base.perform([requests.Get(key, byte_ranges.Range(first, last))])
+        return [index_reads.check_whole(key, found.value, last - first)]
     values: list[memoryview] = [memoryview(b"")] * (stop - start)
-    batch: list[Get] = []
+    batch: list[requests.Get] = []
     members: list[list[tuple[int, int, int]]] = []
     for number in np.unique(which).tolist():
         positions = np.flatnonzero((which == number) & (stops > starts))
         ranges = list(zip(starts[positions].tolist(), stops[positions].tolist(), strict=True))
-        for span in plan_spans(
+        for span in byte_ranges.plan_spans(
             ranges, max_gap_bytes=_MAX_GAP_NBYTES, max_coalesced_bytes=ROUND_NBYTES
         ):
-            batch.append(Get(wanted.keys[number], Range(span.start, span.stop)))
+            batch.append(
+                requests.Get(wanted.keys[number], byte_ranges.Range(span.start, span.stop))
+            )
             parts = [(int(positions[m]), *ranges[m]) for m in span.members]
             members.append([(i, lo - span.start, hi - span.start) for i, lo, hi in parts])
     for get, found, parts in zip(batch, wanted.base.perform(batch), members, strict=True):
-        assert isinstance(get.byte_range, Range)
-        data = check_whole(get.key, found.value, get.byte_range.stop - get.byte_range.start)
+        assert isinstance(get.byte_range, byte_ranges.Range)
+        data = index_reads.check_whole(
+            get.key, found.value, get.byte_range.stop - get.byte_range.start
+        )
         for i, lo, hi in parts:
             values[i] = data[lo:hi]
     return values

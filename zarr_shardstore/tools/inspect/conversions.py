@@ -8,18 +8,15 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, get_args
 
-from zarr_shardstore.errors import ShardConflictError, ShardStoreError, UnsupportedError
-from zarr_shardstore.io.backends.local import LocalBackend
-from zarr_shardstore.io.local.locks import KeptLock
-from zarr_shardstore.metadata.documents import (
-    Hierarchy,
-    Node,
-    document_key,
-    parse_array,
-    parse_json,
+from zarr_shardstore.access import (
+    STAGING,
+    BaseStoreHandle,
+    LocalBackend,
+    locks,
+    metadata,
+    transformer_list,
 )
-from zarr_shardstore.metadata.transformer_list import SHARDING, sharding_spec
-from zarr_shardstore.store.base_handle import STAGING, BaseStoreHandle
+from zarr_shardstore.errors import ShardConflictError, ShardStoreError, UnsupportedError
 
 _STATES = {
     "staging": "the array is as it was before, and a part of the new objects is staged",
@@ -54,7 +51,7 @@ def unfinished_conversions(base: BaseStoreHandle) -> Iterator[UnfinishedConversi
     manifests = [f"{STAGING}{n}/manifest.json" for n in sorted(base.names(STAGING)) if n != "lock"]
     is_running = bool(manifests) and is_locked(base, f"{STAGING}lock")
     for key, value in zip(manifests, base.values(manifests, check=False), strict=True):
-        doc = (None if value is None else parse_json(value)) or {}
+        doc = (None if value is None else metadata.parse_json(value)) or {}
         path, state = str(doc.get("path", "")), str(doc.get("state", ""))
         prefix = None if doc.get("is_staged") or not doc else str(doc.get("prefix"))
         if not doc:
@@ -63,7 +60,11 @@ def unfinished_conversions(base: BaseStoreHandle) -> Iterator[UnfinishedConversi
             text = f"the array {path!r} is being converted"
         else:
             text = f"a conversion of {path!r} was interrupted (state {state!r})"
-            if prefix is None and state in _STATES and doc.get("hierarchy") in get_args(Hierarchy):
+            if (
+                prefix is None
+                and state in _STATES
+                and doc.get("hierarchy") in get_args(metadata.Hierarchy)
+            ):
                 text += f": {_STATES[state]}, and nothing is lost; this finishes it: "
                 text += shlex.join(_command(base, doc))
             else:
@@ -73,14 +74,14 @@ def unfinished_conversions(base: BaseStoreHandle) -> Iterator[UnfinishedConversi
 
 def _command(base: BaseStoreHandle, manifest: Mapping[str, Any]) -> list[str]:
     """Return the words of the command that converts an array as its manifest says."""
-    node = Node(manifest["hierarchy"], str(manifest["path"]))
+    node = metadata.Node(manifest["hierarchy"], str(manifest["path"]))
     words = ["unshard"]
     with suppress(ShardStoreError, KeyError, TypeError, AttributeError):  # of another version
-        array = parse_array(node, manifest["documents"][document_key(node)])
+        array = metadata.parse_array(node, manifest["documents"][metadata.document_key(node)])
         if array is not None and array.transformers and array.geometry is not None:
             last, ndim = array.transformers[-1], len(array.geometry.shape)
-            if last.name == SHARDING:
-                cps = sharding_spec(last, ndim).chunks_per_shard
+            if last.name == transformer_list.SHARDING:
+                cps = transformer_list.sharding_spec(last, ndim).chunks_per_shard
                 words = ["shard", "--chunks-per-shard", ",".join(map(str, cps))]
     where = base.describe().removeprefix("file://")
     paths = ["--path", node.path] if node.path else []
@@ -91,7 +92,7 @@ def is_locked(base: BaseStoreHandle, key: str) -> bool:
     """Return whether a process has the lock with that key; no file is made."""
     if not isinstance(base.backend, LocalBackend):
         return False
-    lock = KeptLock(base.backend.path_of(key), is_shared=True)
+    lock = locks.KeptLock(base.backend.path_of(key), is_shared=True)
     try:
         lock.acquire(0, "it is locked")
     except ShardConflictError:

@@ -11,20 +11,23 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from zarr_shardstore.arrays.policy import matches
-from zarr_shardstore.arrays.stored_array import ArrayReader, StoredArray
+from zarr_shardstore.access import (
+    ODD_KEY_ERRORS,
+    STAGING,
+    BaseStoreHandle,
+    arguments,
+    byte_ranges,
+    chunk_keys,
+    layouts,
+    metadata,
+    policies,
+    requests,
+    stored_arrays,
+)
 from zarr_shardstore.errors import SpecError, UnsupportedError
-from zarr_shardstore.format.arguments import array_path, paths_of
-from zarr_shardstore.format.keys import check_no_loop, check_prefix
-from zarr_shardstore.format.layout import chunk_grid_shape
-from zarr_shardstore.format.ranges import Range
-from zarr_shardstore.metadata import documents
-from zarr_shardstore.metadata.documents import Node, document_key, node_of_document
-from zarr_shardstore.shards.requests import Flow, Found, Get, ListDir, ListPrefix, Request
-from zarr_shardstore.store.base_handle import ODD_KEY_ERRORS, STAGING, BaseStoreHandle
 
-_READER = ArrayReader("flat")
-_HIERARCHIES: tuple[documents.Hierarchy, ...] = ("v3", "v2", "draft")
+_READER = stored_arrays.ArrayReader("flat")
+_HIERARCHIES: tuple[metadata.Hierarchy, ...] = ("v3", "v2", "draft")
 
 _DRAFT_META = "meta/"
 _DRAFT_ROOT = "root"
@@ -49,10 +52,10 @@ _MAX_QUOTED = 10
 class FoundArray:
     """An array document as it is stored."""
 
-    node: Node
+    node: metadata.Node
     doc: Mapping[str, Any]
     """Empty if the document is no JSON object."""
-    geometry: documents.Geometry | None
+    geometry: metadata.Geometry | None
     """Of the stored objects, so of shards if there are any; ``None`` if it is not known here."""
 
 
@@ -60,12 +63,12 @@ class FoundArray:
 class StoreContents:
     """Everything in a store but the chunks and shards of its arrays."""
 
-    arrays: dict[Node, FoundArray] = field(default_factory=dict)
+    arrays: dict[metadata.Node, FoundArray] = field(default_factory=dict)
     """By node, sorted by path."""
     other_keys: list[str] = field(default_factory=list)
     """Keys that belong to no array: documents of groups, attributes, consolidated metadata, and
     everything else. In no order."""
-    unlisted: list[Node] = field(default_factory=list)
+    unlisted: list[metadata.Node] = field(default_factory=list)
     """Arrays whose directory holds too many chunks to be listed. Of the other keys in such a
     directory only documents are found."""
     broken: list[FoundArray] = field(default_factory=list)
@@ -77,7 +80,7 @@ def find_arrays(
 ) -> list[FoundArray]:
     """Return the arrays of a store, or those that `paths` name, sorted by path; also documents that
     hold no JSON object. Cost: one round for each path of an array; else a walk."""
-    patterns = None if paths is None else paths_of(paths)
+    patterns = None if paths is None else arguments.paths_of(paths)
     found = [arrays_at(base, pattern) for pattern in patterns or ()]
     if not found or not all(found):
         contents = base.run(find_contents())
@@ -90,9 +93,11 @@ def find_arrays(
 
 def arrays_at(base: BaseStoreHandle, path: str) -> list[FoundArray]:
     """Return the arrays at a path: at most one of each hierarchy."""
-    path = check_prefix(array_path(path))
-    nodes = [Node(hierarchy, path) for hierarchy in _HIERARCHIES]
-    replies: list[Found] = base.perform([Get(document_key(node)) for node in nodes])
+    path = chunk_keys.check_prefix(arguments.array_path(path))
+    nodes = [metadata.Node(hierarchy, path) for hierarchy in _HIERARCHIES]
+    replies: list[requests.Found] = base.perform(
+        [requests.Get(metadata.document_key(node)) for node in nodes]
+    )
     found = [_parse(node, reply) for node, reply in zip(nodes, replies, strict=True)]
     return [array for array in found if array is not None]
 
@@ -103,8 +108,10 @@ def select_paths(nodes: Collection[str], paths: Iterable[str] | str | None) -> s
     if paths is None:
         return set(nodes)
     selected: set[str] = set()
-    for pattern in paths_of(paths):
-        found = {path for path in nodes if any(matches(at, pattern) for at in _lineage(path))}
+    for pattern in arguments.paths_of(paths):
+        found = {
+            path for path in nodes if any(policies.matches(at, pattern) for at in _lineage(path))
+        }
         if not found:
             there = quoted(sorted(nodes))
             raise SpecError(f"no array has the path {pattern!r}, and no group; there are {there}")
@@ -124,10 +131,10 @@ def quoted(paths: Iterable[str]) -> str:
     return (", ".join(map(repr, unique[:_MAX_QUOTED])) or "none") + more
 
 
-def read_array(found: FoundArray) -> StoredArray:
+def read_array(found: FoundArray) -> stored_arrays.StoredArray:
     """Return the array that a document declares, or raise why there is none."""
     if not found.doc:
-        raise SpecError(f"{document_key(found.node)!r} holds no JSON object")
+        raise SpecError(f"{metadata.document_key(found.node)!r} holds no JSON object")
     array = _READER.read(found.node, found.doc)
     assert array is not None, "find_arrays returns documents of arrays only"
     if array.unknown:
@@ -135,26 +142,26 @@ def read_array(found: FoundArray) -> StoredArray:
     return array
 
 
-def _parse(node: Node, reply: Found) -> FoundArray | None:
+def _parse(node: metadata.Node, reply: requests.Found) -> FoundArray | None:
     """Parse a document; ``None`` if there is none, or if it is that of a group."""
     if reply.value is None:
         return None
-    doc = documents.parse_json(reply.value)
+    doc = metadata.parse_json(reply.value)
     if doc is None:
         return FoundArray(node, {}, None)
-    if not documents.is_array_document(node, doc):
+    if not metadata.is_array_document(node, doc):
         return None
-    return FoundArray(node, doc, documents.plain_geometry(node.hierarchy, doc))
+    return FoundArray(node, doc, metadata.plain_geometry(node.hierarchy, doc))
 
 
-def find_contents() -> Flow[StoreContents]:
+def find_contents() -> requests.Flow[StoreContents]:
     """Find all arrays and all other keys of a base store. Cost: a listing and three reads for each
     directory without chunks, and a listing for the documents of a draft hierarchy."""
     found = StoreContents()
     draft = yield from _find_draft_arrays(found)
     level = [""]
     while level:
-        check_no_loop(level)
+        chunk_keys.check_no_loop(level)
         below: list[str] = []
         for i in range(0, len(level), _DIRECTORIES_AT_ONCE):
             below += yield from _visit(level[i : i + _DIRECTORIES_AT_ONCE], draft, found)
@@ -163,17 +170,23 @@ def find_contents() -> Flow[StoreContents]:
     return found
 
 
-def _find_draft_arrays(found: StoreContents) -> Flow[dict[str, Node]]:
+def _find_draft_arrays(found: StoreContents) -> requests.Flow[dict[str, metadata.Node]]:
     """Find the arrays of a draft hierarchy; return them by the directory of their chunks."""
-    (names,) = yield [ListDir(_DRAFT_META)]
+    (names,) = yield [requests.ListDir(_DRAFT_META)]
     keys = [_DRAFT_META + name for name in names]
     if _DRAFT_ROOT in names:  # without it "meta" is an ordinary group, perhaps with many chunks
-        (below,) = yield [ListPrefix(f"{_DRAFT_META}{_DRAFT_ROOT}/")]
+        (below,) = yield [requests.ListPrefix(f"{_DRAFT_META}{_DRAFT_ROOT}/")]
         keys += below
-    nodes = [node for key in keys if (node := node_of_document(key)) and node.hierarchy == "draft"]
+    nodes = [
+        node
+        for key in keys
+        if (node := metadata.node_of_document(key)) and node.hierarchy == "draft"
+    ]
     if not nodes:
         return {}
-    replies: list[Found] = yield [Get(document_key(node)) for node in nodes]
+    replies: list[requests.Found] = yield [
+        requests.Get(metadata.document_key(node)) for node in nodes
+    ]
     return {
         node.chunk_prefix: node
         for node, reply in zip(nodes, replies, strict=True)
@@ -182,26 +195,26 @@ def _find_draft_arrays(found: StoreContents) -> Flow[dict[str, Node]]:
 
 
 def _visit(
-    directories: Sequence[str], draft: Mapping[str, Node], found: StoreContents
-) -> Flow[list[str]]:
+    directories: Sequence[str], draft: Mapping[str, metadata.Node], found: StoreContents
+) -> requests.Flow[list[str]]:
     """Read some directories; return the names in them that may be directories. A name in a listing
     may be a key, a directory, or both: so each is also read as a key."""
     gets = [
         request
         for directory in directories
         for request in (
-            Get(f"{directory}zarr.json"),
-            Get(f"{directory}.zarray"),
-            Get(directory.removesuffix("/") or "zarr.json", Range(0, 1)),
+            requests.Get(f"{directory}zarr.json"),
+            requests.Get(f"{directory}.zarray"),
+            requests.Get(directory.removesuffix("/") or "zarr.json", byte_ranges.Range(0, 1)),
         )
     ]
     replies: list[Any] = yield from _ask(gets, lambda i: i % 3 == 2)
-    listed: dict[str, list[Node]] = {}
+    listed: dict[str, list[metadata.Node]] = {}
     document_keys: list[str] = []
     for i, directory in enumerate(directories):
         v3, v2, itself = replies[3 * i : 3 * i + 3]
         path = directory.removesuffix("/")
-        both = (Node("v3", path), v3), (Node("v2", path), v2)
+        both = (metadata.Node("v3", path), v3), (metadata.Node("v2", path), v2)
         nodes = [node for node, reply in both if _add(found, node, reply)]
         if directory in draft:
             nodes.append(draft[directory])
@@ -212,13 +225,13 @@ def _visit(
             continue
         found.unlisted += nodes
         keys = [directory + name for name in DOCUMENTS]
-        document_keys += [key for key in keys if node_of_document(key) not in found.arrays]
+        document_keys += [key for key in keys if metadata.node_of_document(key) not in found.arrays]
     if document_keys:
-        replies = yield [Get(key, Range(0, 1)) for key in document_keys]
+        replies = yield [requests.Get(key, byte_ranges.Range(0, 1)) for key in document_keys]
         pairs = zip(document_keys, replies, strict=True)
         found.other_keys += [key for key, reply in pairs if reply.value is not None]
     arrays = list(listed.values())
-    listings = yield from _ask([ListDir(d) for d in listed], lambda i: bool(arrays[i]))
+    listings = yield from _ask([requests.ListDir(d) for d in listed], lambda i: bool(arrays[i]))
     below: list[str] = []
     for (directory, nodes), names in zip(listed.items(), listings, strict=True):
         if names is None:
@@ -228,7 +241,9 @@ def _visit(
     return below
 
 
-def _ask(batch: Sequence[Request], may_fail: Callable[[int], bool]) -> Flow[list[Any]]:
+def _ask(
+    batch: Sequence[requests.Request], may_fail: Callable[[int], bool]
+) -> requests.Flow[list[Any]]:
     """Return replies; ``None`` where the base store refuses a request that may fail."""
     try:
         return (yield list(batch))
@@ -247,13 +262,13 @@ def _ask(batch: Sequence[Request], may_fail: Callable[[int], bool]) -> Flow[list
 
 
 def _names_below(
-    directory: str, names: Sequence[str], nodes: Sequence[Node], found: StoreContents
+    directory: str, names: Sequence[str], nodes: Sequence[metadata.Node], found: StoreContents
 ) -> list[str]:
     geometries = [g for node in nodes if (g := found.arrays[node].geometry) is not None]
     below = []
     for name in names:
         key = directory + name
-        if f"{key}/" == STAGING or node_of_document(key) in found.arrays:
+        if f"{key}/" == STAGING or metadata.node_of_document(key) in found.arrays:
             continue
         if name in DOCUMENTS:
             found.other_keys.append(key)
@@ -262,7 +277,7 @@ def _names_below(
     return below
 
 
-def _is_of_chunks(geometry: documents.Geometry, name: str) -> bool:
+def _is_of_chunks(geometry: metadata.Geometry, name: str) -> bool:
     """Return whether a name in the directory of an array leads to chunks."""
     encoding, ndim = geometry.encoding, len(geometry.shape)
     if not ndim:  # a 0-d draft array may have a second key: that is copied as it is
@@ -270,17 +285,17 @@ def _is_of_chunks(geometry: documents.Geometry, name: str) -> bool:
     return encoding.decode_leading(name, ndim) is not None
 
 
-def _n_names(geometry: documents.Geometry | None) -> int:
+def _n_names(geometry: metadata.Geometry | None) -> int:
     """Return how many names the chunks of an array may have in its directory."""
     if geometry is None:
         return 0
-    grid = chunk_grid_shape(geometry.shape, geometry.chunk_shape)
+    grid = layouts.chunk_grid_shape(geometry.shape, geometry.chunk_shape)
     if geometry.encoding.separator == "/":
         grid = grid[: 0 if geometry.encoding.style == "default" else 1]
     return math.prod(grid)
 
 
-def _add(found: StoreContents, node: Node, reply: Found) -> bool:
+def _add(found: StoreContents, node: metadata.Node, reply: requests.Found) -> bool:
     """Add the array that a document describes; return whether it describes one."""
     array = _parse(node, reply)
     if array is None:

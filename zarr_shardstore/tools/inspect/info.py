@@ -8,14 +8,17 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from zarr_shardstore.arrays.stored_array import StoredArray
+from zarr_shardstore.access import (
+    BaseStoreHandle,
+    chunk_keys,
+    declarations,
+    metadata,
+    open_base,
+    resolve,
+    stacks,
+    stored_arrays,
+)
 from zarr_shardstore.errors import ShardStoreError, SpecError, UnsupportedError
-from zarr_shardstore.format.keys import Coords
-from zarr_shardstore.io.backends.resolve import BaseStoreLike
-from zarr_shardstore.metadata.declaration import Declaration, has_sharding_codec
-from zarr_shardstore.metadata.documents import Hierarchy, Node, unknown_geometry
-from zarr_shardstore.shards.stack import ShardingTransformer
-from zarr_shardstore.store.base_handle import BaseStoreHandle, open_base
 from zarr_shardstore.tools.inspect.conversions import UnfinishedConversion, unfinished_conversions
 from zarr_shardstore.tools.inspect.find import FoundArray, arrays_at, find_arrays, read_array
 from zarr_shardstore.tools.inspect.occupancy import ObjectGrid, Round, rounds_of_objects
@@ -40,19 +43,19 @@ class ArrayInfo:
 
     path: str
     """``""`` is the root."""
-    hierarchy: Hierarchy
-    declaration: Declaration | None = None
+    hierarchy: metadata.Hierarchy
+    declaration: declarations.Declaration | None = None
     """The form in which its metadata declares sharding and other storage transformers."""
     read_by: str = ""
     """Programs that read it: ``"every v3 reader"``, ``"only through this package"``, …"""
-    shape: Coords | None = None
+    shape: chunk_keys.Coords | None = None
     dtype: str | None = None
     """As it is spelled in the document."""
-    chunk_shape: Coords | None = None
-    shard_shape: Coords | None = None
-    chunks_per_shard: Coords | None = None
-    chunk_grid_shape: Coords | None = None
-    shard_grid_shape: Coords | None = None
+    chunk_shape: chunk_keys.Coords | None = None
+    shard_shape: chunk_keys.Coords | None = None
+    chunks_per_shard: chunk_keys.Coords | None = None
+    chunk_grid_shape: chunk_keys.Coords | None = None
+    shard_grid_shape: chunk_keys.Coords | None = None
     n_chunks: int = 0
     n_chunks_of_grid: int = 0
     n_objects: int = 0
@@ -158,7 +161,7 @@ class StoreInfo(Mapping[str, Any]):
 
 
 def is_sharded(
-    store: BaseStoreLike,
+    store: resolve.BaseStoreLike,
     path: str | None = None,
     *,
     storage_options: Mapping[str, Any] | None = None,
@@ -178,21 +181,21 @@ def is_sharded(
     found = find_arrays(base) if path is None else arrays_at(base, path)
     if path is not None and not found:
         raise SpecError(f"no array at {path!r} in {base.describe()}")
-    return any(has_sharding_codec(array.doc) or _has_shards(array) for array in found)
+    return any(declarations.has_sharding_codec(array.doc) or _has_shards(array) for array in found)
 
 
-def sharded_paths(store: BaseStoreLike, path: str = "") -> list[str]:
+def sharded_paths(store: resolve.BaseStoreLike, path: str = "") -> list[str]:
     found = find_arrays(open_base(store), path or None)
     return sorted({array.node.path for array in found if _has_shards(array)})
 
 
 def _has_shards(found: FoundArray) -> bool:
     stack = read_array(found).stack
-    return any(isinstance(transformer, ShardingTransformer) for transformer in stack)
+    return any(isinstance(transformer, stacks.ShardingTransformer) for transformer in stack)
 
 
 def get_shard_info(
-    store: BaseStoreLike,
+    store: resolve.BaseStoreLike,
     *,
     paths: Iterable[str] | str | None = None,
     storage_options: Mapping[str, Any] | None = None,
@@ -248,7 +251,7 @@ def _with_state(info: ArrayInfo, unfinished: UnfinishedConversion | None) -> Arr
 
 
 def _info(
-    base: BaseStoreHandle, found: FoundArray, by_node: Mapping[Node, FoundArray]
+    base: BaseStoreHandle, found: FoundArray, by_node: Mapping[metadata.Node, FoundArray]
 ) -> ArrayInfo:
     node, doc = found.node, found.doc
     info = ArrayInfo(
@@ -263,7 +266,7 @@ def _info(
         return replace(info, n_errors=1, errors=(str(error),))
     geometry = array.document.geometry
     if geometry is None or found.geometry is None:
-        return replace(info, is_unknown=True, notes=(unknown_geometry(doc),))
+        return replace(info, is_unknown=True, notes=(metadata.unknown_geometry(doc),))
     twin = by_node.get(node.twin) if node.hierarchy == "v2" and node.twin else None
     grid = ObjectGrid(array)
     cps, is_sharded = grid.chunks_per_shard, grid.layout is not None
@@ -309,9 +312,11 @@ def _counted(info: ArrayInfo, rounds: Iterable[Round]) -> ArrayInfo:
     )
 
 
-def _notes(array: StoredArray, grid: ObjectGrid, doc: Mapping[str, Any]) -> tuple[str, ...]:
+def _notes(
+    array: stored_arrays.StoredArray, grid: ObjectGrid, doc: Mapping[str, Any]
+) -> tuple[str, ...]:
     notes = []
-    if has_sharding_codec(doc) and array.document.declaration is None:
+    if declarations.has_sharding_codec(doc) and array.document.declaration is None:
         notes.append("its sharding codec is left to zarr: its shards are counted, not their chunks")
     if len(array.document.transformers) > 1 or (array.stack and grid.layout is None):
         names = ", ".join(spec.name for spec in array.document.transformers)
@@ -319,7 +324,7 @@ def _notes(array: StoredArray, grid: ObjectGrid, doc: Mapping[str, Any]) -> tupl
     return tuple(notes)
 
 
-def _shape_of(doc: Mapping[str, Any]) -> Coords | None:
+def _shape_of(doc: Mapping[str, Any]) -> chunk_keys.Coords | None:
     shape = doc.get("shape")
     is_shape = isinstance(shape, list) and all(isinstance(n, int) for n in shape)
     return tuple(shape or ()) if is_shape else None

@@ -13,16 +13,18 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from zarr_shardstore.arrays.stored_array import StoredArray
+from zarr_shardstore.access import (
+    BaseStoreHandle,
+    chunk_keys,
+    entries_present,
+    index_reads,
+    layouts,
+    requests,
+    shard_format,
+    stacks,
+    stored_arrays,
+)
 from zarr_shardstore.errors import CorruptShardError, ShardStoreError
-from zarr_shardstore.format.keys import ChunkKeyEncoding, Coords
-from zarr_shardstore.format.layout import ArrayLayout, ShardRef, chunk_grid_shape, is_inside
-from zarr_shardstore.format.shard import IndexDamageError, ShardIndex
-from zarr_shardstore.shards.index_reads import corrupt, rounds_of, try_read_indexes
-from zarr_shardstore.shards.requests import Flow, GetSize, ListPrefix, ask
-from zarr_shardstore.shards.shard_listing import entries_present
-from zarr_shardstore.shards.stack import ShardingTransformer, Stack, gather, keys_above, run_above
-from zarr_shardstore.store.base_handle import BaseStoreHandle
 
 _KEYS_AT_ONCE = 1 << 17
 """Objects of a grid up to which one listing asks for all of them: some 20 MB of keys."""
@@ -31,28 +33,28 @@ _KEYS_AT_ONCE = 1 << 17
 class ObjectGrid:
     """The grid of the objects that an array may have: of its shards, or of its chunks."""
 
-    def __init__(self, array: StoredArray) -> None:
+    def __init__(self, array: stored_arrays.StoredArray) -> None:
         assert array.grid_shape is not None
         self.array = array
-        self.layout: ArrayLayout | None = None  # of shards; None for plain chunks
-        self.below: Stack = array.stack  # between shards and the base store
-        self.chunks_per_shard: Coords = (1,) * len(array.grid_shape)
+        self.layout: layouts.ArrayLayout | None = None  # of shards; None for plain chunks
+        self.below: stacks.Stack = array.stack  # between shards and the base store
+        self.chunks_per_shard: chunk_keys.Coords = (1,) * len(array.grid_shape)
         for i, transformer in enumerate(array.stack):
-            if isinstance(transformer, ShardingTransformer):
+            if isinstance(transformer, stacks.ShardingTransformer):
                 self.layout, self.below = transformer.layout, array.stack[i + 1 :]
                 self.chunks_per_shard = transformer.layout.spec.chunks_per_shard
-        self.shape = chunk_grid_shape(array.grid_shape, self.chunks_per_shard)
+        self.shape = layouts.chunk_grid_shape(array.grid_shape, self.chunks_per_shard)
 
-    def coords_of(self, key: str) -> Coords | None:
+    def coords_of(self, key: str) -> chunk_keys.Coords | None:
         coords = self.array.coords_of(key)
-        return coords if coords is not None and is_inside(coords, self.shape) else None
+        return coords if coords is not None and layouts.is_inside(coords, self.shape) else None
 
 
 @dataclass(slots=True)
 class Cell:
     """Content of one shard; of one chunk, if the array has no shards."""
 
-    coords: Coords
+    coords: chunk_keys.Coords
     n_chunks: int | None = 1
     """Stored chunks that lie in the array; ``None`` if the shard could not be read."""
     chunk_nbytes: int = 0
@@ -97,7 +99,7 @@ def rounds_of_keys(base: BaseStoreHandle, grid: ObjectGrid) -> Iterator[list[str
         found = sorted(key for key in keys if grid.coords_of(key) is not None)
         if not ndim:  # zarr 2.18 spells the only key of a 0-d draft array "c0", and prefers it
             found = found[-1:]
-        yield from rounds_of(found, lambda _: nbytes)
+        yield from index_reads.rounds_of(found, lambda _: nbytes)
 
 
 def _read_round(base: BaseStoreHandle, grid: ObjectGrid, keys: Sequence[str]) -> Round:
@@ -126,19 +128,22 @@ def _read_round(base: BaseStoreHandle, grid: ObjectGrid, keys: Sequence[str]) ->
     return Round(sizes, cells)
 
 
-def _read_objects(grid: ObjectGrid, keys: Sequence[str]) -> Flow[Round]:
+def _read_objects(grid: ObjectGrid, keys: Sequence[str]) -> requests.Flow[Round]:
     if grid.layout is None:
         return (yield from _read_plain(grid, keys))
     shard_keys = keys
     if grid.below:
-        shard_keys = [key for key, _ in (yield from keys_above(grid.below, keys))]
+        shard_keys = [key for key, _ in (yield from stacks.keys_above(grid.below, keys))]
     shards = [shard for key in shard_keys if (shard := grid.layout.shard_of_key(key)) is not None]
-    sizes, cells = yield from gather(
-        [ask([GetSize(key) for key in keys]), run_above(grid.below, read_shards(shards))]
+    sizes, cells = yield from stacks.gather(
+        [
+            requests.ask([requests.GetSize(key) for key in keys]),
+            stacks.run_above(grid.below, read_shards(shards)),
+        ]
     )
     # A shard that is replaced between the requests for its index and its size looks damaged.
     damaged = [i for i, cell in enumerate(cells) if cell is not None and cell.error]
-    again = yield from run_above(grid.below, read_shards([shards[i] for i in damaged]))
+    again = yield from stacks.run_above(grid.below, read_shards([shards[i] for i in damaged]))
     for i, cell in zip(damaged, again, strict=True):
         cells[i] = cell
     return Round(
@@ -146,12 +151,12 @@ def _read_objects(grid: ObjectGrid, keys: Sequence[str]) -> Flow[Round]:
     )
 
 
-def _read_plain(grid: ObjectGrid, keys: Sequence[str]) -> Flow[Round]:
-    sizes: list[int | None] = yield [GetSize(key) for key in keys]
+def _read_plain(grid: ObjectGrid, keys: Sequence[str]) -> requests.Flow[Round]:
+    sizes: list[int | None] = yield [requests.GetSize(key) for key in keys]
     there = {key: size for key, size in zip(keys, sizes, strict=True) if size is not None}
     above = list(there.items())
     if grid.array.stack:
-        named = yield from keys_above(grid.array.stack, list(there))
+        named = yield from stacks.keys_above(grid.array.stack, list(there))
         above = [(key, there.get(key, nbytes or 0)) for key, nbytes in named]
     cells = [
         Cell(coords, chunk_nbytes=nbytes)
@@ -161,12 +166,15 @@ def _read_plain(grid: ObjectGrid, keys: Sequence[str]) -> Flow[Round]:
     return Round(list(there.values()), cells)
 
 
-def read_shards(shards: Sequence[ShardRef]) -> Flow[list[Cell | None]]:
+def read_shards(shards: Sequence[layouts.ShardRef]) -> requests.Flow[list[Cell | None]]:
     """Read the content of shards in one round; ``None`` for one that does not exist."""
     if not shards:
         return []
-    indexes, sizes = yield from gather(
-        [try_read_indexes(shards, cache=False), ask([GetSize(shard.key) for shard in shards])]
+    indexes, sizes = yield from stacks.gather(
+        [
+            index_reads.try_read_indexes(shards, cache=False),
+            requests.ask([requests.GetSize(shard.key) for shard in shards]),
+        ]
     )
     cells: list[Cell | None] = []
     for shard, index, size in zip(shards, indexes, sizes, strict=True):
@@ -179,13 +187,13 @@ def read_shards(shards: Sequence[ShardRef]) -> Flow[list[Cell | None]]:
     return cells
 
 
-def _cell_of(shard: ShardRef, index: ShardIndex, nbytes: int) -> Cell:
+def _cell_of(shard: layouts.ShardRef, index: shard_format.ShardIndex, nbytes: int) -> Cell:
     spec = shard.layout.spec
     error = ""
     try:
         index.check_entries(nbytes, spec)
-    except IndexDamageError as damage:
-        error = str(corrupt(shard, damage))
+    except shard_format.IndexDamageError as damage:
+        error = str(index_reads.corrupt(shard, damage))
     # Damaged entries use nothing.
     sound = np.setdiff1d(index.present_ids(), index.damaged_ids(nbytes, spec))
     starts, sizes = index.fields[sound].astype(np.int64).T
@@ -202,7 +210,7 @@ def _cell_of(shard: ShardRef, index: ShardIndex, nbytes: int) -> Cell:
 def keys_of_values(
     base: BaseStoreHandle,
     prefix: str,
-    encoding: ChunkKeyEncoding,
+    encoding: chunk_keys.ChunkKeyEncoding,
     ndim: int,
     *,
     by_directory: bool = True,
@@ -225,10 +233,10 @@ def keys_of_values(
             if encoding.decode_start(f"{top}{name}/"[len(prefix) :], ndim) is not None
         ]
     for directory in directories:
-        (keys,) = base.perform([ListPrefix(directory)])
+        (keys,) = base.perform([requests.ListPrefix(directory)])
         yield [key for key in keys if is_value(key)]
 
 
-def grid_directory(prefix: str, encoding: ChunkKeyEncoding, ndim: int) -> str:
+def grid_directory(prefix: str, encoding: chunk_keys.ChunkKeyEncoding, ndim: int) -> str:
     """Return the directory of all chunks: below the "c" of the default encoding, if that is one."""
     return f"{prefix}c/" if ndim and encoding.marker == "c/" else prefix

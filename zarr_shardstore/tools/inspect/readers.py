@@ -11,17 +11,15 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+from zarr_shardstore.access import declarations, metadata, transformer_list
 from zarr_shardstore.errors import ShardStoreError
-from zarr_shardstore.metadata.declaration import find_declaration, format_of, values_in
-from zarr_shardstore.metadata.documents import has_conversion_marker
-from zarr_shardstore.metadata.transformer_list import SHARDING, name_of
 
 ONLY_HERE = "only through this package"
 _DRAFT = "this package and zarr-python 2.13 to 2.18"
 _UNFINISHED = "no program until its conversion is finished"
 _UNKNOWN = "not known: its metadata is not understood here"
 
-_OURS = {SHARDING, "crc32c"}
+_OURS = {transformer_list.SHARDING, "crc32c"}
 _OF_V3 = re.compile(
     r"regular|default|v2|bytes|endian|crc32c|gzip|blosc|zstd|transpose|sharding_indexed"
     r"|bool|u?int(8|16|32|64)|float(16|32|64)|complex(64|128)|r\d+"
@@ -52,17 +50,17 @@ def summarize(phrases: Iterable[str]) -> str:
 
 
 def _readers_of(doc: Mapping[str, Any]) -> str:
-    if has_conversion_marker(doc):
+    if metadata.has_conversion_marker(doc):
         return _UNFINISHED
     if not doc:  # no JSON object
         return _UNKNOWN
     try:
-        declared = find_declaration(doc, "passthrough")
+        declared = declarations.find_declaration(doc, "passthrough")
     except ShardStoreError:
         return _UNKNOWN
-    kind = format_of(doc)
+    kind = declarations.format_of(doc)
     names = [] if declared is None else [spec.name for spec in declared.transformers]
-    if kind == "draft" and names in ([], [SHARDING]):
+    if kind == "draft" and names in ([], [transformer_list.SHARDING]):
         return _DRAFT
     if declared is not None:
         others = ", ".join(name for name in names if name not in _OURS)
@@ -71,7 +69,7 @@ def _readers_of(doc: Mapping[str, Any]) -> str:
     unusual = [str(value) for name, value in _members_in(doc.get("filters")) if name == "id"]
     if kind == "v3":
         extensions = ("data_type", "chunk_grid", "chunk_key_encoding")
-        names = [name_of(doc.get(member)) for member in extensions]
+        names = [transformer_list.name_of(doc.get(member)) for member in extensions]
         names += [value for name, value in members if name == "name"]
         unusual = [str(name) for name in names if not _OF_V3.fullmatch(str(name))]
     known = ", ".join(dict.fromkeys(unusual))
@@ -85,6 +83,6 @@ def _readers_of(doc: Mapping[str, Any]) -> str:
 
 def _members_in(value: Any) -> Iterator[tuple[str, Any]]:
     """Yield all members of objects in a JSON value, at any depth."""
-    for found, _ in values_in(value):
+    for found, _ in declarations.values_in(value):
         if isinstance(found, Mapping):
             yield from found.items()

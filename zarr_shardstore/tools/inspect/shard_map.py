@@ -18,12 +18,15 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from zarr_shardstore.access import (
+    BaseStoreHandle,
+    chunk_keys,
+    layouts,
+    metadata,
+    open_base,
+    resolve,
+)
 from zarr_shardstore.errors import SpecError, UnfinishedConversionError, UnsupportedError
-from zarr_shardstore.format.keys import Coords
-from zarr_shardstore.format.layout import n_in_grid_box
-from zarr_shardstore.io.backends.resolve import BaseStoreLike
-from zarr_shardstore.metadata.documents import unknown_geometry
-from zarr_shardstore.store.base_handle import BaseStoreHandle, open_base
 from zarr_shardstore.tools.inspect.conversions import unfinished_conversions
 from zarr_shardstore.tools.inspect.find import arrays_at, find_arrays, quoted, read_array
 from zarr_shardstore.tools.inspect.occupancy import ObjectGrid, rounds_of_objects
@@ -61,14 +64,14 @@ class ShardMap:
     fill: npt.NDArray[np.float32]
     """For each cell of the grid 0 missing … 1 full, of the chunks that lie in the array; NaN if
     the shard could not be read."""
-    grid_shape: Coords
-    chunks_per_shard: Coords
+    grid_shape: chunk_keys.Coords
+    chunks_per_shard: chunk_keys.Coords
     """1 along each dimension if there are no shards."""
     errors: tuple[str, ...] = ()
     """One for each shard that could not be read, or has an entry that leaves it."""
 
     @property
-    def shape(self) -> Coords:
+    def shape(self) -> chunk_keys.Coords:
         return self.fill.shape
 
     def as_dict(self) -> dict[str, Any]:
@@ -90,7 +93,7 @@ class ShardMap:
 
 
 def shard_map(
-    store: BaseStoreLike,
+    store: resolve.BaseStoreLike,
     path: str = "",
     *,
     storage_options: Mapping[str, Any] | None = None,
@@ -110,7 +113,7 @@ def shard_map(
     except UnfinishedConversionError as error:
         raise UnfinishedConversionError("; ".join([*unfinished, str(error)])) from None
     if array.document.geometry is None or array.grid_shape is None:
-        raise UnsupportedError(f"the array {path!r}: {unknown_geometry(found[0].doc)}")
+        raise UnsupportedError(f"the array {path!r}: {metadata.unknown_geometry(found[0].doc)}")
     grid = ObjectGrid(array)
     is_sharded, cps = grid.layout is not None, grid.chunks_per_shard
     if math.prod(grid.shape) > MAX_CELLS:
@@ -124,7 +127,7 @@ def shard_map(
         errors += part.errors()
         for cell in part.cells:
             n_chunks = math.nan if cell.n_chunks is None else cell.n_chunks
-            fill[cell.coords] = n_chunks / n_in_grid_box(cell.coords, cps, array.grid_shape)
+            fill[cell.coords] = n_chunks / layouts.n_in_grid_box(cell.coords, cps, array.grid_shape)
     fill.flags.writeable = False
     return ShardMap(array.node.path, is_sharded, fill, array.grid_shape, cps, tuple(errors))
 
@@ -161,7 +164,7 @@ class Panel:
 
 def cut_into_panels(
     shards: ShardMap, max_rows: int, max_columns: int, max_panels: Callable[[int, int], int]
-) -> tuple[list[Panel], Coords]:
+) -> tuple[list[Panel], chunk_keys.Coords]:
     """Cut a map into panels of one size; the last two dimensions are rows and columns.
 
     `max_panels` returns the most panels of so many rows and columns. Also return how many shards
@@ -194,8 +197,8 @@ def cut_into_panels(
 
 
 def _factors(
-    shape: Coords, max_rows: int, max_columns: int, max_panels: Callable[[int, int], int]
-) -> Coords:
+    shape: chunk_keys.Coords, max_rows: int, max_columns: int, max_panels: Callable[[int, int], int]
+) -> chunk_keys.Coords:
     """Return how many shards share a place along each dimension."""
     *leading, n_rows, n_columns = (1, 1, *shape)
     flat = -(-n_rows // max_rows), -(-n_columns // max_columns)
@@ -209,7 +212,7 @@ def _factors(
     return (*factors, *flat)[2:]
 
 
-def _title(at: Coords, factors: Coords, shape: Coords) -> str:
+def _title(at: chunk_keys.Coords, factors: chunk_keys.Coords, shape: chunk_keys.Coords) -> str:
     ranges = [
         (place * factor, min((place + 1) * factor, size))
         for place, factor, size in zip(at, factors, shape, strict=False)
@@ -308,7 +311,7 @@ def _headline(shards: ShardMap) -> str:
     return f"/{printable(shards.path)}: {by(shards.shape or (1,))} {_unit(shards.is_sharded)}{of}"
 
 
-def _scale(place: str, shards: ShardMap, factors: Coords) -> list[str]:
+def _scale(place: str, shards: ShardMap, factors: chunk_keys.Coords) -> list[str]:
     if math.prod(factors) == 1:
         return []
     return [f"One {place} stands for {by(factors)} {_unit(shards.is_sharded)}."]

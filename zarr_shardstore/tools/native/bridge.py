@@ -19,21 +19,22 @@ from functools import partial
 from itertools import groupby
 from typing import Any, Literal, TypeAlias
 
-from zarr_shardstore.arrays.array_cache import invalidate_documents
+from zarr_shardstore import ShardingMapping, ShardingStore
+from zarr_shardstore.access import (
+    BaseStoreHandle,
+    declarations,
+    invalidate_documents,
+    metadata,
+    open_base,
+    requests,
+    resolve,
+)
 from zarr_shardstore.errors import SpecError, UnsupportedError
-from zarr_shardstore.io.backends.resolve import BaseStoreLike
-from zarr_shardstore.metadata import documents
-from zarr_shardstore.metadata.declaration import Document
-from zarr_shardstore.metadata.documents import attributes_of, is_same_json
-from zarr_shardstore.shards.requests import Delete, Flow, Found, Get, Set
-from zarr_shardstore.store.base_handle import BaseStoreHandle, open_base
-from zarr_shardstore.store.sharding_mapping import ShardingMapping
-from zarr_shardstore.store.sharding_store import ShardingStore
 from zarr_shardstore.tools.inspect.find import find_contents, quoted, select_paths
 from zarr_shardstore.tools.inspect.readers import read_by, summarize
 from zarr_shardstore.tools.native import translate
 
-AnyStore: TypeAlias = "BaseStoreLike | ShardingStore | ShardingMapping"
+AnyStore: TypeAlias = "resolve.BaseStoreLike | ShardingStore | ShardingMapping"
 
 _CONSOLIDATED = "consolidated_metadata"
 _V2_NAMES = (".zmetadata", ".zarray", ".zgroup", ".zattrs")
@@ -41,7 +42,7 @@ _REMOVED = ("zarr.json", *_V2_NAMES)
 _WRITTEN = (".zattrs", ".zmetadata", ".zarray", ".zgroup", "zarr.json")
 """Documents of one node, in order: no reader takes attributes alone for a node."""
 
-Node: TypeAlias = dict[str, Document]
+Node: TypeAlias = dict[str, declarations.Document]
 """Documents of one node by name."""
 
 _transformed = partial(translate.redeclare, how="storage_transformers")
@@ -217,19 +218,19 @@ def _open_writable(
     return base
 
 
-def _read_documents() -> Flow[dict[str, Document]]:
+def _read_documents() -> requests.Flow[dict[str, declarations.Document]]:
     """Return all documents of the nodes of a store, by key."""
     found = yield from find_contents()
-    docs = {documents.document_key(node): dict(array.doc) for node, array in found.arrays.items()}
+    docs = {metadata.document_key(node): dict(array.doc) for node, array in found.arrays.items()}
     others = {key for key in found.other_keys if key.rpartition("/")[2] in _REMOVED}
     # The directory of an array is not listed.
     others |= {_join(key.rpartition("/")[0], ".zattrs") for key in docs}
     keys = sorted(others - docs.keys())
-    replies: list[Found] = yield [Get(key) for key in keys]
+    replies: list[requests.Found] = yield [requests.Get(key) for key in keys]
     for key, reply in zip(keys, replies, strict=True):
         if reply.value is None:
             continue
-        doc = documents.parse_json(reply.value)
+        doc = metadata.parse_json(reply.value)
         if doc is None:
             raise SpecError(f"{key!r} is no document, because it is no JSON object")
         docs[key] = doc
@@ -251,7 +252,9 @@ def _round_of(key: str) -> tuple[int, str]:
 class DocumentChange:
     """Change of the documents of a store, given by key, as far as it is decided."""
 
-    def __init__(self, docs: Mapping[str, Document], paths: Iterable[str] | None) -> None:
+    def __init__(
+        self, docs: Mapping[str, declarations.Document], paths: Iterable[str] | None
+    ) -> None:
         self.before: dict[str, Node] = {}
         for key, doc in docs.items():
             path, _, name = key.rpartition("/")
@@ -264,7 +267,9 @@ class DocumentChange:
     def make(self, base: BaseStoreHandle, *, dry_run: bool) -> NativeReport:
         """Write and remove documents, unless it is a dry run; return what was done."""
         before, after = documents_by_key(self.before), documents_by_key(self.after)
-        writes = [key for key, doc in after.items() if not is_same_json(doc, before.get(key))]
+        writes = [
+            key for key, doc in after.items() if not metadata.is_same_json(doc, before.get(key))
+        ]
         writes.sort(key=lambda key: (-key.count("/"), _WRITTEN.index(key.rpartition("/")[2])))
         removals = [key for key in before if key not in after]
         removals.sort(key=lambda key: (key.count("/"), _REMOVED.index(key.rpartition("/")[2])))
@@ -284,9 +289,11 @@ class DocumentChange:
             base.check_replaceable()
             try:
                 for _, keys in groupby(writes, key=_round_of):
-                    base.perform([Set(key, documents.dump_document(after[key])) for key in keys])
+                    base.perform(
+                        [requests.Set(key, metadata.dump_document(after[key])) for key in keys]
+                    )
                 for _, keys in groupby(removals, key=_round_of):
-                    base.perform([Delete(key) for key in keys])
+                    base.perform([requests.Delete(key) for key in keys])
             finally:
                 invalidate_documents()  # other stores read documents again
         return NativeReport(tuple(entries), len(writes), len(removals), dry_run, self.notes)
@@ -294,7 +301,7 @@ class DocumentChange:
     def has_old_ome(self, path: str) -> bool:
         """Whether a node is of v3 afterwards, with the attributes of OME-Zarr 0.4."""
         doc = self.after[path].get("zarr.json", {})
-        return translate.is_ome_04(attributes_of(doc))
+        return translate.is_ome_04(metadata.attributes_of(doc))
 
     def for_each(self, step: Callable[[str], str | None]) -> None:
         """Take a step, which returns its reason, for each selected node. Errors name the node."""
@@ -306,7 +313,7 @@ class DocumentChange:
             if reason is not None:
                 self.reasons[path] = reason
 
-    def below(self, path: str, *names: str) -> dict[str, Document]:
+    def below(self, path: str, *names: str) -> dict[str, declarations.Document]:
         """Return the documents of these names, at and below a path, by key from there."""
         prefix = _join(path, "")
         return {
@@ -359,7 +366,7 @@ def _make_v2(before: Node, after: Node) -> str:
     return "v3 made v2"
 
 
-def _v2(node: Node) -> tuple[Document, Document] | None:
+def _v2(node: Node) -> tuple[declarations.Document, declarations.Document] | None:
     """Return the v2 document of a node, and its attributes."""
     if ".zarray" in node and ".zgroup" in node:
         raise SpecError("it has both .zarray and .zgroup: remove one")
@@ -367,10 +374,14 @@ def _v2(node: Node) -> tuple[Document, Document] | None:
     return None if doc is None else (doc, node.get(".zattrs", {}))
 
 
-def _native(doc: Mapping[str, Any], ome: bool) -> Document:
+def _native(doc: Mapping[str, Any], ome: bool) -> declarations.Document:
     if _is_array(doc):
         return translate.redeclare(doc, "codec")
-    return {**doc, "attributes": translate.to_ome_05(attributes_of(doc))} if ome else dict(doc)
+    return (
+        {**doc, "attributes": translate.to_ome_05(metadata.attributes_of(doc))}
+        if ome
+        else dict(doc)
+    )
 
 
 def _name_dimensions(change: DocumentChange, path: str) -> None:
@@ -378,7 +389,7 @@ def _name_dimensions(change: DocumentChange, path: str) -> None:
     group = change.after[path].get("zarr.json")
     if group is None or _is_array(group):
         return
-    for level, names in translate.dimension_names_of_levels(attributes_of(group)).items():
+    for level, names in translate.dimension_names_of_levels(metadata.attributes_of(group)).items():
         below = f"{path}/{level}".strip("/")
         node = change.after[below] if below in change.selected else {}
         array = node.get("zarr.json")
@@ -391,34 +402,38 @@ def _name_dimensions(change: DocumentChange, path: str) -> None:
         node["zarr.json"] = {**array, "dimension_names": names}
 
 
-def _check_same(stored: Document, made: Document) -> None:
+def _check_same(stored: declarations.Document, made: declarations.Document) -> None:
     """Refuse documents of both formats unless one is the other, as an interrupted call leaves."""
     optional = (_CONSOLIDATED, "dimension_names")
     essences = [
         {k: v for k, v in doc.items() if v not in ([], {}, None) and k not in optional}
         for doc in (stored, made)
     ]
-    if not is_same_json(*essences):
+    if not metadata.is_same_json(*essences):
         raise UnsupportedError(
             "it has documents of v2 and of v3 that say different things: remove those that are "
             "wrong, or repeat the call that was interrupted with its options"
         )
 
 
-def _has_all(stored: Document, left_over: Document | None, ome: bool) -> bool:
+def _has_all(
+    stored: declarations.Document, left_over: declarations.Document | None, ome: bool
+) -> bool:
     """Return whether a v3 document has all attributes of a left-over `.zattrs` of its node."""
     if left_over is None:
         return False
-    attributes = attributes_of(stored)
+    attributes = metadata.attributes_of(stored)
     if not _is_array(stored):
         left_over = translate.to_ome_05(left_over) if ome else left_over
     elif "_ARRAY_DIMENSIONS" in left_over and stored.get("dimension_names") is not None:
         left_over = {k: v for k, v in left_over.items() if k != "_ARRAY_DIMENSIONS"}
-    return all(k in attributes and is_same_json(v, attributes[k]) for k, v in left_over.items())
+    return all(
+        k in attributes and metadata.is_same_json(v, attributes[k]) for k, v in left_over.items()
+    )
 
 
 def _update_consolidated(
-    change: DocumentChange, remake: Callable[[Mapping[str, Any]], Document]
+    change: DocumentChange, remake: Callable[[Mapping[str, Any]], declarations.Document]
 ) -> None:
     """Bring copies of documents up to date; a copy that `remake` would change is old."""
     for path, after in change.after.items():
@@ -427,13 +442,13 @@ def _update_consolidated(
             if ".zmetadata" in before and ".zmetadata" not in after:
                 docs = change.below(path, "zarr.json")
                 copies = {k.removesuffix("/zarr.json"): d for k, d in docs.items() if "/" in k}
-                after["zarr.json"] = {**v3, _CONSOLIDATED: documents.consolidated_v3(copies)}
+                after["zarr.json"] = {**v3, _CONSOLIDATED: metadata.consolidated_v3(copies)}
             else:
                 _update_copies(change, path, v3, remake)
         if ".zmetadata" in after and path not in change.selected:
-            members = documents.all_members(after[".zmetadata"]).keys()
+            members = metadata.all_members(after[".zmetadata"]).keys()
             gone = members - change.below(path, *_V2_NAMES).keys()
-            after[".zmetadata"] = documents.with_members(after[".zmetadata"], dict.fromkeys(gone))
+            after[".zmetadata"] = metadata.with_members(after[".zmetadata"], dict.fromkeys(gone))
         elif ".zgroup" in after and before.get("zarr.json", {}).get(_CONSOLIDATED) and v3 is None:
             copies = change.below(path, ".zgroup", ".zarray", ".zattrs")
             copies = dict(sorted(copies.items()))
@@ -443,12 +458,12 @@ def _update_consolidated(
 def _update_copies(
     change: DocumentChange,
     path: str,
-    group: Document,
-    remake: Callable[[Mapping[str, Any]], Document],
+    group: declarations.Document,
+    remake: Callable[[Mapping[str, Any]], declarations.Document],
 ) -> None:
     """Bring the copies in the document of a v3 group up to date."""
-    changed: dict[str, Document | None] = {}
-    for name, copy in documents.all_members(group).items():
+    changed: dict[str, declarations.Document | None] = {}
+    for name, copy in metadata.all_members(group).items():
         node = _join(path, name)
         if node in change.selected and isinstance(copy, Mapping):
             before, after = (n[node].get("zarr.json") for n in (change.before, change.after))
@@ -458,7 +473,7 @@ def _update_copies(
                 own = {k: member for k, member in after.items() if k != _CONSOLIDATED}
                 changed[name] = {**own, **{k: copy[k] for k in (_CONSOLIDATED,) if k in copy}}
     if changed:
-        change.after[path]["zarr.json"] = documents.with_members(group, changed)
+        change.after[path]["zarr.json"] = metadata.with_members(group, changed)
 
 
 def documents_by_key(nodes: Mapping[str, Node]) -> Node:

@@ -29,11 +29,8 @@ from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
+from zarr_shardstore.access import data_types, metadata, transformer_list
 from zarr_shardstore.errors import SpecError, UnsupportedError
-from zarr_shardstore.metadata import data_types
-from zarr_shardstore.metadata.data_types import DataType, Endian, endian_of, parse_numpy
-from zarr_shardstore.metadata.documents import Geometry
-from zarr_shardstore.metadata.transformer_list import name_and_options
 
 Config = dict[str, Any]
 Order: TypeAlias = Literal["C", "F"]
@@ -86,14 +83,14 @@ _SHUFFLES = ("noshuffle", "shuffle", "bitshuffle")
 class Chain:
     """Codecs of a chunk as Zarr v2 has them; filters and compressor are configs."""
 
-    data_type: DataType | None  # None for objects, which the first filter makes bytes of
+    data_type: data_types.DataType | None  # None for objects, which the first filter makes bytes of
     order: Order
     filters: Sequence[Config] = ()
     compressor: Config | None = None
 
 
 def v3_array(
-    geometry: Geometry, chain: Chain, fill_value: Any, attributes: Mapping[str, Any]
+    geometry: metadata.Geometry, chain: Chain, fill_value: Any, attributes: Mapping[str, Any]
 ) -> Config:
     """Return the v3 document of an array, from what v2 or the draft says of its chunks."""
     if chain.data_type is not None:
@@ -144,7 +141,7 @@ def codecs_of_chain(chain: Chain, ndim: int) -> list[Config]:
 def chain_of_codecs(codecs: Any, data_type: Any, ndim: int) -> Chain:
     """Return what v2 says about bytes that v3 codecs decode."""
     order, rest = split_layout(codecs, ndim)
-    names = [name_and_options(codec)[0] for codec in rest]
+    names = [transformer_list.name_and_options(codec)[0] for codec in rest]
     serializers = [i for i, name in enumerate(names) if name == "bytes" or name in SERIALIZERS]
     if len(serializers) != 1:
         raise UnsupportedError(
@@ -163,7 +160,9 @@ def chain_of_codecs(codecs: Any, data_type: Any, ndim: int) -> Chain:
     endian = bytes_endian(rest[at])
     error: Exception | None = None
     # Filters name the byte order of the values they take, `bytes` of those that come out.
-    guesses: tuple[Endian, Endian] = ("big", "little") if endian == "big" else ("little", "big")
+    guesses: tuple[data_types.Endian, data_types.Endian] = (
+        ("big", "little") if endian == "big" else ("little", "big")
+    )
     for guess in guesses:
         try:
             chain = Chain(data_types.parse_v3(data_type, guess), order, filters, compressor)
@@ -203,7 +202,7 @@ def codec_of_bytes(config: Mapping[str, Any], itemsize: int) -> Config:
 
 def compressor_of_codec(codec: Any) -> Config:
     """Return the numcodecs configuration, with its ``id``, of a v3 codec that compresses."""
-    v3_name, options = name_and_options(codec)
+    v3_name, options = transformer_list.name_and_options(codec)
     name = v3_name.removeprefix(_NUMCODECS)
     if name not in _COMPRESSORS or (v3_name == name and name not in _NATIVE):
         raise UnsupportedError(
@@ -221,7 +220,7 @@ def compressor_of_codec(codec: Any) -> Config:
 def split_layout(codecs: Any, ndim: int) -> tuple[Order, list[Any]]:
     """Return the order of values that codecs begin with, and the codecs after that."""
     rest = list(codecs)
-    name, options = name_and_options(rest[0]) if rest else ("", {})
+    name, options = transformer_list.name_and_options(rest[0]) if rest else ("", {})
     if name != "transpose":
         return "C", rest
     order, same = options.get("order"), list(range(ndim))
@@ -234,22 +233,22 @@ def split_layout(codecs: Any, ndim: int) -> tuple[Order, list[Any]]:
     )
 
 
-def bytes_endian(codec: Any) -> Endian | None:
+def bytes_endian(codec: Any) -> data_types.Endian | None:
     """Return the byte order of a ``bytes`` codec."""
-    endian = name_and_options(codec)[1].get("endian")
+    endian = transformer_list.name_and_options(codec)[1].get("endian")
     if endian not in ("little", "big", None):
         raise SpecError(f"the codec 'bytes' has no endian {endian!r}")
     return endian
 
 
-def _bytes_codec(data_type: DataType) -> Config:
-    endian = endian_of(data_type)
+def _bytes_codec(data_type: data_types.DataType) -> Config:
+    endian = data_types.endian_of(data_type)
     return {"name": "bytes", **({"configuration": {"endian": endian}} if endian else {})}
 
 
 def _codec_of_values(
-    config: Mapping[str, Any], data_type: DataType | None, *, is_first: bool
-) -> tuple[Config, DataType]:
+    config: Mapping[str, Any], data_type: data_types.DataType | None, *, is_first: bool
+) -> tuple[Config, data_types.DataType]:
     """Return the v3 codec of a filter of values, and the data type of its result.
 
     `data_type` is that of its input, ``None`` for bytes. Before the first filter, v3 readers have
@@ -273,19 +272,19 @@ def _codec_of_values(
             )
         decoded = decoded.newbyteorder("<") if is_first else decoded
         dtypes = {decoded_name: decoded.str, encoded_name: encoded.str}
-    if name == "quantize" and (encoded != data_type or endian_of(data_type) == "big"):
+    if name == "quantize" and (encoded != data_type or data_types.endian_of(data_type) == "big"):
         # zarr-python gives its v3 codec values in the byte order of the machine.
         raise UnsupportedError("the filter 'quantize' has a v3 codec for '<f4' and '<f8' only")
     if name == "packbits":
         if data_type.kind != "b":
             raise UnsupportedError("the filter 'packbits' takes bool")
-        encoded = parse_numpy("|u1")
+        encoded = data_types.parse_numpy("|u1")
     options = _complete(name, given, _OF_VALUES[name])
     return {"name": f"{_NUMCODECS}{name}", "configuration": {**options, **dtypes}}, encoded
 
 
 def _filter_of_codec(codec: Any) -> Config:
-    v3_name, options = name_and_options(codec)
+    v3_name, options = transformer_list.name_and_options(codec)
     if v3_name == "crc32c":
         return {"id": "crc32c", "location": "end"}
     name = v3_name.removeprefix(_NUMCODECS)
@@ -294,9 +293,9 @@ def _filter_of_codec(codec: Any) -> Config:
     return compressor_of_codec(codec)
 
 
-def _dtype(filter_name: str, text: Any) -> DataType:
+def _dtype(filter_name: str, text: Any) -> data_types.DataType:
     try:
-        return parse_numpy(np.dtype(text).str if text is not None else None)
+        return data_types.parse_numpy(np.dtype(text).str if text is not None else None)
     except TypeError:
         raise SpecError(f"the filter {filter_name!r} has no data type {text!r}") from None
 

@@ -39,12 +39,8 @@ import re
 from collections.abc import Mapping, Sequence, Set
 from typing import Any
 
+from zarr_shardstore.access import chunk_keys, data_types, declarations, metadata, transformer_list
 from zarr_shardstore.errors import SpecError, UnsupportedError
-from zarr_shardstore.format import keys
-from zarr_shardstore.metadata import data_types, documents
-from zarr_shardstore.metadata.declaration import Document
-from zarr_shardstore.metadata.documents import Geometry, Node, attributes_of, document_key
-from zarr_shardstore.metadata.transformer_list import name_and_options, name_of
 from zarr_shardstore.tools.native import codecs
 
 DRAFT_META_ROOT = "meta/root/"
@@ -59,7 +55,7 @@ _IS_ODD = re.compile(r"c[0-9].*[0-9]")
 _COMPRESSORS = "https://purl.org/zarr/spec/codec/"
 _CORE = "https://purl.org/zarr/spec/protocol/core/3.0"
 
-ENTRY_POINT: Document = {
+ENTRY_POINT: declarations.Document = {
     "zarr_format": _CORE,
     "metadata_encoding": _CORE,
     "metadata_key_suffix": ".json",
@@ -70,7 +66,7 @@ ENTRY_POINT: Document = {
 
 def array_key(path: str) -> str:
     """Return the key of the document of an array; the root's path is ``""``."""
-    return document_key(Node("draft", path))
+    return metadata.document_key(metadata.Node("draft", path))
 
 
 def group_key(path: str) -> str:
@@ -91,7 +87,7 @@ def node_of_meta_key(key: str) -> str | None:
 
 def v3_key(path: str) -> str:
     """Return the key of the v3 document of a node."""
-    return document_key(Node("v3", path))
+    return metadata.document_key(metadata.Node("v3", path))
 
 
 def node_of_v3_key(key: str) -> str | None:
@@ -112,24 +108,24 @@ def directory_of(path: str) -> str:
 
 def v3_candidate(key: str) -> tuple[str, str] | None:
     """Split a v3 key by the encoding ``default`` as ``(array path, suffix)``, if it can be."""
-    return next((c for c in keys.v3_candidates(key) if c[1].startswith("c")), None)
+    return next((c for c in chunk_keys.v3_candidates(key) if c[1].startswith("c")), None)
 
 
 def draft_candidate_of(key: str) -> tuple[str, str] | None:
     """Split a key without its ``data/root/`` as `draft_candidate`, with any separator."""
-    usual = keys.draft_candidate(keys.DRAFT_DATA_ROOT + key)
+    usual = chunk_keys.draft_candidate(chunk_keys.DRAFT_DATA_ROOT + key)
     path, _, name = key.rpartition("/")
     return (path, name) if usual is None and _IS_ODD.fullmatch(name) else usual
 
 
-def v3_encoding(encoding: keys.ChunkKeyEncoding) -> keys.ChunkKeyEncoding:
+def v3_encoding(encoding: chunk_keys.ChunkKeyEncoding) -> chunk_keys.ChunkKeyEncoding:
     """Return the chunk key encoding in v3 of an array of the draft."""
     separator = encoding.separator
-    return keys.ChunkKeyEncoding("default", separator if separator in ("/", ".") else ".")
+    return chunk_keys.ChunkKeyEncoding("default", separator if separator in ("/", ".") else ".")
 
 
 def chunk_places(
-    arrays: Mapping[str, Geometry], candidate: tuple[str, str] | None
+    arrays: Mapping[str, metadata.Geometry], candidate: tuple[str, str] | None
 ) -> tuple[str, ...]:
     """Return the draft's keys of a chunk, the one for writing first; none of other v3 keys.
 
@@ -143,12 +139,15 @@ def chunk_places(
     coords = v3_encoding(encoding).decode(suffix, len(arrays[path].shape))
     if coords is None:
         return ()
-    prefix = Node("draft", path).chunk_prefix
+    prefix = metadata.Node("draft", path).chunk_prefix
     return (prefix + encoding.encode(coords),) if coords else (f"{prefix}c0", f"{prefix}c")
 
 
 def v3_chunk_key(
-    arrays: Mapping[str, Geometry], candidate: tuple[str, str] | None, *, leading: bool = False
+    arrays: Mapping[str, metadata.Geometry],
+    candidate: tuple[str, str] | None,
+    *,
+    leading: bool = False,
 ) -> str | None:
     """Return the v3 key of a chunk; ``None`` if the draft's key is that of none.
 
@@ -171,8 +170,8 @@ def place_to_write(key: str, places: Sequence[str]) -> str:
         )
     if not places:
         raise SpecError(
-            f"{key!r} cannot be stored: in the draft hierarchy {keys.DRAFT_DATA_ROOT + key!r} is "
-            "the key of a chunk"
+            f"{key!r} cannot be stored: {chunk_keys.DRAFT_DATA_ROOT + key!r} is the key of a chunk "
+            "in the draft hierarchy"
         )
     return places[0]
 
@@ -190,37 +189,39 @@ def check_entry_point(doc: Mapping[str, Any] | None) -> None:
     _check_extensions(doc)
 
 
-def group_of_draft(doc: Mapping[str, Any]) -> Document:
+def group_of_draft(doc: Mapping[str, Any]) -> declarations.Document:
     """Return the v3 document of a group, from its draft document."""
     _check_extensions(doc)
-    return {"zarr_format": 3, "node_type": "group", "attributes": attributes_of(doc)}
+    return {"zarr_format": 3, "node_type": "group", "attributes": metadata.attributes_of(doc)}
 
 
-def group_to_draft(doc: Mapping[str, Any], stored: Mapping[str, Any] | None = None) -> Document:
+def group_to_draft(
+    doc: Mapping[str, Any], stored: Mapping[str, Any] | None = None
+) -> declarations.Document:
     """Return the draft document of a group, from its v3 document."""
-    _check_members(doc, documents.V3_GROUP_MEMBERS)
+    _check_members(doc, metadata.V3_GROUP_MEMBERS)
     if doc.get("consolidated_metadata") is not None:
         raise UnsupportedError(
             "the draft has no consolidated metadata: leave the group unconsolidated"
         )
-    return {**(stored or {}), "attributes": attributes_of(doc)}
+    return {**(stored or {}), "attributes": metadata.attributes_of(doc)}
 
 
-def array_of_draft(doc: Mapping[str, Any]) -> Document:
+def array_of_draft(doc: Mapping[str, Any]) -> declarations.Document:
     """Return the v3 document of an array, from its draft document."""
     _check_extensions(doc)
     if doc.get("storage_transformers"):
         raise UnsupportedError(
             f"the storage transformers {doc['storage_transformers']!r} are not known here"
         )
-    attributes = attributes_of(doc)
+    attributes = metadata.attributes_of(doc)
     if attributes.get("filters"):
         # zarr-python 2.18 keeps the filters of an array there.
         raise UnsupportedError(
             f"the array has the filters {attributes['filters']!r} (in its attributes), which "
             "are not translated: read it by zarr-python 2"
         )
-    with documents.complete_document():
+    with metadata.complete_document():
         data_type = data_types.parse_draft(doc["data_type"])
         grid = doc["chunk_grid"]
         shape, chunk_shape = tuple(doc["shape"]), tuple(grid["chunk_shape"])
@@ -232,16 +233,18 @@ def array_of_draft(doc: Mapping[str, Any]) -> Document:
             if name.startswith(_COMPRESSORS):
                 name = name.removeprefix(_COMPRESSORS).split("/")[0]
             compressor = {**(compressor.get("configuration") or {}), "id": name}
-    if not is_regular or not keys.is_separator("draft", separator):
+    if not is_regular or not chunk_keys.is_separator("draft", separator):
         raise UnsupportedError(f"the chunk grid {grid!r} is not known")
     chain = codecs.Chain(data_type, doc.get("chunk_memory_layout", "C"), compressor=compressor)
-    encoding = v3_encoding(keys.ChunkKeyEncoding("draft", separator))
-    geometry = Geometry(shape, chunk_shape, encoding)
+    encoding = v3_encoding(chunk_keys.ChunkKeyEncoding("draft", separator))
+    geometry = metadata.Geometry(shape, chunk_shape, encoding)
     translated = codecs.v3_array(geometry, chain, doc.get("fill_value"), attributes)
     return {**translated, **_dimension_names(doc)}
 
 
-def array_to_draft(doc: Mapping[str, Any], stored: Mapping[str, Any] | None = None) -> Document:
+def array_to_draft(
+    doc: Mapping[str, Any], stored: Mapping[str, Any] | None = None
+) -> declarations.Document:
     """Return the draft document of an array, from its v3 document.
 
     Members that did not change keep their stored spelling: a fill value ``null`` stays ``null``.
@@ -254,26 +257,26 @@ def array_to_draft(doc: Mapping[str, Any], stored: Mapping[str, Any] | None = No
     except (SpecError, UnsupportedError):
         return translated  # the stored array cannot be shown, so this is another one
     names = {*before, *translated, "compressor"}
-    same = {n for n in names if documents.is_same_json(before.get(n), translated.get(n))}
+    same = {n for n in names if metadata.is_same_json(before.get(n), translated.get(n))}
     if not same.issuperset({"data_type", "chunk_grid", "chunk_memory_layout", "compressor"}):
         return translated  # chunks are stored in another way, so this is another array
     kept = {n: member for n, member in stored.items() if n in same or n not in before}
     return {**kept, **{n: member for n, member in translated.items() if n not in same}}
 
 
-def _translated_array(doc: Mapping[str, Any]) -> Document:
-    _check_members(doc, documents.V3_ARRAY_MEMBERS)
+def _translated_array(doc: Mapping[str, Any]) -> declarations.Document:
+    _check_members(doc, metadata.V3_ARRAY_MEMBERS)
     if doc.get("storage_transformers"):
         raise UnsupportedError(
             "storage transformers are written by the ShardingStore below: pass chunks_per_shard="
         )
-    with documents.complete_document():
+    with metadata.complete_document():
         shape = list(doc["shape"])
-        grid_name, grid = name_and_options(doc["chunk_grid"])
+        grid_name, grid = transformer_list.name_and_options(doc["chunk_grid"])
         if grid_name != "regular":
             raise UnsupportedError(f"the draft has regular chunk grids only, got {grid_name!r}")
         chunk_shape = list(grid["chunk_shape"])
-        encoding_name, encoding = name_and_options(doc["chunk_key_encoding"])
+        encoding_name, encoding = transformer_list.name_and_options(doc["chunk_key_encoding"])
         separator = encoding.get("separator", "/")
         if encoding_name != "default" or separator not in ("/", "."):
             raise UnsupportedError(
@@ -283,7 +286,7 @@ def _translated_array(doc: Mapping[str, Any]) -> Document:
         layout, endian, compressor = _parse_codecs(doc["codecs"], len(shape))
         data_type = data_types.parse_v3(doc["data_type"], endian)
         fill_value = data_types.fill_value_of_v3(doc["fill_value"], data_type)
-    attributes = attributes_of(doc)
+    attributes = metadata.attributes_of(doc)
     if attributes.get("filters"):
         raise UnsupportedError(
             "the attribute 'filters' of an array means its filters to zarr-python 2: take "
@@ -306,16 +309,16 @@ def _translated_array(doc: Mapping[str, Any]) -> Document:
 
 def _parse_codecs(
     given: Any, ndim: int
-) -> tuple[codecs.Order, data_types.Endian | None, Document | None]:
+) -> tuple[codecs.Order, data_types.Endian | None, declarations.Document | None]:
     """Return memory layout, byte order, and numcodecs configuration of the compressor, if any."""
-    names = [name_and_options(codec)[0] for codec in given]
+    names = [transformer_list.name_and_options(codec)[0] for codec in given]
     if "sharding_indexed" in names:
         raise UnsupportedError(
             "this store does the sharding: leave shards= away and pass chunks_per_shard= to the "
             "ShardingStore below"
         )
     layout, rest = codecs.split_layout(given, ndim)
-    if [name_of(codec) for codec in rest[:1]] != ["bytes"] or len(rest) > 2:
+    if [transformer_list.name_of(codec) for codec in rest[:1]] != ["bytes"] or len(rest) > 2:
         raise UnsupportedError(
             "the draft has a memory layout, a byte order and one compressor, which are the codecs "
             f"'transpose', 'bytes' and a compressor; got {names}"
@@ -324,7 +327,7 @@ def _parse_codecs(
     return layout, codecs.bytes_endian(rest[0]), compressor
 
 
-def _dimension_names(doc: Mapping[str, Any]) -> Document:
+def _dimension_names(doc: Mapping[str, Any]) -> declarations.Document:
     """Return the names, if any; a member of this name may hold something else in the draft."""
     names = doc.get("dimension_names")
     if not isinstance(names, list | tuple) or len(names) != len(doc["shape"]):
@@ -334,7 +337,7 @@ def _dimension_names(doc: Mapping[str, Any]) -> Document:
 
 
 def _check_members(doc: Mapping[str, Any], known: Set[str]) -> None:
-    documents.check_members(doc, known, "the draft")
+    metadata.check_members(doc, known, "the draft")
     if doc.get("zarr_format") != 3:
         raise UnsupportedError(
             f"only documents of zarr_format 3 are translated, got {doc.get('zarr_format')!r}"

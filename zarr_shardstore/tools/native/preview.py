@@ -9,12 +9,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+from zarr_shardstore.access import BaseStoreHandle, byte_ranges, metadata, requests
 from zarr_shardstore.errors import ShardConflictError
-from zarr_shardstore.format.ranges import resolve_range
-from zarr_shardstore.metadata.documents import dump_document
-from zarr_shardstore.shards import requests
-from zarr_shardstore.shards.requests import Flow, Found
-from zarr_shardstore.store.base_handle import BaseStoreHandle
 from zarr_shardstore.tools.native.bridge import DocumentChange, documents_by_key, native_change
 
 T = TypeVar("T")
@@ -29,7 +25,7 @@ class NativePreview(BaseStoreHandle):
     changed: Mapping[str, memoryview | None] = field(default_factory=dict)
     """The documents that differ after it, by key; ``None``: removed."""
 
-    def run(self, flow: Flow[T]) -> T:
+    def run(self, flow: requests.Flow[T]) -> T:
         return self.driver.run(_with_documents(flow, self.changed))
 
     def documents(self, keys: Iterable[str]) -> list[dict[str, Any] | None]:
@@ -56,11 +52,13 @@ def native_preview(
     changed: dict[str, memoryview | None] = {key: None for key in before if key not in after}
     for key, doc in after.items():
         if doc != before.get(key):
-            changed[key] = memoryview(dump_document(doc))
+            changed[key] = memoryview(metadata.dump_document(doc))
     return NativePreview(base.store, base.driver, base.is_read_only, before, changed), change
 
 
-def _with_documents(flow: Flow[T], changed: Mapping[str, memoryview | None]) -> Flow[T]:
+def _with_documents(
+    flow: requests.Flow[T], changed: Mapping[str, memoryview | None]
+) -> requests.Flow[T]:
     """Run a flow that sees these documents."""
     try:
         batch = next(flow)
@@ -95,7 +93,9 @@ def _reply(changed: Mapping[str, memoryview | None], request: Any, reply: Any) -
         case requests.GetSize(key) if key in changed:
             return None if (value := changed[key]) is None else len(value)
         case requests.Get(key, byte_range) if (value := changed.get(key)) is not None:
-            return Found(value[slice(*resolve_range(byte_range, len(value)))], None)
+            return requests.Found(
+                value[slice(*byte_ranges.resolve_range(byte_range, len(value)))], None
+            )
         case requests.Get(key) if key in changed:
-            return Found(None, None)
+            return requests.Found(None, None)
     return reply

@@ -38,12 +38,8 @@ import struct
 from collections.abc import Mapping
 from typing import Any, Literal
 
+from zarr_shardstore.access import data_types, declarations, metadata, transformer_list
 from zarr_shardstore.errors import UnsupportedError
-from zarr_shardstore.metadata import data_types, declaration, documents
-from zarr_shardstore.metadata.data_types import DataType
-from zarr_shardstore.metadata.declaration import Declaration, Declared, Document
-from zarr_shardstore.metadata.documents import Geometry, attributes_of, complete_document
-from zarr_shardstore.metadata.transformer_list import SHARDING
 from zarr_shardstore.tools.native.codecs import SERIALIZERS, Chain, chain_of_codecs, v3_array
 
 _OF_CHUNKS = {"shape", "chunks", "dtype", "compressor", "fill_value", "order", "filters"}
@@ -57,30 +53,32 @@ _OME_GROUPS = ("multiscales", "plate", "well", "bioformats2raw.layout")
 _OME_MEMBERS = (*_OME_IMAGES, "plate", "well")
 
 
-def redeclare(doc: Mapping[str, Any], how: Literal["codec", "storage_transformers"]) -> Document:
+def redeclare(
+    doc: Mapping[str, Any], how: Literal["codec", "storage_transformers"]
+) -> declarations.Document:
     """Return a v3 array document with another declaration; the same if it has that, or none."""
-    declared = declaration.find_declaration(doc, "passthrough" if how == "codec" else "flat")
+    declared = declarations.find_declaration(doc, "passthrough" if how == "codec" else "flat")
     if declared is None or declared.how == how:
         return dict(doc)
     _geometry(doc)
-    if how == "codec" and declaration.has_sharding_codec(doc):
+    if how == "codec" and declarations.has_sharding_codec(doc):
         raise UnsupportedError(
             "its chunks are shards of the codec themselves, and shards of shards are not written: "
             "rewrite the array"
         )
-    return _declare(declaration.strip(doc, declared.how), declared, how)
+    return _declare(declarations.strip(doc, declared.how), declared, how)
 
 
-def v3_of_v2(doc: Mapping[str, Any], attributes: Mapping[str, Any]) -> Document:
+def v3_of_v2(doc: Mapping[str, Any], attributes: Mapping[str, Any]) -> declarations.Document:
     """Return the native v3 document of a v2 array, sharded or not, or of a v2 group."""
     if "shape" not in doc:
-        documents.check_members(doc, {"zarr_format"}, "v3")
+        metadata.check_members(doc, {"zarr_format"}, "v3")
         return {"zarr_format": 3, "node_type": "group", "attributes": dict(attributes)}
-    notes, doc = documents.notes_of(doc), documents.without_notes(doc)
-    documents.check_members(doc, _V2_MEMBERS, "v3")
-    with complete_document():
-        declared = declaration.find_declaration(doc)
-        plain = doc if declared is None else declaration.strip(doc, "filters")
+    notes, doc = metadata.notes_of(doc), metadata.without_notes(doc)
+    metadata.check_members(doc, _V2_MEMBERS, "v3")
+    with metadata.complete_document():
+        declared = declarations.find_declaration(doc)
+        plain = doc if declared is None else declarations.strip(doc, "filters")
         geometry, fill_value = _geometry(plain), plain["fill_value"]
         filters = list(plain.get("filters") or ())
         is_object = plain["dtype"] == _OBJECT and bool(filters)
@@ -98,17 +96,17 @@ def v3_of_v2(doc: Mapping[str, Any], attributes: Mapping[str, Any]) -> Document:
     return {**translated, **notes}
 
 
-def v2_of_v3(doc: Mapping[str, Any]) -> tuple[Document, Document]:
+def v2_of_v3(doc: Mapping[str, Any]) -> tuple[declarations.Document, declarations.Document]:
     """Return v2 document and attributes of a v3 group, or array, which is marked if sharded."""
     if doc.get("node_type") == "group":
-        documents.check_members(doc, documents.V3_GROUP_MEMBERS, "v2")
-        return {"zarr_format": 2}, attributes_of(doc)
-    notes, doc = documents.notes_of(doc), documents.without_notes(doc)
-    with complete_document():
-        declared = declaration.find_declaration(doc)
-        plain = doc if declared is None else declaration.strip(doc, declared.how)
-        documents.check_members(plain, documents.V3_ARRAY_MEMBERS, "v2")
-        if declaration.has_sharding_codec(plain):
+        metadata.check_members(doc, metadata.V3_GROUP_MEMBERS, "v2")
+        return {"zarr_format": 2}, metadata.attributes_of(doc)
+    notes, doc = metadata.notes_of(doc), metadata.without_notes(doc)
+    with metadata.complete_document():
+        declared = declarations.find_declaration(doc)
+        plain = doc if declared is None else declarations.strip(doc, declared.how)
+        metadata.check_members(plain, metadata.V3_ARRAY_MEMBERS, "v2")
+        if declarations.has_sharding_codec(plain):
             raise UnsupportedError("its sharding codec has a form that the marker of v2 has not")
         geometry = _geometry(plain)
         chain = chain_of_codecs(plain["codecs"], plain["data_type"], len(geometry.shape))
@@ -122,9 +120,9 @@ def v2_of_v3(doc: Mapping[str, Any]) -> tuple[Document, Document]:
     if data_type is not None:
         fill_value = data_types.fill_value_of_v3(fill_value, data_type)
     attributes, fill_value = to_attributes(
-        attributes_of(plain), plain.get("dimension_names"), fill_value, data_type
+        metadata.attributes_of(plain), plain.get("dimension_names"), fill_value, data_type
     )
-    translated: Document = {
+    translated: declarations.Document = {
         "zarr_format": 2,
         "shape": list(geometry.shape),
         "chunks": list(geometry.chunk_shape),
@@ -136,13 +134,15 @@ def v2_of_v3(doc: Mapping[str, Any]) -> tuple[Document, Document]:
         "dimension_separator": geometry.encoding.separator,
     }
     if declared is not None:
-        translated = declaration.apply(translated, Declared("filters", declared.transformers))
+        translated = declarations.apply(
+            translated, declarations.Declared("filters", declared.transformers)
+        )
     return {**translated, **notes}, attributes
 
 
 def to_dimension_names(
-    attributes: Mapping[str, Any], ndim: int, fill_value: Any, data_type: DataType | None
-) -> tuple[Document, list[str] | None]:
+    attributes: Mapping[str, Any], ndim: int, fill_value: Any, data_type: data_types.DataType | None
+) -> tuple[declarations.Document, list[str] | None]:
     """Return attributes and dimension names of a v3 array, from the attributes of v2."""
     names = attributes.get(_NAMES)
     if names is None or not _are_names(names) or len(names) != ndim:
@@ -155,8 +155,11 @@ def to_dimension_names(
 
 
 def to_attributes(
-    attributes: Mapping[str, Any], names: Any, fill_value: Any, data_type: DataType | None
-) -> tuple[Document, Any]:
+    attributes: Mapping[str, Any],
+    names: Any,
+    fill_value: Any,
+    data_type: data_types.DataType | None,
+) -> tuple[declarations.Document, Any]:
     """Return attributes and fill value of a v2 array, from those of v3 and its dimension names.
 
     Where xarray masks nothing, a fill value of zero becomes ``null``, which also stands for zero. A
@@ -177,7 +180,7 @@ def to_attributes(
             )
     elif data_type is not None:
         null = data_types.fill_value_of_v2(None, data_type)
-        fill_value = None if documents.is_same_json(fill_value, null) else fill_value
+        fill_value = None if metadata.is_same_json(fill_value, null) else fill_value
     return changed, fill_value
 
 
@@ -185,7 +188,7 @@ def _are_names(names: Any) -> bool:
     return isinstance(names, list) and all(isinstance(name, str) for name in names)
 
 
-def _masked(fill_value: Any, data_type: DataType | None) -> Any:
+def _masked(fill_value: Any, data_type: data_types.DataType | None) -> Any:
     """Return the ``_FillValue`` that says in v3 what a fill value says in v2, or ``None``."""
     if fill_value is None or data_type is None:
         return None
@@ -201,21 +204,23 @@ def _float64(value: float | str) -> str:
     return base64.b64encode(struct.pack("<d", float(value))).decode()
 
 
-def _declare(plain: Document, declared: Declared, how: Declaration) -> Document:
+def _declare(
+    plain: declarations.Document, declared: declarations.Declared, how: declarations.Declaration
+) -> declarations.Document:
     if not declared.transformers:
         return plain
     names = [transformer.name for transformer in declared.transformers]
-    if names != [SHARDING]:
+    if names != [transformer_list.SHARDING]:
         raise UnsupportedError(
             f"it has the storage transformers {names}, and only one sharding can be declared by "
             "the codec: copy the array into a store without them"
         )
-    return declaration.apply(plain, Declared(how, declared.transformers))
+    return declarations.apply(plain, declarations.Declared(how, declared.transformers))
 
 
-def _geometry(doc: Mapping[str, Any]) -> Geometry:
+def _geometry(doc: Mapping[str, Any]) -> metadata.Geometry:
     """Return the geometry of an array, which is refused if its chunk keys are not known here."""
-    geometry = documents.plain_geometry("v2" if declaration.format_of(doc) == "v2" else "v3", doc)
+    geometry = metadata.plain_geometry("v2" if declarations.format_of(doc) == "v2" else "v3", doc)
     if geometry is None:
         raise UnsupportedError("its chunk grid or chunk keys have a form that is not known")
     return geometry
@@ -226,7 +231,7 @@ def is_ome_04(attributes: Mapping[str, Any]) -> bool:
     return "ome" not in attributes and any(name in attributes for name in _OME_GROUPS)
 
 
-def to_ome_05(attributes: Mapping[str, Any]) -> Document:
+def to_ome_05(attributes: Mapping[str, Any]) -> declarations.Document:
     """Return attributes of a group as OME-Zarr 0.5 has them; the same if they are none of 0.4."""
     members = {name: attributes[name] for name in _OME_MEMBERS if name in attributes}
     if not members:
@@ -240,7 +245,7 @@ def to_ome_05(attributes: Mapping[str, Any]) -> Document:
     return {**rest, "ome": {"version": "0.5", **moved}}
 
 
-def to_ome_04(attributes: Mapping[str, Any]) -> Document:
+def to_ome_04(attributes: Mapping[str, Any]) -> declarations.Document:
     """Return attributes of a group as OME-Zarr 0.4 has them; the same if they are none of 0.5."""
     ome = attributes.get("ome")
     if not isinstance(ome, Mapping) or ome.get("version") != "0.5":

@@ -10,15 +10,7 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from zarr_shardstore.format.layout import ShardRef
-from zarr_shardstore.format.shard import (
-    CHECKSUM_NBYTES,
-    ENTRY_NBYTES,
-    MISSING,
-    ShardIndex,
-    ShardingSpec,
-)
-from zarr_shardstore.shards.stack import Crc32cTransformer
+from zarr_shardstore.access import layouts, shard_format, stacks
 from zarr_shardstore.tools.check.salvage.frames import (
     FRAME_CODECS,
     can_search,
@@ -59,18 +51,18 @@ class Salvage:
 class DamagedShard:
     """One shard and its bytes. Pure but for the decoding of chunks."""
 
-    def __init__(self, checker: ArrayChecker, shard: ShardRef, data: memoryview) -> None:
+    def __init__(self, checker: ArrayChecker, shard: layouts.ShardRef, data: memoryview) -> None:
         self.checker, self.shard, self.data = checker, shard, data
         self.spec, self.exact = shard.layout.spec, checker.exact_nbytes
         self.n, self.at_end = self.spec.n_entries, self.spec.index.location == "end"
         names = [name.removeprefix("numcodecs.") for name in checker.codecs or ()]
-        above = [type(each) is Crc32cTransformer for each in checker.above]
+        above = [type(each) is stacks.Crc32cTransformer for each in checker.above]
         self.is_proving = not _PROVING.isdisjoint(names) or any(above)
         n_outer = len(above)
         while names and names[-1] == "crc32c":
             names.pop()
             n_outer += 1
-        self._tail_nbytes = CHECKSUM_NBYTES * n_outer if all(above) else None
+        self._tail_nbytes = shard_format.CHECKSUM_NBYTES * n_outer if all(above) else None
         self.codec = names[-1] if names else ""
         self._header_nbytes = checker.nbytes if len(names) == 1 else None
 
@@ -96,7 +88,7 @@ class DamagedShard:
         return self.checker.problem_of(key, self.data[start : start + nbytes]) is None
 
     def fields_at(self, start: int, n: int) -> Fields:
-        body = self.data[start : start + n * ENTRY_NBYTES]
+        body = self.data[start : start + n * shard_format.ENTRY_NBYTES]
         fields = np.frombuffer(body, f"{self.spec.index.byte_order}u8").reshape(-1, 2)
         return fields.astype(np.uint64)
 
@@ -180,31 +172,39 @@ class DamagedShard:
         If bytes were taken out of an index, or put in, its entries are those of other chunks.
         """
         size = self.data_stop
-        is_possible = self.is_possible(fields, size) | (fields == MISSING).all(axis=1)
+        is_possible = self.is_possible(fields, size) | (fields == shard_format.MISSING).all(axis=1)
         if not self.at_end or (self.frames and self.frames[-1][1] > size):
             return not self.at_end
         if is_possible.all() and not self.spec.index.checksum:
             end = self.frames[-1][1] if self.frames else size + 1
-            n = (size - end) // ENTRY_NBYTES  # entries that may have been in front of these
+            n = (
+                size - end
+            ) // shard_format.ENTRY_NBYTES  # entries that may have been in front of these
             before = self.fields_at(end, max(0, n))
-            is_possible = self.is_possible(before, size) | (before == MISSING).all(axis=1)
-            if (size - end) % ENTRY_NBYTES or not is_possible.all():
+            is_possible = self.is_possible(before, size) | (before == shard_format.MISSING).all(
+                axis=1
+            )
+            if (size - end) % shard_format.ENTRY_NBYTES or not is_possible.all():
                 return True
-        n_present = np.count_nonzero((fields != MISSING).any(axis=1))
+        n_present = np.count_nonzero((fields != shard_format.MISSING).any(axis=1))
         return (self.exact or 0) * n_present == size or self.begins_at(size, fields)
 
     def begins_at(self, start: int, fields: Fields) -> bool:
         """Whether the chunks that an index at `start` names, or frames, or a gap, end there."""
         possible = self.is_possible(fields, start)
         end = int(fields[possible].sum(axis=1).max(initial=0))
-        is_first = bool(possible[0] or (fields[0] == MISSING).all())
+        is_first = bool(possible[0] or (fields[0] == shard_format.MISSING).all())
         if end == start or any(stop == start for _, stop in self.frames):
             # The end of the last frame of lz4 is not known: it may begin here.
             return bool(possible.any()) and (is_first or self.codec != "lz4")
-        return start - end >= ENTRY_NBYTES and self._is_blank(end, start) and is_first
+        return start - end >= shard_format.ENTRY_NBYTES and self._is_blank(end, start) and is_first
 
     def through(
-        self, index: ShardIndex, spec: ShardingSpec, *, without: Collection[int] = ()
+        self,
+        index: shard_format.ShardIndex,
+        spec: shard_format.ShardingSpec,
+        *,
+        without: Collection[int] = (),
     ) -> Salvage:
         """Return the whole chunks that an index names. Without a checksum two entries with the same
         bytes are damaged."""
@@ -228,7 +228,9 @@ class DamagedShard:
         found.lost = sorted(set(found.lost))
         return found
 
-    def add_moved(self, found: Salvage, index: ShardIndex, spec: ShardingSpec) -> None:
+    def add_moved(
+        self, found: Salvage, index: shard_format.ShardIndex, spec: shard_format.ShardingSpec
+    ) -> None:
         """Add the chunks behind bytes that were put in or taken out: they are moved by as much as
         the data are longer or shorter than the entries of a right index, which filled them."""
         first = spec.index_nbytes if spec.index.location == "start" else 0

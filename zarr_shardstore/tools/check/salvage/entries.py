@@ -14,7 +14,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from zarr_shardstore.format.shard import CHECKSUM_NBYTES, ENTRY_NBYTES, MISSING
+from zarr_shardstore.access import shard_format
 from zarr_shardstore.tools.check.salvage.damaged_shard import DamagedShard, Fields
 from zarr_shardstore.tools.check.salvage.frames import FRAME_CODECS
 from zarr_shardstore.tools.check.salvage.orders import orders_of
@@ -30,7 +30,7 @@ def named_by(
     missing chunks; ``None`` if an entry may be that of another chunk."""
     cps = shard.spec.chunks_per_shard
     stop = start if shard.at_end else len(shard.data)
-    missing = (fields == MISSING).all(axis=1)
+    missing = (fields == shard_format.MISSING).all(axis=1)
     possible = shard.is_possible(fields, stop)
     ids = np.flatnonzero(possible)
     ids = ids[np.argsort(fields[ids, 0], kind="stable")]
@@ -74,29 +74,29 @@ def named_by_cut_index(shard: DamagedShard) -> Named | None:
         end = shard.frames[-1][1]
         after = np.flatnonzero(np.frombuffer(shard.data[end:], np.uint8))
         first = end + int(after[0]) if len(after) else end
-        starts = [end] if first - end < ENTRY_NBYTES else range(first - 15, first + 1)
+        starts = [end] if first - end < shard_format.ENTRY_NBYTES else range(first - 15, first + 1)
     elif shard.exact and not shard.is_proving:
         starts = range(-(-lowest // shard.exact) * shard.exact, size, shard.exact)
     found = []
     for start in starts:
-        n = min(shard.n, (size - start) // ENTRY_NBYTES)
+        n = min(shard.n, (size - start) // shard_format.ENTRY_NBYTES)
         if start < lowest or not n:
             continue
         fields = shard.fields_at(start, n)
-        missing = (fields == MISSING).all(axis=1)
+        missing = (fields == shard_format.MISSING).all(axis=1)
         possible = shard.is_possible(fields, start)
         if shard.is_proving:
             is_named = shard.frames_of(fields) >= 0
         else:
             is_named = possible = possible & (fields[:, 0] % (shard.exact or 1) == 0)
-            before = shard.fields_at(max(0, start - ENTRY_NBYTES), 1)
-            if (before == MISSING).all() or shard.is_possible(before, size)[0]:
+            before = shard.fields_at(max(0, start - shard_format.ENTRY_NBYTES), 1)
+            if (before == shard_format.MISSING).all() or shard.is_possible(before, size)[0]:
                 continue  # the index begins further in front
         is_first = missing[0] or is_named[0]
         if is_first and is_named.any() and (possible | missing).all():
             found.append((start, fields))
     # If bytes in the middle are gone, later entries follow, and the checksum at the end.
-    tail_nbytes = CHECKSUM_NBYTES * spec.index.checksum
-    if len(found) != 1 or (size - found[0][0]) % ENTRY_NBYTES == tail_nbytes:
+    tail_nbytes = shard_format.CHECKSUM_NBYTES * spec.index.checksum
+    if len(found) != 1 or (size - found[0][0]) % shard_format.ENTRY_NBYTES == tail_nbytes:
         return None
     return named_by(shard, *found[0], is_cut=True)

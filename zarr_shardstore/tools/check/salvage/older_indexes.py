@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import crc32c
 import numpy as np
 
-from zarr_shardstore.format.shard import CHECKSUM_NBYTES, ENTRY_NBYTES, MISSING, ShardIndex
+from zarr_shardstore.access import shard_format
 from zarr_shardstore.tools.check.salvage.corrected import MAX_CHANGES, MAX_CHECKED_NBYTES
 from zarr_shardstore.tools.check.salvage.damaged_shard import DamagedShard
 from zarr_shardstore.tools.check.salvage.entries import named_by
@@ -16,7 +16,7 @@ _STEP_NBYTES = 1 << 18
 """Offsets that are compared at a time."""
 
 
-def older_indexes(shard: DamagedShard) -> Iterator[ShardIndex]:
+def older_indexes(shard: DamagedShard) -> Iterator[shard_format.ShardIndex]:
     """Yield whole indexes in the data, the last one first."""
     spec, size, n = shard.spec, len(shard.data), shard.n
     n_starts = size - spec.index_nbytes + 1
@@ -31,7 +31,9 @@ def older_indexes(shard: DamagedShard) -> Iterator[ShardIndex]:
         # The first byte of a size is 0, or 255 of a missing entry.
         starts = low + np.flatnonzero(tops[low:high] + np.uint8(1) <= 1)
         for slot in sorted({0, n // 3, 2 * n // 3, n - 1}):
-            after = words[starts + (slot * ENTRY_NBYTES + 8)] + np.uint64(1)  # 0: missing
+            after = words[starts + (slot * shard_format.ENTRY_NBYTES + 8)] + np.uint64(
+                1
+            )  # 0: missing
             if shard.exact is not None:
                 starts = starts[(after == 0) | (after == shard.exact + 1)]
             else:
@@ -45,14 +47,14 @@ def older_indexes(shard: DamagedShard) -> Iterator[ShardIndex]:
                 yield index
 
 
-def _index_at(shard: DamagedShard, start: int) -> ShardIndex | None:
+def _index_at(shard: DamagedShard, start: int) -> shard_format.ShardIndex | None:
     if shard.spec.index.checksum:
-        stop = start + shard.n * ENTRY_NBYTES
-        stored = int.from_bytes(shard.data[stop : stop + CHECKSUM_NBYTES], "little")
+        stop = start + shard.n * shard_format.ENTRY_NBYTES
+        stored = int.from_bytes(shard.data[stop : stop + shard_format.CHECKSUM_NBYTES], "little")
         if crc32c.crc32c(shard.data[start:stop]) != stored:
             return None
     fields = shard.fields_at(start, shard.n)
-    present = (fields != MISSING).any(axis=1)
+    present = (fields != shard_format.MISSING).any(axis=1)
     if not present.any() or not shard.is_possible(fields[present], start).all():
         return None
     if not shard.spec.index.checksum:
@@ -61,4 +63,4 @@ def _index_at(shard: DamagedShard, start: int) -> ShardIndex | None:
         named = named_by(shard, start, fields) if shard.begins_at(start, fields) else None
         if named is None or len(named[0]) < np.count_nonzero(present):
             return None
-    return ShardIndex(fields)
+    return shard_format.ShardIndex(fields)

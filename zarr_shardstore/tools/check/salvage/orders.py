@@ -13,27 +13,27 @@ from itertools import islice
 import numpy as np
 import numpy.typing as npt
 
-from zarr_shardstore.format.keys import Coords
-from zarr_shardstore.format.shard import EntryOrder, order_entries
-from zarr_shardstore.shards.index_reads import found_index
-from zarr_shardstore.shards.requests import GetIndex
-from zarr_shardstore.store.base_handle import BaseStoreHandle
+from zarr_shardstore.access import BaseStoreHandle, chunk_keys, index_reads, requests, shard_format
 from zarr_shardstore.tools.check.salvage.damaged_shard import DamagedShard
 from zarr_shardstore.tools.check.shards import ArrayChecker
 from zarr_shardstore.tools.inspect.occupancy import keys_of_values
 
-ORDERS: tuple[EntryOrder, ...] = ("morton", "C", "F")
+ORDERS: tuple[shard_format.EntryOrder, ...] = ("morton", "C", "F")
 
 _MAX_OTHERS = 256
 """Shards of the array whose indexes are read."""
 
 
-def orders_of(ids: npt.NDArray[np.intp], cps: Coords) -> list[EntryOrder]:
+def orders_of(ids: npt.NDArray[np.intp], cps: chunk_keys.Coords) -> list[shard_format.EntryOrder]:
     """Return the orders that entries are in; ids follow each other as their bytes do."""
-    return [order for order in ORDERS if np.array_equal(ids, order_entries(ids, cps, order))]
+    return [
+        order
+        for order in ORDERS
+        if np.array_equal(ids, shard_format.order_entries(ids, cps, order))
+    ]
 
 
-def named_by_order(shard: DamagedShard, order: EntryOrder) -> dict[int, memoryview]:
+def named_by_order(shard: DamagedShard, order: shard_format.EntryOrder) -> dict[int, memoryview]:
     """Return the whole chunks of a shard that was full: those in front of the first gap. None, if
     the data of a shard that is not cut are more or fewer than its chunks."""
     in_grid: npt.NDArray[np.intp] = shard.shard.entries_of()
@@ -48,7 +48,7 @@ def named_by_order(shard: DamagedShard, order: EntryOrder) -> dict[int, memoryvi
         return {}
     inside = set(in_grid.tolist())
     whole: dict[int, memoryview] = {}
-    ordered = order_entries(ids, shard.spec.chunks_per_shard, order)
+    ordered = shard_format.order_entries(ids, shard.spec.chunks_per_shard, order)
     for i, (start, stop) in zip(ordered.tolist(), places, strict=False):
         if start != at:
             break
@@ -58,7 +58,9 @@ def named_by_order(shard: DamagedShard, order: EntryOrder) -> dict[int, memoryvi
     return whole
 
 
-def order_of_others(base: BaseStoreHandle, checker: ArrayChecker) -> tuple[int, EntryOrder | None]:
+def order_of_others(
+    base: BaseStoreHandle, checker: ArrayChecker
+) -> tuple[int, shard_format.EntryOrder | None]:
     """Return the number of whole shards of an array with two chunks or more, of the first ones that
     are listed, and the order that all of them are in. It proves nothing for another shard."""
     array, layout = checker.grid.array, checker.grid.layout
@@ -72,7 +74,9 @@ def order_of_others(base: BaseStoreHandle, checker: ArrayChecker) -> tuple[int, 
     founds = checker.read_indexes(base, shards, consistent=False)
     for shard, found in zip(shards, founds, strict=True):
         index = (
-            None if isinstance(found, Exception) else found_index(GetIndex(shard), found).decoded
+            None
+            if isinstance(found, Exception)
+            else index_reads.found_index(requests.GetIndex(shard), found).decoded
         )
         if index is not None and len(ids := index.present_ids()) > 1:
             n_whole += 1
@@ -82,7 +86,7 @@ def order_of_others(base: BaseStoreHandle, checker: ArrayChecker) -> tuple[int, 
     return n_whole, orders[0] if n_whole and orders else None
 
 
-def advice(n_unnamed: int, n_others: int, order: EntryOrder | None) -> str:
+def advice(n_unnamed: int, n_others: int, order: shard_format.EntryOrder | None) -> str:
     """Return what a user can do for chunks of which nothing says which ones they are."""
     text = f"{n_unnamed} entries seem whole, and nothing says which chunks they are: "
     if order is None:

@@ -5,16 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import islice
 
-from zarr_shardstore.format.consolidated_index import IndexCopy
-from zarr_shardstore.format.layout import ShardRef
-from zarr_shardstore.format.shard import (
-    CHECKSUM_NBYTES,
-    EntryOrder,
-    IndexDamageError,
-    ShardIndex,
-    ShardingSpec,
-    index_of_shard,
-)
+from zarr_shardstore.access import consolidated_index, layouts, shard_format
 from zarr_shardstore.tools.check.salvage.corrected import corrected_index
 from zarr_shardstore.tools.check.salvage.damaged_shard import DamagedShard, Salvage
 from zarr_shardstore.tools.check.salvage.entries import named_by, named_by_cut_index
@@ -31,12 +22,12 @@ _MAX_OLDER = 16
 
 def salvage(
     checker: ArrayChecker,
-    shard: ShardRef,
+    shard: layouts.ShardRef,
     data: memoryview,
     *,
     guesses: bool,
-    order: EntryOrder | None = None,
-    copy: IndexCopy | None = None,
+    order: shard_format.EntryOrder | None = None,
+    copy: consolidated_index.IndexCopy | None = None,
     is_current: bool = False,
 ) -> Salvage:
     """Return the whole chunks of a shard: with `guesses` also without a valid index.
@@ -72,15 +63,15 @@ def salvage(
 
 
 def _valid_indexes(
-    spec: ShardingSpec, data: memoryview
-) -> Iterator[tuple[ShardIndex, ShardingSpec]]:
+    spec: shard_format.ShardingSpec, data: memoryview
+) -> Iterator[tuple[shard_format.ShardIndex, shard_format.ShardingSpec]]:
     """Yield indexes with a right checksum or without a contradiction, the declared form first. Last
     comes one of the declared form with entries out of the bounds."""
     doubtful = []
     for new in specs_of_index(spec):
         try:
-            index = index_of_shard(data, new)
-        except IndexDamageError:
+            index = shard_format.index_of_shard(data, new)
+        except shard_format.IndexDamageError:
             continue
         is_sound = is_packed = False
         if len(index.present_ids()) and not len(index.damaged_ids(len(data), new)):
@@ -92,14 +83,17 @@ def _valid_indexes(
     yield from doubtful
 
 
-def _is_copy_of(shard: DamagedShard, copy: IndexCopy, is_current: bool) -> bool:
+def _is_copy_of(shard: DamagedShard, copy: consolidated_index.IndexCopy, is_current: bool) -> bool:
     """Whether an index is that of the shard: by its version; or the checksum of the damaged one is
     the same; or all frames, of sizes that differ, are at the places of its entries."""
     if copy.size != len(shard.data) or shard.index_start < 0:
         return False
     stored = bytes(shard.data[shard.index_start :][: shard.spec.index_nbytes])
     encoded = copy.index.encode(shard.spec.index)
-    if shard.spec.index.checksum and encoded[-CHECKSUM_NBYTES:] == stored[-CHECKSUM_NBYTES:]:
+    if (
+        shard.spec.index.checksum
+        and encoded[-shard_format.CHECKSUM_NBYTES :] == stored[-shard_format.CHECKSUM_NBYTES :]
+    ):
         return True
     places = copy.index.fields[copy.index.present_ids()].tolist()
     has_sizes = len({nbytes for _, nbytes in places}) == len(places) > 1
@@ -107,7 +101,7 @@ def _is_copy_of(shard: DamagedShard, copy: IndexCopy, is_current: bool) -> bool:
     return is_current or (shard.is_proving and has_sizes and sorted(places) == frames)
 
 
-def _without_index(shard: DamagedShard, order: EntryOrder | None) -> Salvage:
+def _without_index(shard: DamagedShard, order: shard_format.EntryOrder | None) -> Salvage:
     """Return the chunks that single entries, older indexes and the order name."""
     found, texts = Salvage({}, [], False), []
     missing: set[int] = set()

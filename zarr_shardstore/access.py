@@ -1,0 +1,92 @@
+"""The gate between the core and its users: tools, command line, ways in and out.
+
+They import nothing else of the core, but public names of the package and its errors. A change of
+any other name ends in the core. The formats (keys, bytes, documents, requests) are modules here:
+their words are the words of the specifications.
+"""
+
+from __future__ import annotations
+
+from zarr_shardstore.arrays import policy as policies
+from zarr_shardstore.arrays import stored_array as stored_arrays
+from zarr_shardstore.arrays.array_cache import invalidate_documents
+from zarr_shardstore.arrays.metadata_view import read_dimension_names
+from zarr_shardstore.format import arguments, consolidated_index
+from zarr_shardstore.format import journal as journals
+from zarr_shardstore.format import keys as chunk_keys
+from zarr_shardstore.format import layout as layouts
+from zarr_shardstore.format import ranges as byte_ranges
+from zarr_shardstore.format import shard as shard_format
+from zarr_shardstore.io import buffers
+from zarr_shardstore.io.backends import resolve, store_traits
+from zarr_shardstore.io.backends.base import RangesOfKeys, UnreadableSourceError
+from zarr_shardstore.io.backends.local import LocalBackend
+from zarr_shardstore.io.concurrency import gather_bounded
+from zarr_shardstore.io.local import files as local_files
+from zarr_shardstore.io.local import fs, locks
+from zarr_shardstore.io.local.open_shards import open_shards
+from zarr_shardstore.metadata import data_types, transformer_list
+from zarr_shardstore.metadata import declaration as declarations
+from zarr_shardstore.metadata import documents as metadata
+from zarr_shardstore.operations.batch import Batch
+from zarr_shardstore.operations.upkeep import shards_below
+from zarr_shardstore.shards import index_reads, requests
+from zarr_shardstore.shards import stack as stacks
+from zarr_shardstore.shards.shard_listing import entries_present
+from zarr_shardstore.store import options as store_options
+from zarr_shardstore.store.base_handle import (
+    ODD_KEY_ERRORS,
+    STAGING,
+    BaseStoreHandle,
+    StoreLike,
+    open_base,
+)
+from zarr_shardstore.zarr_hooks.chunk_codec import ChunkCodec
+
+__all__ = [  # noqa: RUF022  # by subject
+    # keys and bytes, pure
+    "arguments",
+    "byte_ranges",
+    "chunk_keys",
+    "consolidated_index",
+    "journals",
+    "layouts",
+    "shard_format",
+    # documents, pure
+    "data_types",
+    "declarations",
+    "metadata",
+    "transformer_list",
+    # arrays and shards, as flows
+    "entries_present",
+    "index_reads",
+    "invalidate_documents",
+    "policies",
+    "read_dimension_names",
+    "requests",
+    "shards_below",
+    "stacks",
+    "stored_arrays",
+    # base stores
+    "BaseStoreHandle",
+    "LocalBackend",
+    "ODD_KEY_ERRORS",
+    "RangesOfKeys",
+    "STAGING",
+    "StoreLike",
+    "UnreadableSourceError",
+    "buffers",
+    "gather_bounded",
+    "open_base",
+    "resolve",
+    "store_traits",
+    # local files
+    "fs",
+    "local_files",
+    "locks",
+    "open_shards",
+    # stores
+    "Batch",
+    "ChunkCodec",
+    "store_options",
+]
