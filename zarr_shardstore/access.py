@@ -18,7 +18,7 @@ from zarr_shardstore.format import layout as layouts
 from zarr_shardstore.format import ranges as byte_ranges
 from zarr_shardstore.format import shard as shard_format
 from zarr_shardstore.io import buffers
-from zarr_shardstore.io.backends import resolve, store_traits
+from zarr_shardstore.io.backends import resolve
 from zarr_shardstore.io.backends.base import RangesOfKeys, UnreadableSourceError
 from zarr_shardstore.io.backends.local import LocalBackend
 from zarr_shardstore.io.concurrency import gather_bounded
@@ -41,6 +41,8 @@ from zarr_shardstore.store.base_handle import (
     StoreLike,
     open_base,
 )
+from zarr_shardstore.store.sharding_mapping import ShardingMapping
+from zarr_shardstore.store.sharding_store import ShardingStore
 from zarr_shardstore.zarr_hooks.chunk_codec import ChunkCodec
 
 __all__ = [  # noqa: RUF022  # by subject
@@ -79,7 +81,6 @@ __all__ = [  # noqa: RUF022  # by subject
     "gather_bounded",
     "open_base",
     "resolve",
-    "store_traits",
     # local files
     "fs",
     "local_files",
@@ -88,5 +89,7 @@ __all__ = [  # noqa: RUF022  # by subject
     # stores
     "Batch",
     "ChunkCodec",
+    "ShardingMapping",
+    "ShardingStore",
     "store_options",
 ]

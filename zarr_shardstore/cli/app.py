@@ -13,8 +13,8 @@ from typing import Annotated, Any
 
 import typer
 
-from zarr_shardstore import ShardingMapping, __version__
-from zarr_shardstore.access import open_base
+from zarr_shardstore import __version__
+from zarr_shardstore.access import ShardingMapping, open_base
 from zarr_shardstore.cli import output
 from zarr_shardstore.cli.parameters import (
     EXECUTOR,

@@ -9,7 +9,7 @@ from typing import Any
 
 import typer
 
-from zarr_shardstore import ShardingStore
+from zarr_shardstore.access import ShardingStore
 from zarr_shardstore.cli import output
 from zarr_shardstore.cli.app import command, print_report
 from zarr_shardstore.cli.parameters import EXECUTOR, executor_of

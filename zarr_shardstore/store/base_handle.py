@@ -23,7 +23,13 @@ from zarr_shardstore.format.shard import Bytes
 from zarr_shardstore.io.backends.base import Backend, BackendOptions
 from zarr_shardstore.io.backends.local import LocalBackend
 from zarr_shardstore.io.backends.resolve import BaseStore, BaseStoreLike, backend_of, base_store_of
-from zarr_shardstore.io.backends.store_traits import has_no_such_key, is_in_memory, scope_of_store
+from zarr_shardstore.io.backends.store_traits import (
+    has_no_such_key,
+    is_in_memory,
+    root_of_files,
+    scope_of_store,
+    url_of_store,
+)
 from zarr_shardstore.io.driver import Driver
 from zarr_shardstore.io.seal import seal_all
 from zarr_shardstore.metadata.documents import dump_document, parse_json
@@ -222,6 +228,16 @@ class BaseStoreHandle:
                 f"{self.describe()} is open for reading only: convert it into another store, or "
                 "pass one that can be written"
             )
+
+    @property
+    def root_of_files(self) -> str | None:
+        """Directory of the local files that are the objects, with a slash at its end, if any."""
+        return root_of_files(self.store) if isinstance(self.store, Store) else None
+
+    @property
+    def url(self) -> str | None:
+        """URL below which any program finds the objects by their keys, if there is one."""
+        return url_of_store(self.store) if isinstance(self.store, Store) else None
 
     def describe(self) -> str:
         if isinstance(self.store, Store):

@@ -15,8 +15,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from typing import TypeAlias
 
-from zarr_shardstore import ShardingStore
-from zarr_shardstore.access import chunk_keys, declarations, metadata
+from zarr_shardstore.access import ShardingStore, chunk_keys, declarations, metadata
 from zarr_shardstore.errors import SpecError, UnsupportedError
 from zarr_shardstore.tools.native import draft_documents as draft
 from zarr_shardstore.tools.native.draft_documents import (

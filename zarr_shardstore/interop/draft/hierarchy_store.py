@@ -14,8 +14,15 @@ from typing import Any
 from zarr.abc.store import ByteRequest, Store
 from zarr.core.buffer import Buffer, BufferPrototype, default_buffer_prototype
 
-from zarr_shardstore import ShardingStore
-from zarr_shardstore.access import Batch, buffers, byte_ranges, chunk_keys, requests, resolve
+from zarr_shardstore.access import (
+    Batch,
+    ShardingStore,
+    buffers,
+    byte_ranges,
+    chunk_keys,
+    requests,
+    resolve,
+)
 from zarr_shardstore.errors import SpecError
 from zarr_shardstore.interop.draft.draft_nodes import DraftNodes
 from zarr_shardstore.tools.native import draft_documents as draft

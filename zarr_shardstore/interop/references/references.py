@@ -16,13 +16,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from zarr.abc.store import Store
 from zarr.core.sync import sync
 from zarr.storage import FsspecStore, ObjectStore
 
-from zarr_shardstore import ShardingStore
 from zarr_shardstore.access import (
     BaseStoreHandle,
+    ShardingStore,
     StoreLike,
     arguments,
     chunk_keys,
@@ -39,7 +38,6 @@ from zarr_shardstore.access import (
     requests,
     shard_format,
     stacks,
-    store_traits,
 )
 from zarr_shardstore.errors import ShardConflictError, SpecError, UnsupportedError
 from zarr_shardstore.interop.references.reference_formats import (
@@ -178,8 +176,7 @@ def stale_references(
 
 
 def _url(base: BaseStoreHandle, url: str | None) -> str:
-    if url is None and isinstance(base.store, Store):
-        url = store_traits.url_of_store(base.store)
+    url = base.url if url is None else url
     if not url:
         raise SpecError(
             f"no URL leads to the objects of {base.describe()}: pass url=, the prefix by which "
@@ -192,7 +189,7 @@ def _states_below(base: BaseStoreHandle, prefix: str) -> Callable[[str], ObjectS
     """Return a function that tells the state of an object, by a key below a prefix; ``None`` if
     there is none. Of a remote store it is that in a listing, which is made first."""
     store: Any = base.store
-    root = store_traits.root_of_files(store) if isinstance(store, Store) else None
+    root = base.root_of_files
     listed: dict[str, ObjectState] = {}
     if root is None and type(store) is ObjectStore:
         metas = (meta for page in store.store.list(prefix or None) for meta in page)
@@ -366,11 +363,7 @@ class _Reader:
         state_of: Callable[[str], ObjectState | None],
     ) -> Iterator[Places]:
         shards = [shard for key in keys if (shard := layout.shard_of_key(key)) is not None]
-        root = (
-            store_traits.root_of_files(self.base.store)
-            if isinstance(self.base.store, Store)
-            else None
-        )
+        root = self.base.root_of_files
         for key in keys:
             if root is not None and os.path.exists(
                 locks.beside(root + key, local_files.JOURNAL_SUFFIX)

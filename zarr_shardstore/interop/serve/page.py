@@ -16,8 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import zarr
 
-from zarr_shardstore import ShardingStore
-from zarr_shardstore.access import open_base
+from zarr_shardstore.access import ShardingStore, open_base
 from zarr_shardstore.errors import ShardStoreError, SpecError, UnsupportedError
 from zarr_shardstore.interop.serve.served_store import is_public
 from zarr_shardstore.tools.inspect.find import FoundArray, find_arrays, read_array

@@ -13,9 +13,9 @@ from time import monotonic
 
 from zarr.core.buffer import default_buffer_prototype
 
-from zarr_shardstore import ShardingStore
 from zarr_shardstore.access import (
     LocalBackend,
+    ShardingStore,
     chunk_keys,
     declarations,
     gather_bounded,

@@ -29,8 +29,7 @@ from hashlib import blake2b
 from typing import Any, NamedTuple
 from urllib.parse import parse_qsl
 
-from zarr_shardstore import ShardingStore
-from zarr_shardstore.access import byte_ranges
+from zarr_shardstore.access import ShardingStore, byte_ranges
 from zarr_shardstore.errors import ShardConflictError, ShardStoreError, SpecError, UnsupportedError
 from zarr_shardstore.interop.serve.page import draw_slice, render_page
 from zarr_shardstore.interop.serve.served_store import ServedStore

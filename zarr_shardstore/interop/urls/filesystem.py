@@ -41,8 +41,7 @@ from zarr.abc.store import (
 from zarr.core.buffer import default_buffer_prototype
 from zarr.core.sync import _get_loop
 
-from zarr_shardstore import ShardingMapping, ShardingStore
-from zarr_shardstore.access import gather_bounded, metadata, resolve
+from zarr_shardstore.access import ShardingMapping, ShardingStore, gather_bounded, metadata, resolve
 from zarr_shardstore.errors import SpecError, UnsupportedError
 
 _OF_FSSPEC = (

@@ -9,10 +9,10 @@ from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Literal, TypeAlias
 
-from zarr_shardstore import ShardingMapping
 from zarr_shardstore.access import (
     BaseStoreHandle,
     LocalBackend,
+    ShardingMapping,
     StoreLike,
     chunk_keys,
     consolidated_index,

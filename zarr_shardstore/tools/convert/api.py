@@ -13,8 +13,8 @@ from functools import partial
 from types import EllipsisType
 from typing import Any, TypedDict, Unpack
 
-from zarr_shardstore import ShardingMapping
 from zarr_shardstore.access import (
+    ShardingMapping,
     StoreLike,
     arguments,
     open_base,

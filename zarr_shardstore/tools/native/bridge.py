@@ -19,9 +19,10 @@ from functools import partial
 from itertools import groupby
 from typing import Any, Literal, TypeAlias
 
-from zarr_shardstore import ShardingMapping, ShardingStore
 from zarr_shardstore.access import (
     BaseStoreHandle,
+    ShardingMapping,
+    ShardingStore,
     declarations,
     invalidate_documents,
     metadata,
