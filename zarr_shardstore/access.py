@@ -22,7 +22,7 @@ from zarr_shardstore.io.backends import resolve
 from zarr_shardstore.io.backends.base import RangesOfKeys, UnreadableSourceError
 from zarr_shardstore.io.backends.local import LocalBackend
 from zarr_shardstore.io.concurrency import gather_bounded
-from zarr_shardstore.io.local import files as local_files
+from zarr_shardstore.io.local import files as file_keys
 from zarr_shardstore.io.local import fs, locks
 from zarr_shardstore.io.local.open_shards import open_shards
 from zarr_shardstore.metadata import data_types, transformer_list
@@ -83,7 +83,7 @@ __all__ = [  # noqa: RUF022  # by subject
     "resolve",
     # local files
     "fs",
-    "local_files",
+    "file_keys",
     "locks",
     "open_shards",
     # stores

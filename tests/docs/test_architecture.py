@@ -9,7 +9,6 @@ from collections.abc import Iterator
 
 from tests.support import layers
 from tests.support.layers import PACKAGE
-from zarr_shardstore import access
 
 
 def test_the_tree_and_the_drawing_are_made_from_the_source() -> None:
@@ -35,7 +34,7 @@ def test_each_name_in_the_page_exists() -> None:
 
 
 ROOMS = {
-    "core": 19_250,
+    "core": 19_600,
     "core/format": 1_550,
     "core/metadata": 1_400,
     "core/shards": 2_600,
@@ -43,7 +42,7 @@ ROOMS = {
     "core/operations": 2_150,
     "core/io": 6_200,
     "core/zarr_hooks": 1_200,
-    "core/store": 2_300,
+    "core/store": 2_600,
     "tools": 8_950,
     "cli": 1_250,
     "interop": 4_650,
@@ -64,7 +63,12 @@ def test_each_room_can_be_read() -> None:
 
 
 def test_the_gate_is_narrow() -> None:
-    assert len(access.__all__) <= 40
+    (names,) = [
+        ast.literal_eval(node.value)
+        for node in ast.parse((PACKAGE / "access.py").read_text()).body
+        if isinstance(node, ast.Assign)
+    ]
+    assert 0 < len(names) <= 40
 
 
 def test_few_files_are_in_one_folder() -> None:

@@ -34,8 +34,8 @@ import crc32c
 
 from zarr_shardstore.access import (
     declarations,
+    file_keys,
     fs,
-    local_files,
     locks,
     metadata,
     open_base,
@@ -286,14 +286,14 @@ def _adopt(
 
 
 def _remove_empty(root: str) -> None:
-    local_files.tidy(root)
+    file_keys.tidy(root)
     with suppress(OSError):
         os.rmdir(root)
 
 
 def _names_in(root: str) -> list[str]:
     """Return the names in a directory, without the temporary files of a killed process."""
-    return [name for name in os.listdir(root) if not local_files.is_side_file(name)]
+    return [name for name in os.listdir(root) if not file_keys.is_side_file(name)]
 
 
 class _Adoption:
@@ -337,7 +337,7 @@ class _Adoption:
         known = {_DOCUMENT, _STAGED}
         for top, _, names in os.walk(self.root):
             paths = [os.path.join(top, name) for name in names if name not in known]
-            found += [p for p in paths if p not in ours and not local_files.is_hidden(p)]
+            found += [p for p in paths if p not in ours and not file_keys.is_hidden(p)]
         return [os.path.relpath(path, self.root) for path in found]
 
     def _differs(self, path: str) -> bool:

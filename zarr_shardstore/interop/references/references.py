@@ -28,10 +28,10 @@ from zarr_shardstore.access import (
     data_types,
     declarations,
     entries_present,
+    file_keys,
     fs,
     index_reads,
     layouts,
-    local_files,
     locks,
     metadata,
     open_base,
@@ -366,7 +366,7 @@ class _Reader:
         root = self.base.root_of_files
         for key in keys:
             if root is not None and os.path.exists(
-                locks.beside(root + key, local_files.JOURNAL_SUFFIX)
+                locks.beside(root + key, file_keys.JOURNAL_SUFFIX)
             ):
                 raise ShardConflictError(
                     f"the shard {key!r} is being appended to, or its writer was killed: close the "

@@ -18,8 +18,8 @@ from zarr_shardstore.access import (
     ShardingStore,
     chunk_keys,
     declarations,
+    file_keys,
     gather_bounded,
-    local_files,
     metadata,
     open_base,
 )
@@ -141,9 +141,9 @@ def is_public(key: str) -> bool:
         key.isprintable()
         and "\\" not in key
         and len(key.encode()) <= _MAX_KEY_NBYTES
-        and not any(segment.startswith(".") or local_files.is_hidden(segment) for segment in above)
+        and not any(segment.startswith(".") or file_keys.is_hidden(segment) for segment in above)
         and not (name.startswith(".") and name not in DOCUMENTS)
-        and not local_files.is_hidden(key)
+        and not file_keys.is_hidden(key)
     )
 
 

@@ -21,8 +21,8 @@ from zarr_shardstore.access import (
     arguments,
     chunk_keys,
     consolidated_index,
+    file_keys,
     layouts,
-    local_files,
     metadata,
     open_base,
 )
@@ -318,7 +318,7 @@ class _Run:
         if self.is_whole:  # a listing does not follow links
             root = backend.path_of("") if isinstance(backend, LocalBackend) else None
             linked = [
-                p for p in prefixes if p and root is not None and local_files.link_on_way(root, p)
+                p for p in prefixes if p and root is not None and file_keys.link_on_way(root, p)
             ]
             prefixes = ["", *linked]
         for prefix in prefixes:
@@ -357,9 +357,9 @@ class _Run:
         return []
 
     def _note(self, key: str, name: str, nodes: list[metadata.Node]) -> None:
-        if key.startswith(f"{local_files.QUARANTINE}/"):
+        if key.startswith(f"{file_keys.QUARANTINE}/"):
             pass
-        elif local_files.is_side_file(key) or name.endswith(".partial"):
+        elif file_keys.is_side_file(key) or name.endswith(".partial"):
             self.side_files.append(key)
         elif key.startswith(STAGING) or any(map(key.startswith, self._converted)):
             pass  # of a conversion, which has its own finding

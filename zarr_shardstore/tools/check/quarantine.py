@@ -27,7 +27,7 @@ from zarr_shardstore.access import (
     BaseStoreHandle,
     StoreLike,
     consolidated_index,
-    local_files,
+    file_keys,
     metadata,
     open_base,
     requests,
@@ -77,16 +77,16 @@ def restore_quarantine(store: StoreLike, quarantine: str, *, dry_run: bool = Fal
     """
     base = open_base(store).synced()
     base.check_writable()
-    there = list(base.keys(f"{local_files.QUARANTINE}/", shows_all=True))
-    name = quarantine.strip("/").removeprefix(f"{local_files.QUARANTINE}/")
-    prefix = f"{local_files.QUARANTINE}/{name}/"
+    there = list(base.keys(f"{file_keys.QUARANTINE}/", shows_all=True))
+    name = quarantine.strip("/").removeprefix(f"{file_keys.QUARANTINE}/")
+    prefix = f"{file_keys.QUARANTINE}/{name}/"
     names = (k.removeprefix(prefix) for k in there if k.startswith(prefix) and "/" not in name)
     keys = sorted(k.removesuffix(_ORIGINAL) for k in names if k.endswith(_ORIGINAL))
     if not keys:
         others = sorted({"/".join(k.split("/")[:2]) for k in there})
         text = f"there is no quarantine {quarantine!r} in {base.describe()}; there are "
         raise SpecError(text + (", ".join(others) or "none"))
-    shards = sorted({key.removesuffix(local_files.JOURNAL_SUFFIX) for key in keys})
+    shards = sorted({key.removesuffix(file_keys.JOURNAL_SUFFIX) for key in keys})
     left = [_restore(base, prefix, key, dry_run=dry_run) for key in shards]
     if any(left):
         raise ShardConflictError("; ".join(filter(None, left)) + ": left as it is")
@@ -95,7 +95,7 @@ def restore_quarantine(store: StoreLike, quarantine: str, *, dry_run: bool = Fal
 
 def _restore(base: BaseStoreHandle, prefix: str, key: str, *, dry_run: bool) -> str:
     """Put an object back, with its journal; return the reason if it is left as it is."""
-    names = [key, key + local_files.JOURNAL_SUFFIX]
+    names = [key, key + file_keys.JOURNAL_SUFFIX]
     at = [f"{prefix}{names[0]}{_ORIGINAL}", f"{prefix}{names[1]}{_ORIGINAL}"]
     docs = [f"{prefix}{name}{_REPAIRED}" for name in names]
     original, journal, doc, journal_doc = base.values([*at, *docs])
@@ -106,10 +106,10 @@ def _restore(base: BaseStoreHandle, prefix: str, key: str, *, dry_run: bool) -> 
     raw, raw_journal = base.values(names)
     if raw == original and journal in (None, raw_journal):
         return ""
-    if local_files.is_side_file(key) or consolidated_index.is_consolidated_index_key(
+    if file_keys.is_side_file(key) or consolidated_index.is_consolidated_index_key(
         key
     ):  # a lock that is taken now must stay
-        kind = requests.SetIfNotExists if local_files.is_side_file(key) else requests.Set
+        kind = requests.SetIfNotExists if file_keys.is_side_file(key) else requests.Set
         if not dry_run:
             base.perform([kind(key, bytes(original or b""))])
         return ""

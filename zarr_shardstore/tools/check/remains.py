@@ -11,8 +11,8 @@ from typing import Any
 from zarr_shardstore.access import (
     BaseStoreHandle,
     LocalBackend,
+    file_keys,
     journals,
-    local_files,
     locks,
     open_shards,
 )
@@ -75,12 +75,12 @@ def _state(base: BaseStoreHandle, key: str) -> Any:
 
 
 def _of_side_file(base: BaseStoreHandle, key: str, opened: Set[str]) -> Finding:
-    shard = key.removesuffix(locks.LOCK_SUFFIX).removesuffix(local_files.JOURNAL_SUFFIX)
+    shard = key.removesuffix(locks.LOCK_SUFFIX).removesuffix(file_keys.JOURNAL_SUFFIX)
     if _is_used(base, key, shard, opened):
         return finding("in_use", key, _IN_USE)
     if key.endswith(locks.LOCK_SUFFIX):
         return finding("lock_file", key, "a lock that no process of this machine has")
-    if not key.endswith(local_files.JOURNAL_SUFFIX):
+    if not key.endswith(file_keys.JOURNAL_SUFFIX):
         text = "a temporary file that no process of this machine has open"
         return finding("partial_file", key, text)
     (value,) = base.values([key], check=False)
@@ -104,7 +104,7 @@ def _is_used(base: BaseStoreHandle, key: str, shard: str, opened: Set[str]) -> b
         return True
     # A writer of many shards closes the files of the oldest, and keeps their journals. A temporary
     # file is closed under the lock of its shard, which is in the same directory.
-    suffix, above = local_files.JOURNAL_SUFFIX, backend.real_root
+    suffix, above = file_keys.JOURNAL_SUFFIX, backend.real_root
     if key == shard:
         suffix, above = locks.LOCK_SUFFIX, os.path.dirname(path) + os.sep
     return any(name.endswith(suffix) and name.startswith(above) for name in opened)

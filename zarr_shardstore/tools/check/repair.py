@@ -16,9 +16,9 @@ from zarr_shardstore.access import (
     StoreLike,
     chunk_keys,
     consolidated_index,
+    file_keys,
     journals,
     layouts,
-    local_files,
     locks,
     metadata,
     requests,
@@ -162,12 +162,12 @@ def repair_store(
         base.check_replaceable()
     name = f"{datetime.now(UTC):%Y%m%dT%H%M%S.%fZ}-{uuid.uuid4().hex[:8]}"
     replica = None if source is None else Replica(source)
-    run = _Repair(base, f"{local_files.QUARANTINE}/{name}/", keep, replica, order, dry_run)
+    run = _Repair(base, f"{file_keys.QUARANTINE}/{name}/", keep, replica, order, dry_run)
     by_key: dict[str, list[Finding]] = {}
     for found in report.findings:
         if found.severity != "info" and found.kind != "consolidated_index":
             key = (
-                found.key.removesuffix(local_files.JOURNAL_SUFFIX)
+                found.key.removesuffix(file_keys.JOURNAL_SUFFIX)
                 if found.kind == "journal"
                 else found.key
             )
@@ -264,7 +264,7 @@ class _Repair:
         data: shard_format.Bytes = old
         if not isinstance(self.base.backend, LocalBackend):  # which has read it by the journal
             data = _without_cut_change(
-                old, *self.base.values([key + local_files.JOURNAL_SUFFIX], check=False)
+                old, *self.base.values([key + file_keys.JOURNAL_SUFFIX], check=False)
             )
         text = ""
         for each in reversed(below):
@@ -372,7 +372,7 @@ class _Repair:
 
         A journal is put there with its shard: the writer that locks the shard undoes its change.
         """
-        names = [key, key + local_files.JOURNAL_SUFFIX, key + locks.LOCK_SUFFIX]
+        names = [key, key + file_keys.JOURNAL_SUFFIX, key + locks.LOCK_SUFFIX]
         old = self._read(key) if old is None else old
         raw, journal, lock = self.base.values(names, check=False)
         if old is None and (raw is not None or journal is None):
@@ -398,10 +398,10 @@ class _Repair:
         (found,) = [*check_side_files(self.base, [key]), None][:1]
         if found is None or found.kind == "in_use":
             return RepairAction(key, "left", "a writer uses it, or has removed it")
-        if not local_files.is_side_file(key):  # of another program, which may store it again
+        if not file_keys.is_side_file(key):  # of another program, which may store it again
             return self._exchange(key, None, found.message)
         shard = key.removesuffix(locks.LOCK_SUFFIX)
-        value, journal = self.base.values([key, shard + local_files.JOURNAL_SUFFIX], check=False)
+        value, journal = self.base.values([key, shard + file_keys.JOURNAL_SUFFIX], check=False)
         if journal is not None and shard != key:
             return RepairAction(key, "left", "it goes with the journal of its shard")
         if not self.dry_run:
