@@ -1,4 +1,4 @@
-"""The page about the architecture shows the package as it is."""
+"""The pages about the architecture show the package as it is."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.support.layers import PACKAGE
 
 def test_the_tree_and_the_drawing_are_made_from_the_source() -> None:
     """A file, its first line or an import has changed: the page is made again."""
-    assert layers.blocks_in_page() == layers.blocks(), "run: python -m tests.support.layers"
+    assert layers.blocks_in_pages() == layers.blocks(), "run: python -m tests.support.layers"
 
 
 def test_each_file_that_the_page_names_exists() -> None:

@@ -1,6 +1,7 @@
-"""Tree and drawing of the package in ``spec_notes/architecture.md``, made from the source.
+"""Drawing of the package in ``spec_notes/architecture.md`` and its tree in ``spec_notes/files.md``,
+made from the source.
 
-``python -m tests.support.layers`` writes both into the page.
+``python -m tests.support.layers`` writes both into their pages.
 """
 
 from __future__ import annotations
@@ -14,7 +15,9 @@ import grimp
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "zarr_shardstore"
-PAGE = ROOT / "spec_notes" / "architecture.md"
+NOTES = ROOT / "spec_notes"
+PAGES = (NOTES / "architecture.md", NOTES / "files.md")
+PROSE = (NOTES / "architecture.md", NOTES / "journeys.md")
 
 _BEGIN, _END = "<!-- made by tests/support/layers.py -->\n", "<!-- end -->"
 _BLOCK = re.compile(f"{_BEGIN}(.*?){_END}", re.DOTALL)
@@ -24,25 +27,26 @@ _WIDTH = 25
 
 
 def blocks() -> list[str]:
-    """Return the tree and the drawing."""
+    """Return the drawing and the tree."""
     uses = imports()
-    return [tree(uses), drawing(uses)]
+    return [drawing(uses), tree(uses)]
 
 
-def blocks_in_page() -> list[str]:
-    """Return the tree and the drawing that the page has."""
-    return _BLOCK.findall(PAGE.read_text())
+def blocks_in_pages() -> list[str]:
+    """Return the drawing and the tree that the pages have."""
+    return [block for page in PAGES for block in _BLOCK.findall(page.read_text())]
 
 
 def write() -> None:
-    """Write the tree and the drawing into the page."""
-    made = iter(blocks())
-    PAGE.write_text(_BLOCK.sub(lambda _: _BEGIN + next(made) + _END, PAGE.read_text()))
+    """Write the drawing and the tree into their pages."""
+    for page, made in zip(PAGES, blocks(), strict=True):
+        before, _, rest = page.read_text().partition(_BEGIN)
+        page.write_text(before + _BEGIN + made + _END + rest.partition(_END)[2])
 
 
 def prose() -> str:
-    """Return the page without the tree and the drawing."""
-    return _BLOCK.sub("", PAGE.read_text())
+    """Return the pages about the architecture without what is made from the source."""
+    return "".join(_BLOCK.sub("", page.read_text()) for page in PROSE)
 
 
 def imports() -> dict[str, set[str]]:
