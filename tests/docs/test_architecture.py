@@ -75,6 +75,23 @@ def test_few_files_are_in_one_folder() -> None:
     assert max(Counter(path.parent for path in PACKAGE.rglob("*.py")).values()) <= 12
 
 
+OF_THE_WHOLE = {"call_counts", "imports", "kit", "simulated_bugs", "words"}
+"""Unit tests that are of no room."""
+
+
+def test_unit_tests_mirror_the_package() -> None:
+    """``tests/unit/ROOM/test_MODULE.py``, with a subject after the name of the module if there are
+    several."""
+    folder = PACKAGE.parent / "tests/unit"
+    for path in folder.rglob("test_*.py"):
+        room, name = path.parent.relative_to(folder).as_posix(), path.stem.removeprefix("test_")
+        if room == ".":
+            assert name in OF_THE_WHOLE
+        else:
+            modules = [file.stem for file in (PACKAGE / room).rglob("*.py")]
+            assert any(f"{name}_".startswith(f"{module}_") for module in modules), path
+
+
 def test_missing_names_are_found() -> None:
     """Names of the package are no others."""
     defined = names_in_package()

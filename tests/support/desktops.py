@@ -33,7 +33,7 @@ ROOT = Path(__file__).parents[2]
 DESKTOP = "ZARR_SHARDSTORE_DESKTOP"
 """Environment variable with the system that a process is to be like."""
 
-FILES = ("tests/store", "tests/guarantees", "tests/tools", "tests/unit/test_local_files.py")
+FILES = ("tests/store", "tests/guarantees", "tests/tools", "tests/unit/io/test_files.py")
 
 SKIPPED: dict[str, dict[str, str]] = {
     "windows": {
@@ -48,7 +48,7 @@ SKIPPED: dict[str, dict[str, str]] = {
         "tests/guarantees/test_durability.py::test_documents_are_synced": "syncs directories",
         "tests/guarantees/test_links.py::test_a_backup_of_what_a_killed_writer_left": "of append",
         "tests/guarantees/test_links.py::test_links_to_what_is_no_file[": "no pipes among files",
-        "tests/unit/test_local_files.py::test_links_to_what_is_no_file[": "no pipes among files",
+        "tests/unit/io/test_files.py::test_links_to_what_is_no_file[": "no pipes among files",
         "tests/guarantees/test_concurrency.py::test_stores_work_in_child_processes[fork]": "fork",
         "tests/store/test_default_pipeline.py::test_bytes_and_keys": "imported at the start here",
         "tests/store/test_shards_argument.py::test_a_chunk_costs": "of append",

@@ -50,7 +50,9 @@ TESTS = Path(__file__).parents[1]
 _KNOW = ("unit", "kit", "golden", "fuzz")
 """Folders of unit tests, of the kit, of scripts for other environments, of inputs for parsers."""
 
-FILES = sorted(path for path in TESTS.rglob("*.py") if path.parent.name not in _KNOW)
+FILES = sorted(
+    path for path in TESTS.rglob("*.py") if not {*path.parent.relative_to(TESTS).parts} & {*_KNOW}
+)
 
 PUBLIC = re.compile(
     r"zarr_shardstore(\.(transformers|errors)(\.\w+)?|\.storage_transformers|\.__\w+__"

@@ -13,7 +13,7 @@ import pytest
 import zarr
 from zarr.metadata.migrate_v3 import migrate_v2_to_v3
 
-from tests.unit.test_draft_names import COMPRESSORS, NAMES
+from tests.unit.tools.test_draft_documents_names import COMPRESSORS, NAMES
 from zarr_shardstore.tools.native.translate import v3_of_v2
 
 Document = dict[str, Any]

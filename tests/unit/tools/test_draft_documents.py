@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.unit.test_draft_names import COMPRESSORS, NAMES, same
+from tests.unit.tools.test_draft_documents_names import COMPRESSORS, NAMES, same
 from zarr_shardstore.errors import SpecError, UnsupportedError
 from zarr_shardstore.metadata.data_types import DataType, endian_of, parse_numpy, v3_data_type
 from zarr_shardstore.tools.native.codecs import codec_of_bytes

@@ -12,6 +12,7 @@ import pytest
 from zarr_shardstore.errors import SpecError
 from zarr_shardstore.format.arguments import (
     array_path,
+    check_n_chunks,
     items_of,
     paths_of,
     storage_options_of,
@@ -64,3 +65,9 @@ def test_options_are_a_mapping_or_none() -> None:
 def test_other_types_are_refused(check: Callable[[Any], Any], value: Any, message: str) -> None:
     with pytest.raises(SpecError, match=re.escape(message)):
         check(value)
+
+
+def test_a_region_has_so_many_chunks_as_a_result_may_have_bytes() -> None:
+    check_n_chunks(2**28)
+    with pytest.raises(SpecError, match="the region has 268435457 chunks"):
+        check_n_chunks(2**28 + 1)

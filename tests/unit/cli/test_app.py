@@ -43,7 +43,7 @@ from zarr_shardstore.cli.output import ProgressBars, progress_lines
 from zarr_shardstore.tools.inspect.readers import ONLY_HERE
 from zarr_shardstore.tools.inspect.shard_map import printable
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 COMMANDS = [
     *("shard", "unshard", "reshard", "to-native", "from-native"),
     *("info", "fsck", "compact", "consolidate", "map", "serve", "adopt", "references"),
