@@ -44,8 +44,8 @@ from zarr_shardstore.access import (
     transformer_list,
 )
 from zarr_shardstore.errors import ShardConflictError, ShardStoreError, SpecError
+from zarr_shardstore.interop.adopt.tiles import tiles_of
 from zarr_shardstore.interop.importing.foreign import ForeignArray, read_foreign
-from zarr_shardstore.interop.importing.hdf5 import rows_of_slabs
 from zarr_shardstore.tools.inspect import readers
 
 Link: TypeAlias = Literal["hard", "symbolic", "move", "copy"]
@@ -151,7 +151,7 @@ def adopt(
         _undo(root, only_stopped=True)
     if os.path.lexists(root) and (not os.path.isdir(root) or _names_in(root)):
         raise SpecError(f"{root!r} is not empty: name another destination, or undo its adoption")
-    arrays = _tiles([read_foreign(path, dataset) for path in given])
+    arrays = tiles_of([read_foreign(path, dataset) for path in given])
     first = arrays[0]
     spec = shard_format.ShardingSpec(first.grid_shape, shard_format.ZEP2_INDEX)
     for array in arrays:
@@ -354,9 +354,8 @@ class _Adoption:
     def _index_of(self, path: str) -> str | None:
         """Return the checksum of the index in which a file ends; ``None`` if it has none, because
         another program has written behind it."""
-        spec = shard_format.ShardingSpec(
-            ((self._index_nbytes - 4) // shard_format.ENTRY_NBYTES,), shard_format.ZEP2_INDEX
-        )
+        n_entries = (self._index_nbytes - 4) // shard_format.ENTRY_NBYTES
+        spec = shard_format.ShardingSpec((n_entries,), shard_format.ZEP2_INDEX)
         fd = fs.open_to_read(path)
         try:
             size = os.fstat(fd).st_size
@@ -425,9 +424,8 @@ class _Adoption:
 
 
 def _append(path: str, array: ForeignArray, state: fs.FileState, index: bytes) -> None:
-    with open(
-        fs.open_to_change(path), "r+b", buffering=0
-    ) as file:  # closed after an interrupt, too
+    # Closed after an interrupt, too.
+    with open(fs.open_to_change(path), "r+b", buffering=0) as file:
         fd = file.fileno()
         _check_unlocked(fd, array.path)
         if state is None or fs.state_of(fd) != state:
@@ -441,8 +439,7 @@ def _noted(array: ForeignArray, spec: shard_format.ShardingSpec) -> dict[str, An
     assert array.state is not None
     _, nbytes, time_ns = array.state
     checksum = array.index(spec.chunks_per_shard).encode(spec.index)[-4:].hex()
-    noted = {"path": array.path, "nbytes": nbytes, "time_ns": time_ns}
-    return {**noted, "index_crc32c": checksum}
+    return dict(path=array.path, nbytes=nbytes, time_ns=time_ns, index_crc32c=checksum)
 
 
 def _mark(nbytes: int, added_nbytes: int) -> bytes:
@@ -501,49 +498,3 @@ def _document_at(path: str) -> dict[str, Any]:
     if doc is None:
         raise SpecError(f"{path!r} is no document of an array")
     return doc
-
-
-# --------------------------------------------------------------------------- tiles
-
-
-def _tiles(arrays: list[ForeignArray]) -> list[ForeignArray]:
-    """Return arrays that tile one along its first dimension, each a shard, or refuse them."""
-    if not arrays:
-        raise SpecError("name at least one file")
-    first, *others = arrays
-    paths = [array.path for array in arrays]
-    if len(set(paths)) < len(paths):
-        raise SpecError("a file is named twice: each is one shard")
-    row_nbytes = first.row_nbytes
-    if row_nbytes is not None and all(array.row_nbytes == row_nbytes for array in others):
-        n_rows = rows_of_slabs(tuple(array.shape[0] for array in arrays), row_nbytes)
-        if n_rows is not None:
-            first, *others = arrays = [array.in_slabs(n_rows) for array in arrays]
-    form = _form(first)
-    for array in others:
-        name = f"{array.path!r} does not continue {first.path!r}:"
-        for what, mine in _form(array).items():
-            if mine != form[what]:
-                raise SpecError(f"{name} its {what} is {mine}, not {form[what]}")
-        is_last = array is arrays[-1]
-        if array.shape[0] > first.shape[0] or (array.shape[0] < first.shape[0] and not is_last):
-            raise SpecError(f"{name} its shape is {array.shape}, not {first.shape}")
-    if others and first.shape[0] % first.chunk_shape[0]:
-        raise SpecError(
-            f"{first.path!r} has {first.shape[0]} rows in chunks of {first.chunk_shape[0]}: the "
-            "next file would begin within a chunk"
-        )
-    return arrays
-
-
-def _form(array: ForeignArray) -> dict[str, Any]:
-    """Return what must be the same for all files of an array."""
-    doc = array.document
-    return {
-        "number of dimensions": len(array.shape),
-        "shape without its first dimension": array.shape[1:],
-        "data type": doc["data_type"],
-        "chunk shape": array.chunk_shape,
-        "list of codecs": doc["codecs"],
-        "fill value": doc["fill_value"],
-    }
