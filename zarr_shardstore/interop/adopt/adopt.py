@@ -439,7 +439,7 @@ def _noted(array: ForeignArray, spec: shard_format.ShardingSpec) -> dict[str, An
     assert array.state is not None
     _, nbytes, time_ns = array.state
     checksum = array.index(spec.chunks_per_shard).encode(spec.index)[-4:].hex()
-    return dict(path=array.path, nbytes=nbytes, time_ns=time_ns, index_crc32c=checksum)
+    return {"path": array.path, "nbytes": nbytes, "time_ns": time_ns, "index_crc32c": checksum}
 
 
 def _mark(nbytes: int, added_nbytes: int) -> bytes:
