@@ -26,7 +26,6 @@ from zarr_shardstore.shards.requests import (
     Modify,
     Request,
     Set,
-    SetEntry,
     SetIfNotExists,
     SetPartial,
     UpdateShard,
@@ -262,7 +261,7 @@ def test_what_does_not_change_is_not_encoded_again() -> None:
     """The stored bytes stay, which another program may have encoded in its own way."""
     (below,) = next(handle((Named(b""),), [Modify("k", lambda old: old)]))
     assert isinstance(below, UpdateShard)
-    (update,) = below.updates
+    ((_, update),) = below.updates
     stored = b"k:value"
     assert update.change(stored) is stored  # type: ignore[union-attr]
     assert update.change(None) is None  # type: ignore[union-attr]
@@ -351,11 +350,11 @@ def ask_index() -> Flow[Any]:
 
 
 def test_each_write_of_chunks_is_in_the_update_of_its_shard() -> None:
-    writes: list[Request] = [Set("a/c0/1", b"x"), Set("a/c3/3", b"y"), Set("a/c1/0", b"z")]
+    writes: list[Any] = [Set("a/c0/1", b"x"), Set("a/c3/3", b"y"), Set("a/c1/0", b"z")]
     flow = handle((SHARDING,), writes)
     assert next(flow) == [
-        UpdateShard(LAYOUT.shard((0, 0)), (SetEntry(1, b"x"), SetEntry(2, b"z"))),
-        UpdateShard(LAYOUT.shard((1, 1)), (SetEntry(3, b"y"),)),
+        UpdateShard(LAYOUT.shard((0, 0)), ((1, writes[0]), (2, writes[2]))),
+        UpdateShard(LAYOUT.shard((1, 1)), ((3, writes[1]),)),
     ]
     with pytest.raises(StopIteration) as done:
         flow.send([None, None])

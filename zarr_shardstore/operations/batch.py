@@ -28,10 +28,10 @@ from typing import Any, Self, TypeAlias
 
 from zarr_shardstore.errors import ShardConflictError, SpecError, UnpublishedError
 from zarr_shardstore.format.arguments import whole_number
-from zarr_shardstore.format.layout import ArrayLayout, ShardRef
+from zarr_shardstore.format.layout import ArrayLayout, ChunkRef, ShardRef
 from zarr_shardstore.format.shard import Bytes
 from zarr_shardstore.shards import requests
-from zarr_shardstore.shards.requests import DeleteEntry, EntryUpdate, Flow, SetEntry
+from zarr_shardstore.shards.requests import Delete, EntryUpdate, Flow, Set
 from zarr_shardstore.synchronized import in_forked_child, synchronized
 
 DEFAULT_MAX_NBYTES = 256 * 1024 * 1024
@@ -164,7 +164,7 @@ class Batch:
 
 # ---------------------------------------------------------------- the write buffer
 
-BufferedUpdate: TypeAlias = SetEntry | DeleteEntry
+BufferedUpdate: TypeAlias = "Set | Delete | LateEntry"
 """The new state of an entry, independent of its stored value."""
 
 _ENTRY_NBYTES = 100
@@ -176,35 +176,36 @@ _RUN_NBYTES = 1024 * 1024
 
 @dataclass(slots=True, eq=False)
 class LateEntry:
-    """New value of an entry that a worker encodes with others, or a thread that needs it before."""
+    """New value of a chunk that a worker encodes with others, or a thread that needs it before."""
 
-    shard: ShardRef
-    entry_id: int
+    chunk: ChunkRef
     values: Any  # an array that does not change
     codec: Any  # values with equal ones are encoded together
-    entry: SetEntry | None = None
+    encoded: Set | None = None
 
 
 def _encode(run: Sequence[LateEntry]) -> None:
     """Encode chunks unless they are; two threads that do it at the same time make equal bytes."""
-    for codec, group in groupby((e for e in run if e.entry is None), attrgetter("codec")):
+    for codec, group in groupby(
+        (late for late in run if late.encoded is None), attrgetter("codec")
+    ):
         entries = list(group)
         values = codec.encode_many([late.values for late in entries])
         for late, value in zip(entries, values, strict=True):
-            late.entry = SetEntry(late.entry_id, value)
+            late.encoded = Set(late.chunk.key, value)
 
 
-def encoded(update: BufferedUpdate | LateEntry) -> BufferedUpdate:
+def encoded(update: BufferedUpdate) -> Set | Delete:
     """Return an update with its bytes."""
     if not isinstance(update, LateEntry):
         return update
     try:
         _encode([update])
     except Exception as error:
-        error.add_note(f"when the chunk {update.shard.chunk_key(update.entry_id)!r} was encoded")
+        error.add_note(f"when the chunk {update.chunk.key!r} was encoded")
         raise
-    assert update.entry is not None
-    return update.entry
+    assert update.encoded is not None
+    return update.encoded
 
 
 _synchronized = synchronized()
@@ -216,16 +217,16 @@ class BufferedShard:
     """Buffered updates of one shard, by entry id."""
 
     shard: ShardRef
-    updates: dict[int, BufferedUpdate | LateEntry] = field(default_factory=dict)
+    updates: dict[int, BufferedUpdate] = field(default_factory=dict)
     """Updates that no commit has taken yet."""
-    snapshot: dict[int, BufferedUpdate | LateEntry] = field(default_factory=dict)
+    snapshot: dict[int, BufferedUpdate] = field(default_factory=dict)
     """Updates that a commit is storing; they are read until it has ended."""
     nbytes: int = 0
     """Memory of `updates`, in bytes."""
     error: Exception | None = None
     """Why the last commit of a snapshot failed."""
 
-    def find(self, entry_id: int) -> BufferedUpdate | None:
+    def find(self, entry_id: int) -> Set | Delete | None:
         update = self.updates.get(entry_id) or self.snapshot.get(entry_id)
         return None if update is None else encoded(update)
 
@@ -233,7 +234,7 @@ class BufferedShard:
     def has_values(self) -> bool:
         """Whether there is more than deletions."""
         updates = [*self.snapshot.values(), *self.updates.values()]
-        return any(isinstance(update, SetEntry | LateEntry) for update in updates)
+        return any(isinstance(update, Set | LateEntry) for update in updates)
 
     @property
     def is_full(self) -> bool:
@@ -269,7 +270,7 @@ class WriteBuffer:
         _buffers.add(self)
 
     @_synchronized
-    def find(self, shard: ShardRef, entry_id: int) -> BufferedUpdate | None:
+    def find(self, shard: ShardRef, entry_id: int) -> Set | Delete | None:
         """Return the newest update of an entry; ``None``: its value is the stored one."""
         buffered = self._shard_like(shard)
         return None if buffered is None else buffered.find(entry_id)
@@ -313,11 +314,11 @@ class WriteBuffer:
                 f"shard {shard.key!r}: another store declared the array again while a batch "
                 "buffered values of it; end the batch, then write again"
             )
-        new: Mapping[int, BufferedUpdate | LateEntry] | None
+        new: Mapping[int, BufferedUpdate] | None
         if isinstance(updates, LateEntry):
-            new = {updates.entry_id: updates}
+            new = {updates.chunk.entry_id: updates}
         else:
-            new = _new_states(shard, updates, buffered, stored or {})
+            new = _new_states(updates, buffered, stored or {})
         if new is None:
             return False
         self._shards[shard.key] = buffered
@@ -329,7 +330,7 @@ class WriteBuffer:
     def put_late(self, late: LateEntry) -> list[LateEntry] | None:
         """Buffer a chunk; return those that a worker must `encode_run` now; ``None`` if no block is
         open."""
-        if not self.put(late.shard, late):
+        if not self.put(late.chunk.shard, late):
             return None
         self._run.append(late)
         if len(self._run) * late.values.nbytes < _RUN_NBYTES and not self.is_due:
@@ -346,9 +347,9 @@ class WriteBuffer:
     @_synchronized
     def _count_encoded(self, run: Sequence[LateEntry]) -> None:
         for late in run:
-            buffered = self._shards.get(late.shard.key)
-            if late.entry and buffered and buffered.updates.get(late.entry_id) is late:
-                self._add(buffered, {late.entry_id: late.entry})
+            entry_id, buffered = late.chunk.entry_id, self._shards.get(late.chunk.shard.key)
+            if late.encoded and buffered and buffered.updates.get(entry_id) is late:
+                self._add(buffered, {entry_id: late.encoded})
 
     @property
     def is_due(self) -> bool:
@@ -460,7 +461,7 @@ class WriteBuffer:
             return None
         return buffered
 
-    def _add(self, buffered: BufferedShard, new: Mapping[int, BufferedUpdate | LateEntry]) -> None:
+    def _add(self, buffered: BufferedShard, new: Mapping[int, BufferedUpdate]) -> None:
         old = [buffered.updates[i] for i in new if i in buffered.updates]
         added = sum(map(_nbytes_of, new.values())) - sum(map(_nbytes_of, old))
         buffered.updates |= new
@@ -475,40 +476,41 @@ class WriteBuffer:
         self._full.pop(buffered.shard.key, None)
 
 
-def _nbytes_of(update: BufferedUpdate | LateEntry) -> int:
+def _nbytes_of(update: BufferedUpdate) -> int:
     if isinstance(update, LateEntry):
         return max(int(update.values.nbytes), _ENTRY_NBYTES)
-    return max(len(update.value), _ENTRY_NBYTES) if isinstance(update, SetEntry) else _ENTRY_NBYTES
+    return max(len(update.value), _ENTRY_NBYTES) if isinstance(update, Set) else _ENTRY_NBYTES
 
 
 def _new_states(
-    shard: ShardRef,
     updates: Sequence[EntryUpdate],
     buffered: BufferedShard,
     stored: Mapping[int, Bytes | None],
-) -> dict[int, BufferedUpdate] | None:
+) -> dict[int, Set | Delete] | None:
     """Return the new states of entries after updates; ``None``: one depends on a stored value that
     is not given."""
-    new: dict[int, BufferedUpdate] = {}
-    for update in updates:
-        i = update.entry_id
+    new: dict[int, Set | Delete] = {}
+    for i, update in updates:
         is_whole = requests.replaces_value(update)
         before = None if is_whole else new.get(i) or buffered.find(i)
-        old = before.value if isinstance(before, SetEntry) else None
+        old = before.value if isinstance(before, Set) else None
         if before is None and not is_whole:
             if i not in stored:
                 return None
             old = stored[i]
+        after: Bytes | None
         match update:
-            case DeleteEntry():
-                new[i] = update
-            case SetEntry(_, value, only_if_missing):
-                new[i] = SetEntry(i, _own(old if only_if_missing and old is not None else value))
-            case requests.PatchEntry():
-                new[i] = SetEntry(i, requests.apply_pieces(shard.chunk_key(i), old, update.pieces))
-            case requests.MapEntry():
-                after = update.change(old)
-                new[i] = DeleteEntry(i) if after is None else SetEntry(i, _own(after))
+            case Set(_, value):
+                after = value
+            case Delete():
+                after = None
+            case requests.SetIfNotExists(_, value):
+                after = value if old is None else old
+            case requests.SetPartial(key, pieces):
+                after = requests.apply_pieces(key, old, pieces)
+            case requests.Modify(_, change):
+                after = change(old)
+        new[i] = Delete(update.key) if after is None else Set(update.key, _own(after))
     return new
 
 

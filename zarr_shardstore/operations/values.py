@@ -50,10 +50,8 @@ from zarr_shardstore.shards.append import append_to_shard, fits_inline
 from zarr_shardstore.shards.index_reads import rounds_of
 from zarr_shardstore.shards.read import ReadOptions, read_entries, read_groups
 from zarr_shardstore.shards.requests import (
-    DeleteEntry,
     EntryUpdate,
     Flow,
-    PartWrite,
     Piece,
     check_pieces,
 )
@@ -225,7 +223,7 @@ class Operations:
 
     def set_many(
         self,
-        items: Iterable[tuple[str, Value | PartWrite | None]],
+        items: Iterable[tuple[str, Value | requests.Modify | None]],
         *,
         only_if_missing: bool = False,
     ) -> Flow[None]:
@@ -237,8 +235,8 @@ class Operations:
         items = list(items)
         request = requests.SetIfNotExists if only_if_missing else requests.Set
         sets = [
-            requests.Modify(key, value.change, value.placeholder, may_wait=True)
-            if isinstance(value, PartWrite)
+            value._replace(key=key, may_wait=True)
+            if isinstance(value, requests.Modify)
             else request(key, value)
             for key, value in items
             if value is not None
@@ -411,11 +409,12 @@ class Operations:
         shards, keys = yield from stream.all_shards_and_keys()
         raise_first(stream.errors)  # so far nothing was erased
         for part in rounds_of(shards, lambda s: s.layout.spec.n_entries * _ERASURE_NBYTES):
-            erasures = [
-                (shard, tuple(map(DeleteEntry, shard.entries_with(prefix).tolist())))
-                for shard in part
+            erasures = [(s, s.entries_with(prefix).tolist(), requests.Delete(s.key)) for s in part]
+            updates = [
+                requests.UpdateShard(shard, tuple([(i, erased) for i in ids]))
+                for shard, ids, erased in erasures
+                if ids
             ]
-            updates = [requests.UpdateShard(*each) for each in erasures if each[1]]
             if updates:
                 yield [*updates]
         yield from self.set_many((key, None) for key in keys)

@@ -67,7 +67,7 @@ def append_to_shard(
             ids = [i for i, yes in replaced.items() if not yes and writer.entry(i) is not None]
             if ids:
                 stored = yield from _read_entries(writer, ids)
-        new = apply_groups(shard, groups, left, outcomes, stored)
+        new = apply_groups(groups, left, outcomes, stored)
     values = {i: value for i, value in new.items() if value is not None}
     if writer is not None:
         new = {i: v for i, v in new.items() if v is not None or writer.entry(i) is not None}
@@ -93,14 +93,14 @@ def fits_inline(
     n_added = 0
     removed: set[int] = set()
     replaced: dict[int, Bytes | None] = {}
-    for update in updates:
-        if writer.entry(update.entry_id) is None:
-            n_added += not isinstance(update, requests.DeleteEntry)
+    for i, update in updates:
+        if writer.entry(i) is None:
+            n_added += not isinstance(update, requests.Delete)
             continue
-        replaced[update.entry_id] = None
-        if isinstance(update, requests.DeleteEntry):
-            removed.add(update.entry_id)
-        elif not isinstance(update, requests.SetEntry) or update.only_if_missing:
+        replaced[i] = None
+        if isinstance(update, requests.Delete):
+            removed.add(i)
+        elif not isinstance(update, requests.Set):
             return False
     n_full = writer.n_full
     return (

@@ -65,7 +65,7 @@ def rewrite_shard(
             )
     while left:
         old = yield from _read_entries_to_keep(shard, [u for i in left for u in groups[i]])
-        new = apply_groups(shard, groups, left, outcomes, old or {})
+        new = apply_groups(groups, left, outcomes, old or {})
         if new is not None:
             if old is not None and new:
                 entries = {i: v for i, v in {**old, **new}.items() if v is not None}
@@ -83,9 +83,9 @@ def _read_entries_to_keep(
     replaced = replaced_entries(shard, updates)
     if replaced is not None and (yield from _is_replaced_whole(shard, replaced)):
         return {}
-    if all(isinstance(update, requests.DeleteEntry) for update in updates):
+    if all(isinstance(update, Delete) for _, update in updates):
         (index,) = yield from read_indexes([shard])
-        if index is None or all(index.entry(update.entry_id) is None for update in updates):
+        if index is None or all(index.entry(i) is None for i, _ in updates):
             return None
     (found,) = yield from read_whole_shards([shard])
     if found.value is None:
@@ -112,14 +112,13 @@ def replaced_entries(shard: ShardRef, updates: Sequence[EntryUpdate]) -> dict[in
     if len(updates) < shard.n_grid_entries:  # a number: sets of all entries are large
         return None
     replaced: dict[int, float] = {}
-    for update in updates:
-        i = update.entry_id
+    for i, update in updates:
         match update:
-            case requests.DeleteEntry() | requests.SetEntry(only_if_missing=False):
+            case Set() | Delete():
                 replaced[i] = math.inf
             case _ if replaced.get(i) == math.inf:
                 pass  # the value before this update is known
-            case requests.PatchEntry() if (nbytes := update.nbytes_from_start) is not None:
+            case requests.SetPartial() if (nbytes := update.nbytes_from_start) is not None:
                 replaced[i] = max(nbytes, replaced.get(i, 0))
             case _:
                 return None
@@ -174,19 +173,19 @@ def rewrite_value(
         if not requests.replaced_first(updates).get(0, True):
             found = yield from read_whole_value(value.key)
             old = {0: found.value}
-        new = apply_groups(value, groups, left, outcomes, old)
+        new = apply_groups(groups, left, outcomes, old)
         if new is not None:
             if new and new[0] is not None:
                 yield [Set(value.key, new[0])]
             elif new and old.get(0, b"") is not None:
-                placeholders = [getattr(update, "placeholder", None) for update in updates]
-                yield [Delete(value.key, placeholder=next(filter(None, placeholders), None))]
+                changes = [u for _, u in updates if isinstance(u, requests.Modify)]
+                placeholders = [u.placeholder for u in changes if u.placeholder is not None]
+                yield [Delete(value.key, placeholders[0] if placeholders else None)]
             break
     return outcomes
 
 
 def apply_groups(
-    shard: ShardRef | PlainValue,
     groups: Sequence[Sequence[EntryUpdate]],
     left: list[int],
     outcomes: list[Exception | None],
@@ -200,7 +199,7 @@ def apply_groups(
     new: dict[int, Bytes | None] = {}
     for i in left:
         try:
-            _apply_updates(shard, groups[i], old, new)
+            _apply_updates(groups[i], old, new)
         except Exception as error:
             outcomes[i] = error
             left.remove(i)
@@ -209,25 +208,21 @@ def apply_groups(
 
 
 def _apply_updates(
-    shard: ShardRef | PlainValue,
-    group: Sequence[EntryUpdate],
-    old: Mapping[int, Bytes | None],
-    new: dict[int, Bytes | None],
+    group: Sequence[EntryUpdate], old: Mapping[int, Bytes | None], new: dict[int, Bytes | None]
 ) -> None:
-    for update in group:
-        i = update.entry_id
+    for i, update in group:
         before = new[i] if i in new else old.get(i)
         match update:
-            case requests.DeleteEntry():
+            case Delete():
                 new[i] = None
-            case requests.SetEntry(only_if_missing=True) if before is not None:
+            case requests.SetIfNotExists() if before is not None:
                 pass
-            case requests.SetEntry():
-                new[i] = update.value
-            case requests.PatchEntry():
-                new[i] = requests.apply_pieces(shard.chunk_key(i), before, update.pieces)
-            case requests.MapEntry():
-                after = update.change(before)
+            case Set(_, value) | requests.SetIfNotExists(_, value):
+                new[i] = value
+            case requests.SetPartial(key, pieces):
+                new[i] = requests.apply_pieces(key, before, pieces)
+            case requests.Modify(_, change):
+                after = change(before)
                 if after is not before:
                     new[i] = after
 

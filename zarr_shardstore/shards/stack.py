@@ -16,9 +16,9 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal, Protocol, TypeAlias, TypeVar
+from typing import Any, Literal, Protocol, TypeAlias, TypeVar, get_args
 
 import crc32c as _crc32c
 
@@ -45,9 +45,9 @@ from zarr_shardstore.shards.requests import (
     Set,
     SetIfNotExists,
     SetPartial,
+    Update,
     UpdateShard,
     apply_pieces,
-    entry_update,
     relay,
 )
 from zarr_shardstore.shards.shard_listing import ListedKeys
@@ -134,7 +134,7 @@ class ValueTransformer(StorageTransformer, ABC):
                 return self._modify(key, lambda old: apply_pieces(key, old, pieces))
             case Modify(key, change, placeholder, may_wait):
                 below = placeholder and (lambda: self.encode(key, placeholder()))
-                return replace(self._modify(key, change), placeholder=below, may_wait=may_wait)
+                return self._modify(key, change)._replace(placeholder=below, may_wait=may_wait)
             case Exists() | Delete():
                 return request
         raise TypeError(f"a transformer does not perform {request!r}")
@@ -220,7 +220,7 @@ def handle(stack: Stack, requests: Sequence[Request]) -> Flow[list[Any]]:
                 for request, reply in zip(part, replies, strict=True)
             ]
         # The driver runs the commit of a shard later, above the stack that the shard lies on.
-        return (yield [replace(r, below=stack) for r in part if isinstance(r, UpdateShard)])
+        return (yield [r._replace(below=stack) for r in part if isinstance(r, UpdateShard)])
 
     return (yield from by_kind(requests, [isinstance(r, UpdateShard) for r in requests], perform))
 
@@ -327,7 +327,10 @@ def perform_on_chunks(
 ) -> Flow[list[Any]]:
     """Reply to requests for chunks, also of several arrays. Cost: two rounds for all reads, one for
     the sizes, one `UpdateShard` for each shard that changes. All three share their rounds."""
-    kinds = [_FLOWS.get(type(request), _update) for request in requests]
+    try:
+        kinds = [_FLOWS[type(request)] for request in requests]
+    except KeyError as error:
+        raise TypeError(f"a transformer does not perform {error.args[0].__name__}") from None
     pairs = list(zip(requests, chunks, strict=True))
     return (yield from by_kind(pairs, kinds, lambda flow, part: flow(part, reading)))
 
@@ -365,6 +368,7 @@ _FLOWS: Mapping[type, Callable[[_Pairs, ReadOptions], Flow[list[Any]]]] = {
     Get: _read_values,
     GetSize: _read_sizes,
     Exists: _read_sizes,
+    **dict.fromkeys(get_args(Update), _update),
 }
 
 
@@ -372,7 +376,7 @@ def shard_updates(pairs: Iterable[tuple[Any, ChunkRef]]) -> list[Request]:
     """Return one `UpdateShard` for each shard that requests for its chunks change."""
     updates: dict[ShardRef, list[EntryUpdate]] = {}
     for request, chunk in pairs:
-        updates.setdefault(chunk.shard, []).append(entry_update(request, chunk.entry_id))
+        updates.setdefault(chunk.shard, []).append((chunk.entry_id, request))
     return [UpdateShard(shard, tuple(parts)) for shard, parts in updates.items()]
 
 

@@ -143,7 +143,9 @@ class BaseStoreHandle:
 
         value = requests.PlainValue(key)
         driver = Driver(self.backend, update)
-        driver.run(requests.ask([requests.UpdateShard(value, (requests.MapEntry(0, change),))]))
+        driver.run(
+            requests.ask([requests.UpdateShard(value, ((0, requests.Modify(key, change)),))])
+        )
 
     def synced(self) -> BaseStoreHandle:
         """Return the same store; what is written into local files survives a loss of power."""

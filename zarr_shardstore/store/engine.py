@@ -231,7 +231,7 @@ class ShardingEngine:
     async def buffer_chunk(self, key: str, values: Any, codec: Any) -> bool:
         """Buffer one decoded chunk, an array that does not change; false if no batch takes it."""
         buffer, chunk = self._buffer, self._arrays.current().chunk_of(key)
-        late = None if chunk is None else LateEntry(chunk.shard, chunk.entry_id, values, codec)
+        late = None if chunk is None else LateEntry(chunk, values, codec)
         run = None if late is None else buffer.put_late(late)
         if run is None:
             return False

@@ -45,7 +45,7 @@ from zarr_shardstore.errors import ShardConflictError
 from zarr_shardstore.io.buffers import own_bytes, to_buffer_of
 from zarr_shardstore.io.concurrency import map_in_threads, run_within
 from zarr_shardstore.io.driver import MAX_CONFLICT_S
-from zarr_shardstore.shards.requests import PartWrite
+from zarr_shardstore.shards.requests import Modify
 from zarr_shardstore.telemetry import warn
 from zarr_shardstore.zarr_hooks.chunk_codec import ChunkCodec, PlainCodec
 from zarr_shardstore.zarr_hooks.shards_argument import Unrolling, drop_copied_encoding
@@ -152,7 +152,7 @@ class _TakesWholeOperations(Protocol):
 
     async def _set_or_erase(
         self,
-        items: Iterable[tuple[str, Buffer | bytes | PartWrite | None]],
+        items: Iterable[tuple[str, Buffer | bytes | Modify | None]],
         prototype: BufferPrototype | None = None,
     ) -> None: ...
 
@@ -357,7 +357,7 @@ class ShardedCodecPipeline(BatchedCodecPipeline):
 
         def encode(
             item: tuple[ChunkPart, Value | None],
-        ) -> Buffer | bytes | PartWrite | None:
+        ) -> Buffer | bytes | Modify | None:
             part, old = item
             new = chunk_with(part, old)
             if part.is_complete:
@@ -375,11 +375,11 @@ class ShardedCodecPipeline(BatchedCodecPipeline):
             def fill() -> bytes:
                 return own_bytes(codec.encode(*_empty_chunk(part.spec)) or b"")
 
-            return PartWrite(change, fill)
+            return Modify(part.key, change, fill)
 
         def encode_run(
             items: Sequence[tuple[ChunkPart, Value | None]],
-        ) -> list[Buffer | bytes | PartWrite | None]:
+        ) -> list[Buffer | bytes | Modify | None]:
             return list(map(encode, items))
 
         async def write_some(_: list[int], parts: list[ChunkPart]) -> None:
@@ -483,7 +483,7 @@ class _PartPath(StorePath):
                 return new
             raise _ChangedMeanwhileError(self.path)
 
-        item = new if seen is None else PartWrite(change, placeholder)
+        item = new if seen is None else Modify(self.path, change, placeholder)
         await store._set_or_erase([(self.path, item)], self.spec.prototype)
 
 
