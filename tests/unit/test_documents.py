@@ -20,12 +20,8 @@ from zarr_shardstore.metadata.documents import (
     Hierarchy,
     Node,
     all_members,
-    attributes_of,
     axes_of_ome,
-    check_members,
     chunk_nbytes,
-    complete_document,
-    consolidated_v3,
     dimension_names,
     directory_of_v2_consolidated,
     document_key,
@@ -33,7 +29,6 @@ from zarr_shardstore.metadata.documents import (
     has_conversion_marker,
     has_empty_chunks,
     is_array_document,
-    is_same_json,
     keys_of_dimension_names,
     members,
     node_of_document,
@@ -43,6 +38,13 @@ from zarr_shardstore.metadata.documents import (
     plain_geometry,
     with_conversion_marker,
     with_members,
+)
+from zarr_shardstore.tools.native.document_members import (
+    attributes_of,
+    check_members,
+    complete_document,
+    consolidated_v3,
+    is_same_json,
 )
 
 Document = dict[str, Any]
