@@ -28,7 +28,7 @@ from zarr_shardstore.errors import ShardStoreError, SpecError
 from zarr_shardstore.format.keys import check_key, check_prefix
 from zarr_shardstore.format.layout import ChunkRef, ShardRef
 from zarr_shardstore.format.ranges import ByteRange, Range, column_of_ranges, resolve_range
-from zarr_shardstore.format.shard import EntryOrder
+from zarr_shardstore.format.shard import Bytes, EntryOrder
 from zarr_shardstore.metadata.declaration import Native
 from zarr_shardstore.metadata.documents import (
     Node,
@@ -59,8 +59,6 @@ from zarr_shardstore.shards.rewrite import rewrite_shard, rewrite_value
 from zarr_shardstore.shards.shard_listing import GridDirectory
 from zarr_shardstore.shards.shard_writer import ShardWriter
 from zarr_shardstore.shards.stack import Stack, WriteStrategy, split_at_sharding
-
-Value: TypeAlias = bytes | memoryview
 
 Owner: TypeAlias = "ChunkRef | TransformedKey | InvalidChunkKey | None"
 """The chunk or transformed key that a key names; ``None``: the key passes through."""
@@ -119,7 +117,7 @@ class Operations:
         flow = commit_with_buffered(request.shard, groups, commit, self.buffer)
         if not request.below:
             return flow
-        return stack.run_above((*request.below, stack.InCommit()), flow)
+        return stack.run_through((*request.below, stack.InCommit()), flow)
 
     def fits_inline(
         self, request: requests.UpdateShard, updates: Sequence[EntryUpdate], opened: ShardWriter
@@ -223,7 +221,7 @@ class Operations:
 
     def set_many(
         self,
-        items: Iterable[tuple[str, Value | requests.Modify | None]],
+        items: Iterable[tuple[str, Bytes | requests.Modify | None]],
         *,
         only_if_missing: bool = False,
     ) -> Flow[None]:
@@ -271,9 +269,9 @@ class Operations:
             return False
         (owner,) = yield from self.catalog.chunks_of([key])
         is_chunk = isinstance(owner, ChunkRef | TransformedKey)
-        return is_chunk or key.startswith(tuple(self.arrays.reader.left_to_zarr))
+        return is_chunk or key.startswith(tuple(self.arrays.reader.sharded_by_zarr))
 
-    def set_partial_values(self, key_start_values: Iterable[tuple[str, int, Value]]) -> Flow[None]:
+    def set_partial_values(self, key_start_values: Iterable[tuple[str, int, Bytes]]) -> Flow[None]:
         """Write pieces into values; each shard is committed once.
 
         If pieces of one value overlap, or a key is not valid, nothing is written. If a piece starts
@@ -463,7 +461,7 @@ class Operations:
 
         def flow_of(kind: Node | str, part: list[requests.Request]) -> Flow[list[Any]]:
             if isinstance(kind, Node):
-                return stack.handle(stacks[kind], part)
+                return stack.ask_through(stacks[kind], part)
             if kind == "other":
                 return requests.relay(part)
             chunks = [owner for owner in owners if isinstance(owner, ChunkRef)]
@@ -471,7 +469,7 @@ class Operations:
                 return perform_buffered(part, chunks, self._reading, self.buffer)
             return stack.perform_on_chunks(part, chunks, self._reading)
 
-        replies = yield from stack.by_kind(asked, kinds, flow_of)
+        replies = yield from stack.for_each_kind(asked, kinds, flow_of)
         if is_buffered and not all(
             isinstance(r, requests.Get | requests.GetSize | requests.Exists) for r in asked
         ):

@@ -204,7 +204,7 @@ class ReadOnlyTransformer(StorageTransformer):
         return (yield [*requests])
 
 
-def handle(stack: Stack, requests: Sequence[Request]) -> Flow[list[Any]]:
+def ask_through(stack: Stack, requests: Sequence[Request]) -> Flow[list[Any]]:
     """Reply to requests for keys above a stack by requests to the base store."""
     if not stack:
         return (yield from relay(requests))
@@ -214,7 +214,7 @@ def handle(stack: Stack, requests: Sequence[Request]) -> Flow[list[Any]]:
     def perform(is_update: bool, part: list[Request]) -> Flow[list[Any]]:
         if not is_update:  # transformers below a sharding know bytes only
             below = [index_get(r) if isinstance(r, GetIndex) else r for r in part]
-            replies = yield from run_above(stack[1:], stack[0].perform(below))
+            replies = yield from run_through(stack[1:], stack[0].perform(below))
             return [
                 found_index(request, reply) if isinstance(request, GetIndex) else reply
                 for request, reply in zip(part, replies, strict=True)
@@ -222,16 +222,18 @@ def handle(stack: Stack, requests: Sequence[Request]) -> Flow[list[Any]]:
         # The driver runs the commit of a shard later, above the stack that the shard lies on.
         return (yield [r._replace(below=stack) for r in part if isinstance(r, UpdateShard)])
 
-    return (yield from by_kind(requests, [isinstance(r, UpdateShard) for r in requests], perform))
+    return (
+        yield from for_each_kind(requests, [isinstance(r, UpdateShard) for r in requests], perform)
+    )
 
 
-def run_above(stack: Stack, flow: Flow[Any]) -> Flow[Any]:
+def run_through(stack: Stack, flow: Flow[Any]) -> Flow[Any]:
     """Run a flow above a stack, which replies to its requests."""
     try:
         batch = next(flow)
         while True:
             try:
-                replies = yield from handle(stack, batch)
+                replies = yield from ask_through(stack, batch)
             except Exception as error:
                 batch = flow.throw(error)
             else:
@@ -247,11 +249,11 @@ def keys_above(stack: Stack, keys: Sequence[str]) -> Flow[list[tuple[str, int | 
     sized: list[tuple[str, int | None]] = [(key, None) for key in keys]
     for n in reversed(range(len(stack))):
         flow = stack[n].keys_above([key for key, _ in sized])
-        sized = yield from run_above(stack[n + 1 :], flow)
+        sized = yield from run_through(stack[n + 1 :], flow)
     return sized
 
 
-def gather(flows: Sequence[Flow[Any]]) -> Flow[list[Any]]:
+def in_shared_rounds(flows: Sequence[Flow[Any]]) -> Flow[list[Any]]:
     """Run flows in shared rounds: their requests of one round are one list. Return their results.
 
     If a request fails, each flow of that round gets the error, and may continue to its end. Errors
@@ -295,12 +297,12 @@ def gather(flows: Sequence[Flow[Any]]) -> Flow[list[Any]]:
     return results
 
 
-def by_kind(
+def for_each_kind(
     requests: Sequence[T],
     kinds: Sequence[Any],
     flow_of: Callable[[Any, list[T]], Flow[list[Any]]],
 ) -> Flow[list[Any]]:
-    """Run a flow for the requests of each kind, as `gather`; return the replies in order, and
+    """Run a flow for the requests of each kind, as `in_shared_rounds`; return the replies in order, and
     ``None`` for requests of the kind ``None``."""
     positions: dict[Any, list[int]] = {}
     for i, kind in enumerate(kinds):
@@ -308,7 +310,7 @@ def by_kind(
             positions.setdefault(kind, []).append(i)
     flows = [flow_of(kind, [requests[i] for i in at]) for kind, at in positions.items()]
     replies: list[Any] = [None] * len(requests)
-    for at, found in zip(positions.values(), (yield from gather(flows)), strict=True):
+    for at, found in zip(positions.values(), (yield from in_shared_rounds(flows)), strict=True):
         for i, reply in zip(at, found, strict=True):
             replies[i] = reply
     return replies
@@ -332,7 +334,7 @@ def perform_on_chunks(
     except KeyError as error:
         raise TypeError(f"a transformer does not perform {error.args[0].__name__}") from None
     pairs = list(zip(requests, chunks, strict=True))
-    return (yield from by_kind(pairs, kinds, lambda flow, part: flow(part, reading)))
+    return (yield from for_each_kind(pairs, kinds, lambda flow, part: flow(part, reading)))
 
 
 _Pairs: TypeAlias = Sequence[tuple[Any, ChunkRef]]
@@ -401,7 +403,7 @@ class ShardingTransformer(StorageTransformer):
                 return (yield from self.on_chunks(part, chunks, self.reading))
             return (yield part)
 
-        return (yield from by_kind(requests, [c is not None for c in named], flow_of))
+        return (yield from for_each_kind(requests, [c is not None for c in named], flow_of))
 
     def keys_above(self, keys: Sequence[str]) -> Flow[list[tuple[str, int | None]]]:
         """Return the keys of the chunks in shards, with their sizes; other keys as they are."""

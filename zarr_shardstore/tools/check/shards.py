@@ -400,7 +400,7 @@ class ArrayChecker:
         stops: npt.NDArray[np.int64],
     ) -> Iterator[tuple[Sequence[int], Sequence[memoryview]]]:
         if self.grid.below:  # a transformer reads the whole shard
-            (found,) = base.run(stacks.handle(self.grid.below, [requests.Get(shard.key)]))
+            (found,) = base.run(stacks.ask_through(self.grid.below, [requests.Get(shard.key)]))
             if found.value is None or (len(stops) and len(found.value) < stops.max()):
                 raise ShardConflictError(f"the shard {shard.key!r} was changed while it was read")
             places = zip(starts.tolist(), stops.tolist(), strict=True)
@@ -495,7 +495,7 @@ def ask_each(
     if not batch:
         return []
     try:
-        return base.run(stacks.handle(stack, batch))
+        return base.run(stacks.ask_through(stack, batch))
     except Exception as error:
         if len(batch) == 1:
             return [error]
