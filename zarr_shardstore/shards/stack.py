@@ -302,7 +302,7 @@ def for_each_kind(
     kinds: Sequence[Any],
     flow_of: Callable[[Any, list[T]], Flow[list[Any]]],
 ) -> Flow[list[Any]]:
-    """Run a flow for the requests of each kind, as `in_shared_rounds`; return the replies in order, and
+    """Run a flow for the requests of each kind, in shared rounds; return the replies in order, and
     ``None`` for requests of the kind ``None``."""
     positions: dict[Any, list[int]] = {}
     for i, kind in enumerate(kinds):
