@@ -14,7 +14,6 @@ from zarr_shardstore.errors import SpecError, UnfinishedConversionError, Unsuppo
 from zarr_shardstore.format.consolidated_index import with_consolidated_index
 from zarr_shardstore.format.keys import ChunkKeyEncoding
 from zarr_shardstore.metadata import documents
-from zarr_shardstore.metadata.declaration import values_in
 from zarr_shardstore.metadata.documents import (
     Geometry,
     Hierarchy,
@@ -158,7 +157,12 @@ def test_levels_are_counted_whatever_strings_hold(
     for _ in range(n):
         value = [value, "]"]
     doc = {"a": value, "b": [[]] * 200}
-    is_deep = any(depth > 200 for v, depth in values_in(doc) if isinstance(v, dict | list))
+    level: list[Any] = [doc]
+    n_levels = 0
+    while level := [v for v in level if isinstance(v, dict | list)]:
+        n_levels += 1
+        level = [item for v in level for item in (v.values() if isinstance(v, dict) else v)]
+    is_deep = n_levels > 200
     text = json.dumps(doc, ensure_ascii=ascii_only).encode(encoding)
     assert parse_json(text) == (None if is_deep else doc)
 

@@ -72,8 +72,8 @@ class MetadataView:
         if array.document.declaration is not None:
             doc = declaration.strip(doc, array.document.declaration)
             is_nested = declaration.has_sharding_codec(doc)
-            return declaration.declare_native(doc) if is_nested else doc
-        return doc  # perhaps with the mark of `declare_native`: `ShardedCodecPipeline` looks for it
+            return declaration.marked(doc, "passthrough") if is_nested else doc
+        return doc  # perhaps with a mark, which `ShardedCodecPipeline` looks for
 
     def _members_to_user(self, path: str, doc: Document) -> Document:
         changed: dict[str, Document] = {}
@@ -175,10 +175,10 @@ class MetadataView:
             names = ("chunk_grid", "chunk_key_encoding", "chunks", "dimension_separator")
             if any(old.doc.get(name) != doc.get(name) for name in names):
                 return None
-        elif declaration.is_native_by_choice(old.doc):
+        elif declaration.mark_of(old.doc) == "passthrough":
             if declaration.sharding_shapes(old.doc) != declaration.sharding_shapes(doc):
                 return None
-            doc = declaration.declare_native(doc)
+            doc = declaration.marked(doc, "passthrough")
         elif not geometry.has_same_chunks(before.geometry):
             return None
         elif before.declaration is not None:
@@ -200,9 +200,9 @@ class MetadataView:
             if kept is not None and shown == declaration.sharding_shapes(doc):
                 return kept
         if self._reader.native == "passthrough":
-            return declaration.without_mark(doc) if declaration.is_flat_by_choice(doc) else doc
+            return declaration.without_mark(doc) if declaration.mark_of(doc) == "flat" else doc
         is_flat = old.array is not None and old.array.document.declaration is not None
-        if declaration.is_flat_by_choice(doc):
+        if declaration.mark_of(doc) == "flat":
             doc = declaration.without_mark(doc)
             self._reader.read(node, doc)  # raises if this is no sharding that is known here
             return documents.with_notes(doc, notes)
@@ -216,14 +216,14 @@ class MetadataView:
             if self._policy.rule_of(node.path, documents.dimension_names(doc)) is not None:
                 _warn_of_unsharded(node, array.unknown)
             return doc
-        return declaration.declare_native(doc)  # zarr shards it; the mark tells each later store
+        return declaration.marked(doc, "passthrough")  # each later store leaves it to zarr
 
     def takes_shards(self, document: memoryview) -> bool:
         """Whether an array whose document has a sharding codec is addressed by its inner chunks."""
         doc = documents.parse_json(document)
         if doc is None or len(declaration.sharding_shapes(doc)) != 1:
             return False
-        plain = declaration.without_mark(doc) if declaration.is_flat_by_choice(doc) else doc
+        plain = declaration.without_mark(doc) if declaration.mark_of(doc) == "flat" else doc
         try:
             array = self._reader.read(Node("v3", ""), plain)
         except (SpecError, UnsupportedError):

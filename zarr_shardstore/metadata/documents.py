@@ -73,6 +73,7 @@ ADOPTED = "zarr_shardstore_adopted"
 """Member of a v3 document whose first shards are files of other formats, with an index behind."""
 
 _MARKER = "zarr_shardstore.unfinished_conversion"
+_MARKED = ("filters", "codecs", "storage_transformers")
 _MARKER_MESSAGE = "the array is being converted: run the same command again to finish it"
 
 
@@ -246,13 +247,14 @@ def parse_array(
     """
     if not is_array_document(node, doc):
         return None
-    if has_conversion_marker(doc):
+    texts = declaration.scan(doc)
+    if any(_MARKER in texts.get(member, ()) for member in _MARKED):
         raise UnfinishedConversionError(
             f"the array {node.path!r} is being converted, or a conversion was interrupted: wait "
             "for it, or run that command again, which finishes it; nothing is lost. "
             "`zarr-shardstore info` of the store names its state and the command"
         )
-    found = declaration.find_declaration(doc, native)
+    found = declaration.find_declaration(doc, native, texts)
     geometry = plain_geometry(node.hierarchy, doc)
     if found is None:
         return ArrayDocument(node, geometry)
@@ -403,8 +405,8 @@ def with_conversion_marker(doc: Mapping[str, Any]) -> dict[str, Any]:
 
 def has_conversion_marker(doc: Mapping[str, Any]) -> bool:
     """Return whether a document has the conversion marker."""
-    lists = [doc.get(name) for name in ("filters", "codecs", "storage_transformers")]
-    return any(value == _MARKER for value, _ in values_in(lists))
+    lists = [doc.get(member) for member in _MARKED]
+    return any(value == _MARKER for value in values_in(lists))
 
 
 # -------------------------------------------------------------- consolidated metadata

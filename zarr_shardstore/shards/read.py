@@ -210,6 +210,9 @@ def _read_spans(
     unverified: list[tuple[ShardReads, FoundIndex]] = []  # no bytes are read that have the version
     replaced: set[str] = set()
     for reads, found in zip(pending, indexes, strict=True):
+        if found.damage is not None:
+            replaced.add(reads.shard.key)
+            continue
         try:
             plan = _cut_or_plan(reads, found, values, options)
         except IndexDamageError:
@@ -246,9 +249,7 @@ def _cut_or_plan(
     reads: ShardReads, found: FoundIndex, values: list[memoryview | None], options: ReadOptions
 ) -> _ShardPlan | None:
     """Cut the values out of a shard that was read whole, or plan the spans of one; ``None`` if no
-    byte is left to be read. Raise `IndexDamageError` if the index or an entry is damaged."""
-    if found.damage is not None:
-        raise found.damage
+    byte is left to be read. Raise `IndexDamageError` if an entry is damaged."""
     if found.decoded is None:
         return None
     if found.value is not None:

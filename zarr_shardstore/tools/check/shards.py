@@ -111,7 +111,7 @@ def check_objects(task: ArrayCheck, keys: Sequence[str]) -> CheckResult:
 def checked_array(found: FoundArray) -> stored_arrays.StoredArray:
     """Return the array of a document as `read_array`, also if its sharding is left to zarr. Shards
     that hold something else than chunks are one value each."""
-    doc, is_left = found.doc, declarations.is_native_by_choice(found.doc)
+    doc, is_left = found.doc, declarations.mark_of(found.doc) == "passthrough"
     try:
         return read_array(replace(found, doc=declarations.without_mark(doc) if is_left else doc))
     except UnsupportedError:

@@ -346,7 +346,7 @@ def _without_marks(doc: Mapping[str, Any]) -> Mapping[str, Any]:
     shards.
     """
     doc = metadata.without_notes(doc)
-    if declarations.is_native_by_choice(doc):
+    if declarations.mark_of(doc) == "passthrough":
         return {name: member for name, member in doc.items() if name != declarations.MARKER}
     return doc
 
