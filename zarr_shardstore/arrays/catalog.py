@@ -48,6 +48,9 @@ _Found: TypeAlias = (
 )
 """``None``: the key passes through."""
 
+_State: TypeAlias = CachedArray | Literal["unread"]
+"""What is known of the document at a place."""
+
 
 class Catalog:
     """Finder of the array that a key belongs to. Thread safety: as `ArrayCache`."""
@@ -194,55 +197,33 @@ class Catalog:
 
         `read` has the places that this operation has read: bad documents are not cached.
         """
-        known = (read, generation.arrays, generation.absent)
-        is_usual = False
-        for nodes, suffix in self._candidates(key):
-            is_usual, otherwise = True, None
-            for node in nodes:
-                array = read.get(node) or generation.arrays.get(node)
-                if isinstance(array, ShardStoreError):
-                    return array
-                if array is not None:
-                    answer = _locate_in(array, key, suffix, in_grid)
-                    geometry = array.document.geometry
-                    is_v2 = geometry is not None and geometry.encoding.style == "v2"
-                    if geometry is None or is_v2 != suffix.startswith("c"):
-                        return answer
-                    otherwise = answer  # or of the array of the other format at this path
-                elif node not in read and node not in generation.absent:
-                    return [n for n in nodes if not any(n in cache for cache in known)]
-            if otherwise is not None:
-                return otherwise
-        if is_usual:
-            for nodes, suffix in self._candidates(key):
-                node = nodes[0]
-                if self._policy.needs_no_metadata(node.hierarchy, node.path):
-                    return self._locate_by_rule(node, key, suffix, in_grid)
+
+        def state_of(node: Node) -> _State:
+            array = read.get(node) or generation.arrays.get(node)
+            is_known = array is not None or node in read or node in generation.absent
+            return array if is_known else "unread"
+
+        candidates = list(self._candidates(key))
+        for nodes, suffix in candidates:
+            states = [(node, state_of(node)) for node in nodes]
+            answer = _by_documents(states, key, suffix, in_grid)
+            if answer != "elsewhere":
+                return answer
+        for nodes, suffix in candidates:
+            if self._policy.needs_no_metadata(nodes[0].hierarchy, nodes[0].path):
+                return self._by_rule(nodes[0], key, suffix, in_grid)
+        if candidates or node_of_document(key) is not None:
             return None
         # The key may have an unusual separator; or be a chunk key, spelled in an unknown way, of an
         # array whose declaration is not understood.
-        if node_of_document(key) is not None:
-            return None
         is_draft = key.startswith(chunk_keys.DRAFT_DATA_ROOT)
-        places = [
-            (node, suffix)
+        odd = [
+            (node, suffix, state_of(node))
             for path, suffix in chunk_keys.odd_candidates(key)
             for node in ([Node("draft", path)] if is_draft else flat_nodes(path))
         ]
-        odd = dict.fromkeys(node for node, _ in places)
-        missing = [n for n in odd if not any(n in cache for cache in known)]
-        if missing:
-            return missing
-        for node, suffix in places:
-            array = read.get(node) or generation.arrays.get(node)
-            if isinstance(array, ShardStoreError):
-                return array
-            geometry = None if array is None else array.document.geometry
-            if array is not None and geometry and geometry.encoding.separator not in ("/", "."):
-                answer = _locate_in(array, key, suffix, in_grid)
-                if not isinstance(answer, InvalidChunkKey) or answer.is_outside:
-                    return answer
-        return None
+        unread = [node for node, _, state in odd if state == "unread"]
+        return unread or _by_odd_spelling(odd, key, in_grid)
 
     def _candidates(self, key: str) -> Iterator[tuple[list[Node], str]]:
         """Yield the places of arrays that may own a key, with the rest of the key."""
@@ -254,7 +235,7 @@ class Catalog:
         for path, suffix in chunk_keys.v3_candidates(key):
             yield [Node("v3", path)] if suffix.startswith("c") else flat_nodes(path), suffix
 
-    def _locate_by_rule(self, node: Node, key: str, suffix: str, in_grid: bool) -> _Found:
+    def _by_rule(self, node: Node, key: str, suffix: str, in_grid: bool) -> _Found:
         """Cut a key of an array without a document, by the spelling of the key itself."""
         separator: Literal["/", "."] = "." if "." in suffix else "/"
         style: Literal["draft", "default", "v2"] = "v2"
@@ -292,6 +273,43 @@ def _layout_by_rule(
 def flat_nodes(path: str) -> list[Node]:
     """Return the places of an array whose keys are below its path; v3 comes first, as in zarr."""
     return [Node("v3", path), Node("v2", path)]
+
+
+def _by_documents(
+    states: Sequence[tuple[Node, _State]], key: str, suffix: str, in_grid: bool
+) -> _Found | list[Node] | Literal["elsewhere"]:
+    """Decide by the documents at one path which of their arrays has a key, or none."""
+    of_other_format: _Found = None
+    for _, state in states:
+        match state:
+            case None:
+                pass
+            case "unread":
+                return [node for node, state in states if state == "unread"]
+            case StoredArray():
+                answer = _locate_in(state, key, suffix, in_grid)
+                geometry = state.document.geometry
+                is_v2 = geometry is not None and geometry.encoding.style == "v2"
+                if geometry is None or is_v2 != suffix.startswith("c"):
+                    return answer
+                of_other_format = answer
+            case ShardStoreError():
+                return state
+    return "elsewhere" if of_other_format is None else of_other_format
+
+
+def _by_odd_spelling(places: Sequence[tuple[Node, str, _State]], key: str, in_grid: bool) -> _Found:
+    """Decide which array has a key that is no usual chunk key; its documents are read."""
+    for _, suffix, state in places:
+        match state:
+            case ShardStoreError():
+                return state
+            case StoredArray(document=document) if document.geometry is not None:
+                if document.geometry.encoding.separator not in ("/", "."):
+                    answer = _locate_in(state, key, suffix, in_grid)
+                    if not isinstance(answer, InvalidChunkKey) or answer.is_outside:
+                        return answer
+    return None
 
 
 def _locate_in(array: StoredArray, key: str, suffix: str, in_grid: bool) -> _Found:
