@@ -348,10 +348,10 @@ def _spec_of_codec(doc: Mapping[str, Any]) -> ShardingSpec:
         raise UnsupportedError(
             f"the chunk grid {grid!r} of a sharded array is not known, only 'regular'"
         )
-    shard_shape = _shape_at(shards, "chunk_shape")
-    if len(chunk_shape) != len(shard_shape) or len(chunk_shape) != _ndim(doc):
+    shard_shape, shape = _shape_at(shards, "chunk_shape"), _shape_at(doc, "shape")
+    if not len(chunk_shape) == len(shard_shape) == len(shape):
         raise SpecError(
-            f"the array has {_ndim(doc)} dims, its shards {list(shard_shape)} and the chunks in "
+            f"the array has {len(shape)} dims, its shards {list(shard_shape)} and the chunks in "
             f"them {list(chunk_shape)} must have as many"
         )
     if 0 in shard_shape:  # old versions of zarr wrote this for an axis of length 0

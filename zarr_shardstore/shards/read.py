@@ -28,7 +28,7 @@ from zarr_shardstore.format.ranges import (
 )
 from zarr_shardstore.format.shard import IndexDamageError, ShardIndex, index_of_shard
 from zarr_shardstore.shards.index_reads import corrupt, read_whole_shards
-from zarr_shardstore.shards.requests import Flow, Found, FoundIndex, Get, GetIndex, GetSize, Request
+from zarr_shardstore.shards.requests import Flow, FoundIndex, Get, GetIndex, GetSize, Request
 
 _EMPTY = memoryview(b"")
 
@@ -236,8 +236,13 @@ def _read_spans(
             yield from _blame_entries(span_reads)
             raise
         for (plan, span), found in zip(span_reads, replies, strict=False):
-            if not _accept_span(plan, span, found, values):
+            data, version = found.value, plan.found.version
+            if found.version != version or data is None or len(data) != span.stop - span.start:
                 replaced.add(plan.reads.shard.key)
+                continue
+            for member in span.members:
+                start, stop = plan.ranges[member]
+                values[plan.reads.positions[member]] = data[start - span.start : stop - span.start]
         for (reads, before), now in zip(unverified, replies[len(span_reads) :], strict=True):
             is_gone = before.decoded is None and now.decoded is None and now.damage is None
             if not is_gone and now.version != before.version:
@@ -280,20 +285,6 @@ def _merge_spans(plans: Sequence[_ShardPlan], n: int, options: ReadOptions) -> N
         )
         for plan, spans in zip(plans, merged, strict=True):
             plan.spans = spans
-
-
-def _accept_span(
-    plan: _ShardPlan, span: Span, found: Found, values: list[memoryview | None]
-) -> bool:
-    """Take the values of a span; false if its shard was replaced, or the reply is truncated."""
-    data = found.value
-    version = plan.found.version
-    if found.version != version or data is None or len(data) != span.stop - span.start:
-        return False
-    for member in span.members:
-        start, stop = plan.ranges[member]
-        values[plan.reads.positions[member]] = data[start - span.start : stop - span.start]
-    return True
 
 
 def _blame_entries(span_reads: Sequence[tuple[_ShardPlan, Span]]) -> Flow[None]:
