@@ -8,9 +8,8 @@ be a chunk of its array; nothing is listed.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 from zarr_shardstore.arrays.array_cache import ArrayCache, CachedArray, Generation
 from zarr_shardstore.arrays.policy import ShardingPolicy
@@ -24,8 +23,7 @@ from zarr_shardstore.shards.requests import Flow
 from zarr_shardstore.shards.shard_listing import GridDirectory, locate_directory
 
 
-@dataclass(frozen=True, slots=True)
-class InvalidChunkKey:
+class InvalidChunkKey(NamedTuple):
     """Key in an array that is no chunk key of it."""
 
     node: Node
@@ -35,8 +33,7 @@ class InvalidChunkKey:
     """Text of the error if the key is written."""
 
 
-@dataclass(frozen=True, slots=True)
-class TransformedKey:
+class TransformedKey(NamedTuple):
     """Key of an array whose stack is not just one sharding."""
 
     key: str

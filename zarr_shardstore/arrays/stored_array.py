@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import entry_points
 from reprlib import repr as short
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from zarr_shardstore.errors import SpecError, UnsupportedError
 from zarr_shardstore.format import consolidated_index
@@ -41,8 +41,7 @@ _ENTRY_POINTS = "zarr_shardstore.storage_transformers"
 _factories: dict[str, TransformerFactory] = {SHARDING: stacks.sharding, "crc32c": stacks.crc32c}
 
 
-@dataclass(frozen=True, slots=True)
-class StoredArray:
+class StoredArray(NamedTuple):
     """An array document, and the transformers between its chunks and the base store."""
 
     document: ArrayDocument

@@ -24,8 +24,7 @@ Source: sharding storage transformer draft, "Configuration"; ZEP 2, "Configurati
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 from zarr_shardstore.errors import SpecError, UnsupportedError
 from zarr_shardstore.format.keys import Coords
@@ -51,8 +50,7 @@ _SCANNED = ("storage_transformers", "codecs", "filters", "compressor", "extensio
 """Members that may declare sharding, or have the marker of a conversion."""
 
 
-@dataclass(frozen=True, slots=True)
-class Declared:
+class Declared(NamedTuple):
     """Storage transformers of an array document, nearest to the array first, and their form."""
 
     how: Declaration

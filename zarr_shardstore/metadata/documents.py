@@ -39,7 +39,7 @@ import re
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from zarr_shardstore.errors import SpecError, UnfinishedConversionError, UnsupportedError
 from zarr_shardstore.format.consolidated_index import (
@@ -77,8 +77,7 @@ _MARKED = ("filters", "codecs", "storage_transformers")
 _MARKER_MESSAGE = "the array is being converted: run the same command again to finish it"
 
 
-@dataclass(frozen=True, slots=True)
-class Node:
+class Node(NamedTuple):
     """Place of an array: its hierarchy, and its path there (``""`` for the root)."""
 
     hierarchy: Hierarchy
@@ -195,8 +194,7 @@ def adopted_files(doc: Mapping[str, Any]) -> list[Any]:
 # ------------------------------------------------------------------- parsed documents
 
 
-@dataclass(frozen=True, slots=True)
-class Geometry:
+class Geometry(NamedTuple):
     """Shape of an array and of its chunks (in elements), and the spelling of its chunk keys."""
 
     shape: Coords

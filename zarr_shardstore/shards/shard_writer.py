@@ -46,8 +46,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 
 import crc32c
 import numpy as np
@@ -86,8 +85,7 @@ _PAGE_NBYTES = 4096
 """Systems copy a page in one step: a concurrent reader sees all of a write or nothing."""
 
 
-@dataclass(frozen=True, slots=True)
-class WriteAt:
+class WriteAt(NamedTuple):
     """Write pieces one behind the other."""
 
     file: _File
@@ -95,16 +93,14 @@ class WriteAt:
     pieces: Sequence[Bytes]
 
 
-@dataclass(frozen=True, slots=True)
-class Truncate:
+class Truncate(NamedTuple):
     """Cut a file, or make it longer with bytes that take no room on the disk."""
 
     file: _File
     nbytes: int
 
 
-@dataclass(frozen=True, slots=True)
-class Barrier:
+class Barrier(NamedTuple):
     """Wait until all steps before survive a loss of power, if the change is to survive one."""
 
 

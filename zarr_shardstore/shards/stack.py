@@ -164,7 +164,6 @@ class ValueTransformer(StorageTransformer, ABC):
         return Found(value[start:stop], found.version, len(value))
 
 
-@dataclass(frozen=True, slots=True)
 class InCommit(StorageTransformer):
     """End of a stack below a shard that is being committed: no one else writes these values."""
 

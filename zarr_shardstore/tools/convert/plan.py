@@ -85,7 +85,7 @@ class ArrayPlan:
         geometry = self.geometry
         if geometry is not None and self.spec is not None:
             pairs = zip(geometry.chunk_shape, self.spec.chunks_per_shard, strict=True)
-            geometry = replace(geometry, chunk_shape=tuple(size * n for size, n in pairs))
+            geometry = geometry._replace(chunk_shape=tuple(size * n for size, n in pairs))
         # A consolidated index is of the shards of the source: it is not copied.
         documents = {
             metadata.document_key(node): metadata.without_notes(doc)
