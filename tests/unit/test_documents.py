@@ -112,9 +112,9 @@ def test_keys_of_no_document(key: str) -> None:
 
 
 def test_only_v2_and_v3_share_chunk_keys() -> None:
-    assert Node("v3", "a").twin == Node("v2", "a")
-    assert Node("v2", "a").twin == Node("v3", "a")
-    assert Node("draft", "a").twin is None
+    assert Node("v3", "a").other_format == Node("v2", "a")
+    assert Node("v2", "a").other_format == Node("v3", "a")
+    assert Node("draft", "a").other_format is None
 
 
 # ------------------------------------------------------------------- JSON

@@ -27,6 +27,7 @@ from zarr_shardstore.shards.requests import (
     nbytes_of,
     relay,
     replaced_first,
+    swap,
 )
 
 
@@ -75,6 +76,16 @@ def test_what_has_a_value_or_none_whatever_is_stored_is_one_request() -> None:
         assert UpdateShard(PlainValue("k"), updates).as_whole_write() == expected
     shard: Any = "a shard"
     assert UpdateShard(shard, ((0, Set("k", b"x")),)).as_whole_write() is None
+
+
+def test_a_swap_stores_the_new_value_only_in_the_place_of_the_seen_one() -> None:
+    update = swap("k", b"seen", b"new", lambda stored: stored, placeholder)
+    assert (update.key, update.placeholder) == ("k", placeholder)
+    assert update.change(memoryview(b"seen")) == b"new"
+    for stored in (b"other", None):
+        assert update.change(stored) is stored
+    first = swap("k", None, b"new", lambda _: b"merged")
+    assert (first.change(None), first.change(b"")) == (b"new", b"merged")
 
 
 def test_the_first_update_of_an_entry_decides_whether_its_value_counts() -> None:

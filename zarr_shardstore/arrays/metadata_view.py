@@ -155,9 +155,9 @@ class MetadataView:
                 _warn_of_unsharded(node, documents.unknown_geometry(doc))
             return doc
         self._refuse_draft_name(node, geometry)
-        twin = yield from self._twin(node, geometry)
-        if twin is not None:
-            declared = self._policy.declare(node, twin.document.transformers)
+        other = yield from self._in_other_format(node, geometry)
+        if other is not None:
+            declared = self._policy.declare(node, other.document.transformers)
         else:
             declared = yield from self._declared_as_new(node, doc, geometry, dims)
             if declared is None and self._warns and self._policy.rule_of(node.path) is None:
@@ -242,12 +242,12 @@ class MetadataView:
                 "of: give it another name, or leave that one out of chunks_per_shard"
             )
 
-    def _twin(self, node: Node, geometry: Geometry) -> Flow[StoredArray | None]:
+    def _in_other_format(self, node: Node, geometry: Geometry) -> Flow[StoredArray | None]:
         """Return the array of the same chunks in the other format, as after a migration."""
-        if node.twin is None or geometry.encoding.style != "v2":
+        if node.other_format is None or geometry.encoding.style != "v2":
             return None
-        (found,) = yield from read_documents([document_key(node.twin)])
-        array = self._parsed(node.twin, found.value).array
+        (found,) = yield from read_documents([document_key(node.other_format)])
+        array = self._parsed(node.other_format, found.value).array
         has_same = array is not None and geometry.has_same_chunks(array.document.geometry)
         return array if has_same else None
 

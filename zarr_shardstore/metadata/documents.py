@@ -90,7 +90,7 @@ class Node(NamedTuple):
         return f"{root}{self.path}/" if self.path else root
 
     @property
-    def twin(self) -> Node | None:
+    def other_format(self) -> Node | None:
         """The array of the other format that may have the same chunk keys, as after a migration."""
         if self.hierarchy == "draft":
             return None

@@ -399,6 +399,23 @@ def relay(requests: Sequence[Request]) -> Flow[list[Any]]:
 # ----------------------------------------------------------------------- updates
 
 
+def swap(
+    key: str,
+    seen: bytes | None,
+    new: bytes | None,
+    otherwise: Change,
+    placeholder: Callable[[], Bytes] | None = None,
+) -> Modify:
+    """Return a compare-and-swap: a value that still is as it was `seen` becomes `new`, another one
+    what `otherwise` makes of it. ``None`` is a missing value."""
+
+    def change(stored: bytes | memoryview | None) -> bytes | memoryview | None:
+        now = None if stored is None else bytes(stored)
+        return new if now == seen else otherwise(stored)
+
+    return Modify(key, change, placeholder)
+
+
 def replaces_value(update: Update) -> bool:
     """Whether the new value is independent of the stored one."""
     return isinstance(update, Set | Delete)

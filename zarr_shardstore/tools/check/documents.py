@@ -109,7 +109,7 @@ def _parsed(doc: Mapping[str, Any]) -> tuple[str, Any]:
 def _pairs(contents: StoreContents) -> Iterator[Finding]:
     """Compare the documents of both formats at one path: readers of each see one of them."""
     for node, array in contents.arrays.items():
-        twin = None if node.hierarchy != "v2" or node.twin is None else node.twin
+        twin = None if node.hierarchy != "v2" or node.other_format is None else node.other_format
         if twin is None or twin not in contents.arrays:
             continue
         other = contents.arrays[twin]

@@ -280,7 +280,7 @@ def _plans_of(arrays: Iterable[find.FoundArray]) -> list[ArrayPlan]:
     plans: dict[metadata.Node, ArrayPlan] = {}
     for found in arrays:
         plan = _plan_of(found)
-        other = None if found.node.twin is None else plans.get(found.node.twin)
+        other = None if found.node.other_format is None else plans.get(found.node.other_format)
         if other is not None and (both := _with_both_documents(plan, other)) is not None:
             del plans[other.node]
             plan = both
