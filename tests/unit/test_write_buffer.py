@@ -20,8 +20,9 @@ from zarr_shardstore.format.shard import (
     build_shard,
     split_shard,
 )
-from zarr_shardstore.operations.batch import Batch, LateEntry, WriteBuffer
+from zarr_shardstore.operations.batch import Batch
 from zarr_shardstore.operations.buffered import commit_with_buffered, perform_buffered
+from zarr_shardstore.operations.write_buffer import LateEntry, WriteBuffer
 from zarr_shardstore.shards.read import ReadOptions
 from zarr_shardstore.shards.requests import (
     EntryUpdate,

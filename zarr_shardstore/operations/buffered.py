@@ -17,7 +17,7 @@ from zarr_shardstore.errors import ShardConflictError, ShardStoreError
 from zarr_shardstore.format.layout import ArrayLayout, ChunkRef, ShardRef
 from zarr_shardstore.format.ranges import resolve_range
 from zarr_shardstore.metadata.documents import Node
-from zarr_shardstore.operations.batch import WriteBuffer, encoded
+from zarr_shardstore.operations.write_buffer import WriteBuffer, encoded
 from zarr_shardstore.shards import requests, stack
 from zarr_shardstore.shards.read import ReadOptions, read_entries
 from zarr_shardstore.shards.requests import EntryUpdate, Flow, Request, UpdateShard

@@ -19,32 +19,32 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from functools import partial
 from typing import Any, TypeAlias
 
-from zarr_shardstore.arrays.array_cache import ArrayCache, Generation, read_documents
+from zarr_shardstore.arrays.array_cache import ArrayCache, read_documents
 from zarr_shardstore.arrays.catalog import Catalog, InvalidChunkKey, TransformedKey
 from zarr_shardstore.arrays.metadata_view import MetadataView
 from zarr_shardstore.arrays.policy import ShardingPolicy
 from zarr_shardstore.arrays.stored_array import ArrayReader, StoredArray
-from zarr_shardstore.errors import ShardStoreError, SpecError
+from zarr_shardstore.errors import SpecError
 from zarr_shardstore.format.keys import check_key, check_prefix
 from zarr_shardstore.format.layout import ChunkRef, ShardRef
-from zarr_shardstore.format.ranges import ByteRange, Range, column_of_ranges, resolve_range
+from zarr_shardstore.format.ranges import ByteRange, Range, column_of_ranges
 from zarr_shardstore.format.shard import Bytes, EntryOrder
 from zarr_shardstore.metadata.declaration import Native
 from zarr_shardstore.metadata.documents import (
     Node,
     document_key,
     is_document,
-    node_of_document,
 )
-from zarr_shardstore.operations.batch import WriteBuffer
 from zarr_shardstore.operations.buffered import (
     Flusher,
     commit_with_buffered,
     perform_buffered,
     with_buffer,
 )
+from zarr_shardstore.operations.documents import Documents
 from zarr_shardstore.operations.joint_update import Function, JointUpdate
 from zarr_shardstore.operations.listing import Listing, raise_first
+from zarr_shardstore.operations.write_buffer import WriteBuffer
 from zarr_shardstore.shards import requests, stack
 from zarr_shardstore.shards.append import append_to_shard, fits_inline
 from zarr_shardstore.shards.index_reads import rounds_of
@@ -105,6 +105,7 @@ class Operations:
         self.listing = Listing(self.flusher)
         self._refuse_links = refuse_links
         self.view = MetadataView(policy, reader)
+        self.documents = Documents(self.arrays, self.view, self.flusher)
 
     def update_shard(
         self, request: requests.UpdateShard, groups: Sequence[Sequence[EntryUpdate]]
@@ -164,27 +165,13 @@ class Operations:
         )
         for i, found in zip(documents, whole, strict=True):
             byte_range = key_ranges[i][1]
-            values[i] = self._document_to_user(keys[i], found.value, byte_range, generation)
+            values[i] = self.documents.to_user(keys[i], found.value, byte_range, generation)
         return values
 
     def get(self, key: str, byte_range: ByteRange | None = None) -> Flow[memoryview | None]:
         """Return one value, or a range of it; ``None`` if the key is missing."""
         (value,) = yield from self.get_many([(key, byte_range)])
         return value
-
-    def array_document(self, node: Node) -> Flow[tuple[memoryview, StoredArray] | None]:
-        """Return the document of an array as users see it, and the array that is now cached for
-        it; ``None`` if there is none."""
-        generation, key = self.arrays.current(), document_key(node)
-        ((data, _, _),) = yield from read_documents([key])
-        if data is None:
-            generation.drop(node)
-            return None
-        document, array = self.view.to_user(key, data)
-        if isinstance(array, ShardStoreError):
-            raise array
-        generation.put(node, array)
-        return None if array is None else (document, array)
 
     def exists(self, key: str) -> Flow[bool]:
         """Whether there is a value; for a chunk, by one read of its shard's index."""
@@ -257,11 +244,11 @@ class Operations:
                 values.append(each)
         for document in documents:  # first: they say which of the other keys are chunks
             value = memoryview(document.value)
-            yield from self._set_document(document.key, value, only_if_missing)
+            yield from self.documents.set(document.key, value, only_if_missing=only_if_missing)
         owners = yield from self._writable_owners(values)
         erasures, erased_owners = yield from self._erasures(erased)
         yield from self._perform([*values, *erasures], [*owners, *erased_owners])
-        yield from self._erase_documents([key for key in erased if is_document(key)])
+        yield from self.documents.erase([key for key in erased if is_document(key)])
 
     def is_in_shard(self, key: str) -> Flow[bool]:
         """Whether a key is that of a chunk in a shard, or of a shard that zarr writes itself."""
@@ -383,20 +370,6 @@ class Operations:
         ]
         return [request for request, _ in erased], [owner for _, owner in erased]
 
-    def _erase_documents(self, keys: Sequence[str]) -> Flow[None]:
-        """Erase documents, after their arrays were flushed where they say that the chunks are."""
-        nodes = [node for key in keys if (node := node_of_document(key)) is not None]
-        arrays = yield from self.arrays.lookup(nodes)
-        for node in nodes:
-            yield from self.flusher.flush_array(node)
-        try:
-            if keys:
-                yield [requests.Delete(key) for key in keys]
-        finally:
-            for node in nodes:
-                array = arrays[node]
-                self.arrays.document_erased(node, array if isinstance(array, StoredArray) else None)
-
     def _erase_listed(self, prefix: str) -> Flow[None]:
         """Erase below a prefix that cuts directories or shards.
 
@@ -475,55 +448,6 @@ class Operations:
         ):
             yield from self.flusher.flush_due()
         return replies
-
-    # ----------------------------------------------------------- documents
-
-    def _document_to_user(
-        self,
-        key: str,
-        data: memoryview | None,
-        byte_range: ByteRange | None,
-        generation: Generation,
-    ) -> memoryview | None:
-        """Return a stored document as users see it, and cache its array."""
-        node = node_of_document(key)
-        if data is None:
-            if node is not None:
-                generation.drop(node)
-            return None
-        value, array = self.view.to_user(key, data)
-        if node is not None and not isinstance(array, ShardStoreError):
-            generation.put(node, array)
-        elif node is not None:
-            generation.drop(node)  # values raise the error
-        start, stop = resolve_range(byte_range, len(value))
-        return value[start:stop]
-
-    def _set_document(
-        self, key: str, data: memoryview, only_if_missing: bool = False
-    ) -> Flow[None]:
-        (found,) = yield from read_documents([key])
-        if only_if_missing and found.value is not None:
-            return
-        request = requests.SetIfNotExists if only_if_missing else requests.Set
-        node = node_of_document(key)
-        if node is not None and found.value is None:
-            yield from self.flusher.flush_array(node)  # the view looks for stored chunks
-        stored, array, is_changed = yield from self.view.to_store(key, data, found.value)
-        if node is None:
-            yield [request(key, stored)]
-            return
-        if is_changed:
-            yield from self.flusher.flush_array(node, None if array is None else array.layout)
-        is_certain = False
-        try:
-            yield [request(key, stored)]
-            is_certain = not only_if_missing  # otherwise another writer may have been first
-        finally:
-            if is_changed or not is_certain:
-                self.arrays.documents_changed(node, array if is_certain else None)
-            else:
-                self.arrays.current().put(node, array)
 
 
 def shard_ids(catalog: Catalog, keys: Sequence[str]) -> Flow[list[Hashable]]:

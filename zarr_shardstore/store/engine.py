@@ -26,9 +26,9 @@ from zarr_shardstore.io.concurrency import CallBatcher, worker_pool
 from zarr_shardstore.io.driver import Driver
 from zarr_shardstore.io.local.cached_files import MISS, CachedValue, find_file
 from zarr_shardstore.io.local.fs import warn_of_rewrites
-from zarr_shardstore.operations.batch import LateEntry
 from zarr_shardstore.operations.upkeep import commit_compaction, compact_below, consolidate_below
 from zarr_shardstore.operations.values import Operations
+from zarr_shardstore.operations.write_buffer import LateEntry
 from zarr_shardstore.shards.index_reads import try_read_indexes
 from zarr_shardstore.shards.requests import Flow
 from zarr_shardstore.store.direct_reads import ChunkReader

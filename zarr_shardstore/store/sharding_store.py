@@ -538,7 +538,7 @@ class ShardingStore(Store):
     def _new_reader(self, path: str) -> ChunkReader:
         engine = self._engine
         node = engine.driver.run(array_at(engine.operations.arrays, path)).node
-        found = engine.driver.run(engine.operations.array_document(node))
+        found = engine.driver.run(engine.operations.documents.of_array(node))
         if found is None:
             raise SpecError(f"there is no array at {path!r}: it was removed while it was opened")
         document, array = found
