@@ -199,24 +199,27 @@ class MetadataView:
             kept = self._as_update(node, declaration.without_mark(doc), old)
             if kept is not None and shown == declaration.sharding_shapes(doc):
                 return kept
-        if self._reader.native == "passthrough":
-            return declaration.without_mark(doc) if declaration.mark_of(doc) == "flat" else doc
-        is_flat = old.array is not None and old.array.document.declaration is not None
-        if declaration.mark_of(doc) == "flat":
-            doc = declaration.without_mark(doc)
-            self._reader.read(node, doc)  # raises if this is no sharding that is known here
-            return documents.with_notes(doc, notes)
-        if is_flat:
-            raise UnsupportedError(
-                f"the array {node.path!r} is addressed by its inner chunks, and this document "
-                "would make their keys those of shards: open the array again, or erase it first"
-            )
+        was_flat = old.array is not None and old.array.document.declaration is not None
+        match self._reader.native, declaration.mark_of(doc), was_flat:
+            case "passthrough", "flat", _:
+                return declaration.without_mark(doc)
+            case "passthrough", _, _:
+                return doc
+            case _, "flat", _:
+                doc = declaration.without_mark(doc)
+                self._reader.read(node, doc)  # raises if this is no sharding that is known here
+                return documents.with_notes(doc, notes)
+            case _, _, True:
+                raise UnsupportedError(
+                    f"the array {node.path!r} is addressed by its inner chunks, and this document "
+                    "would make their keys those of shards: open the array again, or erase it first"
+                )
         array = self._reader.read(node, doc)
-        if array is not None and array.unknown:
-            if self._policy.rule_of(node.path, documents.dimension_names(doc)) is not None:
-                _warn_of_unsharded(node, array.unknown)
-            return doc
-        return declaration.marked(doc, "passthrough")  # each later store leaves it to zarr
+        if array is None or not array.unknown:
+            return declaration.marked(doc, "passthrough")  # each later store leaves it to zarr
+        if self._policy.rule_of(node.path, documents.dimension_names(doc)) is not None:
+            _warn_of_unsharded(node, array.unknown)
+        return doc
 
     def takes_shards(self, document: memoryview) -> bool:
         """Whether an array whose document has a sharding codec is addressed by its inner chunks."""

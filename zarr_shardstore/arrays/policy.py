@@ -5,8 +5,8 @@ requests that are worth their latency. Smaller shards are cheaper to rewrite, an
 share the work.
 
 A shard that reaches beyond the grid has entries that are missing, 16 bytes each. An array that
-grows fills them. So a new shard is clipped to the grid where its index would become large, and
-least along the first dimension, along which most arrays grow.
+grows fills them. So a new shard is clipped to the grid where its index would become large. The
+first dimension is clipped least, because most arrays grow along it.
 
 Source: the recommendation of zarr-vectors and of the discussion of sharding, 10 to 100 MB;
 spec_notes/decisions/0031-shapes.md.
@@ -127,8 +127,8 @@ class ShardingPolicy:
         return self.rules[path]
 
     def names_without_array(self, arrays: Mapping[str, Dimensions]) -> list[str]:
-        """Return the paths, patterns, dimensions and the tuple of the option that name nothing of
-        these arrays, each a path with one item for each dimension."""
+        """Return the paths, patterns, dimensions and the tuple of the option that fit none of these
+        arrays. Each array is a path, with one item for each dimension."""
         if isinstance(self.rules, tuple):
             is_there = any(len(dims) == len(self.rules) for dims in arrays.values())
             return [] if is_there else [str(self.rules)]

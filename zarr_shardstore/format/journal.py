@@ -14,9 +14,9 @@ The journal is a file of its own, there from the first change in the shard file 
 1. The record is written before the shard is touched, and its checksum covers the header. When the
    shard is whole again the state is rewritten with the next number, and the record means nothing.
    So there is a record only while a change is under way, or if its writer was killed.
-2. An index with a right checksum is whole, whatever a record says: nothing is undone.
-3. A change is undone only if each byte of its entries is the old one or the new one, and the old
-   ones give the checksum of the old index. Other bytes are not remains of the change.
+2. An index with a right checksum is whole, whatever a record says: the change stays.
+3. A change is undone only if each byte of its entries is the old one or the new one. The old bytes
+   must give the checksum of the old index. Other bytes are not remains of the change.
 4. A move copies the index to another place. Cutting the file behind the old place undoes it, and
    loses nothing: the same index is still there.
 5. A half-written part has a wrong checksum and counts as none. The shard was not touched yet.

@@ -6,7 +6,7 @@
 ``storage_transformers``  v3 and draft: the list of transformers; the chunk grid and the
                           codecs are those of the chunks. Some v3 readers ignore the list.
                           So a v3 document that is written here also has a member that must
-                          be understood, and a chunk key encoding of our name around its own.
+                          be understood. Our chunk key encoding holds the one of the array.
 ``filters``               v2: a marker in ``filters`` that holds the list; ``chunks`` is the
                           shape of the shards, if there are any.
 ========================  ===================================================================
@@ -39,8 +39,8 @@ Native = Literal["flat", "passthrough"]
 Document: TypeAlias = dict[str, Any]
 
 MARKER = "zarr_shardstore"
-"""Id of the marker in the filters of a v2 array, and name of the member and of the chunk key
-encoding of a v3 array."""
+"""Id of the marker in the filters of a v2 array. In a v3 array it is the name of the member and of
+the chunk key encoding."""
 
 _CODEC = "sharding_indexed"
 _NAMES = {_CODEC, MARKER, f"numcodecs.{MARKER}", *transformer_list.SHARDING_URIS}

@@ -363,8 +363,8 @@ def dimension_names(doc: Any) -> tuple[str | None, ...]:
 
 
 def keys_of_dimension_names(node: Node) -> dict[str, str]:
-    """Return the keys of documents other than its own that may name the dimensions of an array,
-    with the path of the array below each: its v2 attributes, and those of the groups above it."""
+    """Return the keys of other documents that may name the dimensions of an array, with the path of
+    the array below each: its v2 attributes, and the attributes of the groups above it."""
     if node.hierarchy == "draft":
         return {}
     name = ".zattrs" if node.hierarchy == "v2" else _NAMES["v3"]

@@ -261,7 +261,7 @@ class Operations:
     def set_partial_values(self, key_start_values: Iterable[tuple[str, int, Bytes]]) -> Flow[None]:
         """Write pieces into values; each shard is committed once.
 
-        If pieces of one value overlap, or a key is not valid, nothing is written. If a piece starts
+        No value is written if pieces of one value overlap, or a key is not valid. If a piece starts
         behind the end of its value, nothing of its shard is written.
         """
         pieces: dict[str, list[Piece]] = {}

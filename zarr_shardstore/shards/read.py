@@ -3,7 +3,7 @@
 1. Round 1 asks for the index of each shard. A cached index takes no request, and is *unverified*.
    Behind a network, a shard of which much is wanted is read whole, if its index is not cached.
 2. Round 2 asks for the entries, in coalesced spans. Each reply must be as long as its span and
-   have the version of the index. Where nothing is read, an unverified index is revalidated instead.
+   have the version of the index. An unverified index is revalidated if no entry is read.
 3. A shard that was replaced between the rounds, or whose index is damaged, is read once more so.
    This time no writer may be changing it in place, and the index is revalidated.
 4. After that the shard is read whole, in one request. Its bytes are those before or after a write.

@@ -101,7 +101,7 @@ class FoundIndex(NamedTuple):
     consolidated_nbytes: int | None = None
     """Size of the consolidated index that this request read, if any."""
     value: memoryview | None = None
-    """The bytes of the whole shard, if they were read, too; they may be damaged."""
+    """The bytes of the whole shard, if they were also read; they may be damaged."""
 
 
 @distinct

@@ -36,10 +36,11 @@ Theory of operation:
    last step was taken. An invalid writer is thrown away, and the index is read again.
 7. *Damage.* A shard with an entry that leaves the data is changed only if that entry is replaced.
    Otherwise later bytes could take the place that the damaged entry points to.
-8. *Other programs* do not know the journal. An index of up to a page lies within one page and is
-   written with its checksum by one call, so they see the old or the new one.
-9. *Seal.* A gap is removed when the shard is full, when the store is flushed or closed, at the end
-   of the process, or when too many shards are open. A gap smaller than the index stays.
+8. *Other programs* do not know the journal. An index of up to a page lies within one page. One call
+   writes it with its checksum, so these programs see the old or the new index.
+9. *Seal.* A gap is removed when the shard is full, or the store is flushed or closed. It is also
+   removed at the end of the process, or when too many shards are open. A gap smaller than the index
+   stays.
 """
 
 from __future__ import annotations

@@ -415,7 +415,7 @@ class ShardingTransformer(StorageTransformer):
 
 
 def split_at_sharding(stack: Stack) -> tuple[ShardingTransformer, Stack] | None:
-    """Return the sharding of a stack, and what lies below it; ``None`` if nothing is sharded."""
+    """Return the sharding of a stack, and what lies below it; ``None`` if it has none."""
     if any(isinstance(transformer, ReadOnlyTransformer) for transformer in stack):
         return None
     for i, transformer in enumerate(stack):
