@@ -22,7 +22,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
-from typing import Any, Literal, SupportsIndex, TypeAlias
+from typing import Any, Literal, NamedTuple, SupportsIndex, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -82,12 +82,35 @@ UNKNOWN_NBYTES = 1_000_000
 """Assumed size of a chunk whose data type does not tell it, as for texts."""
 
 
+class ShapeRule(NamedTuple):
+    """One rule of the option for the shape of shards."""
+
+    name: str | None
+    """Path or pattern of arrays, or a dimension; ``None``: the rule is for every array."""
+    shape: _Normal
+
+    def matches(self, path: str) -> bool:
+        """Whether the rule is for the array at a path."""
+        return self.name is None or matches(path, self.name)
+
+    @property
+    def may_name_dimension(self) -> bool:
+        return self.name is not None and type(self.shape) is int
+
+
+def rules_of(option: Rules) -> tuple[ShapeRule, ...]:
+    """Return the rules of the option that `parse_rules` returned, in its order."""
+    if isinstance(option, dict):
+        return tuple(ShapeRule(name, shape) for name, shape in option.items())
+    return (ShapeRule(None, option),)
+
+
 @dataclass(frozen=True, slots=True)
 class ShardingPolicy:
     """Sharding of new arrays; `ShardingStore` documents the options."""
 
-    rules: Rules = None
-    """Chunks per shard of every array, or by path and pattern."""
+    rules: tuple[ShapeRule, ...] = ()
+    """Chunks per shard, by arrays."""
     declaration: V3Declaration = "codec"
     """Form of the declaration of v3 arrays; v2 and the draft have one form each."""
     transformers: tuple[TransformerSpec, ...] | None = None
@@ -100,20 +123,16 @@ class ShardingPolicy:
     @property
     def names_dimensions(self) -> bool:
         """Whether names of dimensions may decide about shards."""
-        return isinstance(self.rules, dict) and any(
-            isinstance(rule, dict) or type(rule) is int for rule in self.rules.values()
-        )
+        return any(rule.may_name_dimension or isinstance(rule.shape, dict) for rule in self.rules)
 
     def rule_of(self, path: str, dims: Dimensions = ()) -> _Normal:
         """Return the rule for an array: by its path, else by the first pattern that matches, else
         by its dimensions, which the keys with whole numbers name. `SpecError` if two differ."""
-        if not isinstance(self.rules, dict):
-            return self.rules
-        named = {name: rule for name, rule in self.rules.items() if type(rule) is int}
+        named: dict[Any, Any] = {r.name: r.shape for r in self.rules if r.may_name_dimension}
         by_dimension = named if named.keys() & set(dims) else None
-        if path not in self.rules:
-            of_pattern = (rule for name, rule in self.rules.items() if matches(path, name))
-            return next(of_pattern, by_dimension)
+        own = next((rule for rule in self.rules if rule.name == path), None)
+        if own is None:
+            return next((r.shape for r in self.rules if r.matches(path)), by_dimension)
         if (
             path in named
             and by_dimension
@@ -124,23 +143,24 @@ class ShardingPolicy:
                 f"dimension: write {{{path!r}: {(named[path],) * len(dims)}}} for the array, or "
                 f"{{'*': {named}}} for all arrays by dimension"
             )
-        return self.rules[path]
+        return own.shape
 
     def names_without_array(self, arrays: Mapping[str, Dimensions]) -> list[str]:
         """Return the paths, patterns, dimensions and the tuple of the option that fit none of these
         arrays. Each array is a path, with one item for each dimension."""
-        if isinstance(self.rules, tuple):
-            is_there = any(len(dims) == len(self.rules) for dims in arrays.values())
-            return [] if is_there else [str(self.rules)]
         unknown: list[str] = []
-        for name, rule in self.rules.items() if isinstance(self.rules, dict) else ():
-            matched = [dims for path, dims in arrays.items() if matches(path, name)]
-            if not matched and not (
-                type(rule) is int and any(name in dims for dims in arrays.values())
+        for rule in self.rules:
+            name, shape = rule
+            matched = [dims for path, dims in arrays.items() if rule.matches(path)]
+            if name is None:
+                if isinstance(shape, tuple) and all(len(dims) != len(shape) for dims in matched):
+                    unknown.append(str(shape))
+            elif not matched and not (
+                rule.may_name_dimension and any(name in dims for dims in arrays.values())
             ):
                 unknown.append(name)
-            elif isinstance(rule, dict):
-                unknown += [dim for dim in rule if not any(dim in dims for dims in matched)]
+            elif isinstance(shape, dict):
+                unknown += [dim for dim in shape if not any(dim in dims for dims in matched)]
         return unknown
 
     def reason_to_leave(self, path: str, ndim: int, dims: Dimensions) -> str:
@@ -150,16 +170,15 @@ class ShardingPolicy:
             return f"it has none of the dimensions {list(rule)}"
         if isinstance(rule, tuple) and len(rule) != ndim and not self._is_named(path):
             return f"it has {ndim} dimensions, and chunks_per_shard={rule} is for {len(rule)}"
-        names = self.rules if isinstance(self.rules, dict) else {}
-        if rule is None and not any(matches(path, name) for name in names):
+        if rule is None and not any(each.matches(path) for each in self.rules):
             there = [dim for dim in dims if dim]
-            for name in [name for name, rule in names.items() if type(rule) is int]:
-                if get_close_matches(name.casefold(), map(str.casefold, there), 1, 0.7):
+            for name in [each.name for each in self.rules if each.may_name_dimension]:
+                if name and get_close_matches(name.casefold(), map(str.casefold, there), 1, 0.7):
                     return f"it has the dimensions {there}, and none is {name!r}"
         return ""
 
     def _is_named(self, path: str) -> bool:
-        return isinstance(self.rules, dict) and path in self.rules
+        return any(rule.name == path for rule in self.rules)
 
     def needs_no_metadata(self, hierarchy: str, path: str) -> bool:
         """Whether the option alone declares an array that has no metadata. Outside the draft this
