@@ -80,7 +80,7 @@ class Catalog:
             answers = yield from self._locate(keys_left, generation, in_grid=True)
         for i, answer in zip(left, answers, strict=True):
             if isinstance(answer, ShardStoreError):
-                if are_values or not is_unknown(answer):
+                if are_values or not isinstance(answer, UnsupportedError):
                     raise answer
                 answer = None
             chunks[i] = answer
@@ -104,11 +104,8 @@ class Catalog:
         """Return the shards that keys of the base store name; ``None`` for any other key. The error
         of a bad document takes the place of the shard; objects of an unknown declaration pass."""
         answers = yield from self._locate(base_keys, self.arrays.current(), in_grid=False)
-        shards = ShardRef | TransformedKey | ShardStoreError
-        return [
-            answer if isinstance(answer, shards) and not is_unknown(answer) else None
-            for answer in answers
-        ]
+        passing = ChunkRef | InvalidChunkKey | UnsupportedError
+        return [None if isinstance(answer, passing) else answer for answer in answers]
 
     def directory_of(
         self, directory: str, *, or_own: bool = False, is_strict: bool = True
@@ -252,11 +249,6 @@ class Catalog:
             return None
         layout = _layout_by_rule(node, encoding, cps)
         return layout.chunk(coords, key) if in_grid else ShardRef(layout, coords, key)
-
-
-def is_unknown(answer: object) -> bool:
-    """Whether an answer is the error of a declaration that another program may know."""
-    return isinstance(answer, UnsupportedError)
 
 
 @lru_cache(maxsize=256)

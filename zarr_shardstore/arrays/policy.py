@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import math
 import operator
-import re
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -29,7 +28,6 @@ import numpy.typing as npt
 
 from zarr_shardstore.errors import SpecError
 from zarr_shardstore.format import shard
-from zarr_shardstore.format.arguments import whole_number
 from zarr_shardstore.format.keys import Coords
 from zarr_shardstore.format.layout import chunk_grid_shape
 from zarr_shardstore.format.shard import IndexFormat, ShardingSpec
@@ -75,22 +73,17 @@ _MAX_SMALL_ENTRIES = 255
 _MAX_GROWING_ENTRIES = 2**14
 """Entries up to which the first dimension is not clipped: an index of 256 KiB."""
 
-_UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}
-_UNITS |= {"kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}
-
 UNKNOWN_NBYTES = 1_000_000
 """Assumed size of a chunk whose data type does not tell it, as for texts."""
 
 
 class ShapeRule(NamedTuple):
-    """One rule of the option for the shape of shards."""
+    """Shape of the shards of arrays with a path, a pattern or a dimension of this name."""
 
-    name: str | None
-    """Path or pattern of arrays, or a dimension; ``None``: the rule is for every array."""
+    name: str | None  # None: of every array
     shape: _Normal
 
     def matches(self, path: str) -> bool:
-        """Whether the rule is for the array at a path."""
         return self.name is None or matches(path, self.name)
 
     @property
@@ -296,16 +289,6 @@ def _whole(number: Any) -> int:
     if isinstance(number, bool):
         raise TypeError
     return operator.index(number)
-
-
-def parse_nbytes(given: object) -> ByteBudget:
-    """Parse `shard_nbytes`: a whole number, or a text as ``"64 MB"`` or ``"64MiB"``."""
-    if isinstance(given, str):
-        found = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([a-z]*)\s*", given.lower())
-        if found is None or found[2] not in _UNITS:
-            raise SpecError(f"shard_nbytes is a number of bytes, or as '64 MB', got {given!r}")
-        given = int(float(found[1]) * _UNITS[found[2]])
-    return ByteBudget(whole_number("shard_nbytes", given, 1))
 
 
 def clip_to_grid(cps: Coords, grid_shape: Coords) -> Coords:
