@@ -24,6 +24,7 @@ from zarr_shardstore.shards.requests import (
     GetIndex,
     GetSize,
     Modify,
+    Move,
     Request,
     Set,
     SetIfNotExists,
@@ -347,6 +348,11 @@ def test_a_shard_below_a_transformer_is_read_by_its_values() -> None:
 
 def ask_index() -> Flow[Any]:
     return (yield [GetIndex(LAYOUT.shard((0, 1)))])
+
+
+def test_a_sharding_refuses_requests_that_are_for_no_value() -> None:
+    with pytest.raises(TypeError, match="a transformer does not perform Move"):
+        next(SHARDING.perform([Move("a/c0/1", "b")]))
 
 
 def test_each_write_of_chunks_is_in_the_update_of_its_shard() -> None:
