@@ -114,7 +114,6 @@ def test_below_a_stack_each_write_updates_a_shard_of_one() -> None:
     assert done.value.value == [1, 2]
     asked = ask((Get("a"),))
     assert next(asked) == [Get("a")]
-    assert PlainValue("k").chunk_key(3) == "k"
 
 
 def test_pieces_come_in_ascending_order() -> None:

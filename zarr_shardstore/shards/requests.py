@@ -31,10 +31,9 @@ from zarr_shardstore.format.shard import Bytes, IndexDamageError, ShardIndex
 from zarr_shardstore.shards.shard_writer import FileStep
 
 T = TypeVar("T")
+C = TypeVar("C", bound=type)
 
 Piece: TypeAlias = "tuple[int, bytes | memoryview]"
-
-C = TypeVar("C", bound=type)
 
 Change: TypeAlias = Callable[[bytes | memoryview | None], bytes | memoryview | None]
 """Computes the new value of a value; ``None`` is a missing one."""
@@ -324,9 +323,6 @@ class PlainValue(NamedTuple):
     """An object that is no shard, as a shard of one: its value is entry 0."""
 
     key: str
-
-    def chunk_key(self, _: int) -> str:
-        return self.key
 
 
 @distinct
