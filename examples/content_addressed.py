@@ -7,7 +7,6 @@ keys that are no chunk keys: sharding passes such keys on.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from hashlib import sha256
 from typing import Any
 
@@ -40,7 +39,7 @@ class ContentAddressed(t.StorageTransformer):
                 digest = yield from self._digest(key)
                 return None if digest is None else (yield [t.GetSize(self._key(digest))])[0]
             case t.Set(_, value) | t.SetIfNotExists(_, value):
-                request = replace(request, value=(yield from self._store(value)))
+                request = request._replace(value=(yield from self._store(value)))
             case t.SetPartial(key, pieces):
                 return (yield from self._change(key, lambda old: t.apply_pieces(key, old, pieces)))
             case t.Modify(key, change):

@@ -7,10 +7,43 @@ from typing import Any, TypeVar
 
 from zarr_shardstore.io.backends.mapping import MappingBackend
 from zarr_shardstore.shards.index_reads import found_index, index_get
-from zarr_shardstore.shards.requests import Flow, Found, GetIndex, PlainValue, Request, UpdateShard
+from zarr_shardstore.shards.requests import (
+    Change,
+    Delete,
+    EntryUpdate,
+    Flow,
+    Found,
+    GetIndex,
+    Modify,
+    Piece,
+    PlainValue,
+    Request,
+    Set,
+    SetIfNotExists,
+    SetPartial,
+    UpdateShard,
+)
 from zarr_shardstore.shards.rewrite import rewrite_value
 
 T = TypeVar("T")
+
+
+def set_entry(entry_id: int, value: bytes, only_if_missing: bool = False) -> EntryUpdate:
+    return entry_id, SetIfNotExists("k", value) if only_if_missing else Set("k", value)
+
+
+def delete_entry(entry_id: int) -> EntryUpdate:
+    return entry_id, Delete("k")
+
+
+def patch_entry(entry_id: int, pieces: tuple[Piece, ...]) -> EntryUpdate:
+    return entry_id, SetPartial("k", pieces)
+
+
+def map_entry(
+    entry_id: int, change: Change, placeholder: Callable[[], bytes] | None = None
+) -> EntryUpdate:
+    return entry_id, Modify("k", change, placeholder)
 
 
 class Recorder:

@@ -8,9 +8,8 @@ be a chunk of its array; nothing is listed.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 from zarr_shardstore.arrays.array_cache import ArrayCache, CachedArray, Generation
 from zarr_shardstore.arrays.policy import ShardingPolicy
@@ -24,8 +23,7 @@ from zarr_shardstore.shards.requests import Flow
 from zarr_shardstore.shards.shard_listing import GridDirectory, locate_directory
 
 
-@dataclass(frozen=True, slots=True)
-class InvalidChunkKey:
+class InvalidChunkKey(NamedTuple):
     """Key in an array that is no chunk key of it."""
 
     node: Node
@@ -35,8 +33,7 @@ class InvalidChunkKey:
     """Text of the error if the key is written."""
 
 
-@dataclass(frozen=True, slots=True)
-class TransformedKey:
+class TransformedKey(NamedTuple):
     """Key of an array whose stack is not just one sharding."""
 
     key: str
@@ -47,6 +44,9 @@ _Found: TypeAlias = (
     "ChunkRef | ShardRef | TransformedKey | InvalidChunkKey | ShardStoreError | None"
 )
 """``None``: the key passes through."""
+
+_State: TypeAlias = CachedArray | Literal["unread"]
+"""What is known of the document at a place."""
 
 
 class Catalog:
@@ -80,7 +80,7 @@ class Catalog:
             answers = yield from self._locate(keys_left, generation, in_grid=True)
         for i, answer in zip(left, answers, strict=True):
             if isinstance(answer, ShardStoreError):
-                if are_values or not is_unknown(answer):
+                if are_values or not isinstance(answer, UnsupportedError):
                     raise answer
                 answer = None
             chunks[i] = answer
@@ -104,11 +104,8 @@ class Catalog:
         """Return the shards that keys of the base store name; ``None`` for any other key. The error
         of a bad document takes the place of the shard; objects of an unknown declaration pass."""
         answers = yield from self._locate(base_keys, self.arrays.current(), in_grid=False)
-        shards = ShardRef | TransformedKey | ShardStoreError
-        return [
-            answer if isinstance(answer, shards) and not is_unknown(answer) else None
-            for answer in answers
-        ]
+        passing = ChunkRef | InvalidChunkKey | UnsupportedError
+        return [None if isinstance(answer, passing) else answer for answer in answers]
 
     def directory_of(
         self, directory: str, *, or_own: bool = False, is_strict: bool = True
@@ -194,55 +191,33 @@ class Catalog:
 
         `read` has the places that this operation has read: bad documents are not cached.
         """
-        known = (read, generation.arrays, generation.absent)
-        is_usual = False
-        for nodes, suffix in self._candidates(key):
-            is_usual, otherwise = True, None
-            for node in nodes:
-                array = read.get(node) or generation.arrays.get(node)
-                if isinstance(array, ShardStoreError):
-                    return array
-                if array is not None:
-                    answer = _locate_in(array, key, suffix, in_grid)
-                    geometry = array.document.geometry
-                    is_v2 = geometry is not None and geometry.encoding.style == "v2"
-                    if geometry is None or is_v2 != suffix.startswith("c"):
-                        return answer
-                    otherwise = answer  # or of the array of the other format at this path
-                elif node not in read and node not in generation.absent:
-                    return [n for n in nodes if not any(n in cache for cache in known)]
-            if otherwise is not None:
-                return otherwise
-        if is_usual:
-            for nodes, suffix in self._candidates(key):
-                node = nodes[0]
-                if self._policy.needs_no_metadata(node.hierarchy, node.path):
-                    return self._locate_by_rule(node, key, suffix, in_grid)
+
+        def state_of(node: Node) -> _State:
+            array = read.get(node) or generation.arrays.get(node)
+            is_known = array is not None or node in read or node in generation.absent
+            return array if is_known else "unread"
+
+        candidates = list(self._candidates(key))
+        for nodes, suffix in candidates:
+            states = [(node, state_of(node)) for node in nodes]
+            answer = _by_documents(states, key, suffix, in_grid)
+            if answer != "elsewhere":
+                return answer
+        for nodes, suffix in candidates:
+            if self._policy.needs_no_metadata(nodes[0].hierarchy, nodes[0].path):
+                return self._by_rule(nodes[0], key, suffix, in_grid)
+        if candidates or node_of_document(key) is not None:
             return None
         # The key may have an unusual separator; or be a chunk key, spelled in an unknown way, of an
         # array whose declaration is not understood.
-        if node_of_document(key) is not None:
-            return None
         is_draft = key.startswith(chunk_keys.DRAFT_DATA_ROOT)
-        places = [
-            (node, suffix)
+        odd = [
+            (node, suffix, state_of(node))
             for path, suffix in chunk_keys.odd_candidates(key)
             for node in ([Node("draft", path)] if is_draft else flat_nodes(path))
         ]
-        odd = dict.fromkeys(node for node, _ in places)
-        missing = [n for n in odd if not any(n in cache for cache in known)]
-        if missing:
-            return missing
-        for node, suffix in places:
-            array = read.get(node) or generation.arrays.get(node)
-            if isinstance(array, ShardStoreError):
-                return array
-            geometry = None if array is None else array.document.geometry
-            if array is not None and geometry and geometry.encoding.separator not in ("/", "."):
-                answer = _locate_in(array, key, suffix, in_grid)
-                if not isinstance(answer, InvalidChunkKey) or answer.is_outside:
-                    return answer
-        return None
+        unread = [node for node, _, state in odd if state == "unread"]
+        return unread or _by_odd_spelling(odd, key, in_grid)
 
     def _candidates(self, key: str) -> Iterator[tuple[list[Node], str]]:
         """Yield the places of arrays that may own a key, with the rest of the key."""
@@ -254,7 +229,7 @@ class Catalog:
         for path, suffix in chunk_keys.v3_candidates(key):
             yield [Node("v3", path)] if suffix.startswith("c") else flat_nodes(path), suffix
 
-    def _locate_by_rule(self, node: Node, key: str, suffix: str, in_grid: bool) -> _Found:
+    def _by_rule(self, node: Node, key: str, suffix: str, in_grid: bool) -> _Found:
         """Cut a key of an array without a document, by the spelling of the key itself."""
         separator: Literal["/", "."] = "." if "." in suffix else "/"
         style: Literal["draft", "default", "v2"] = "v2"
@@ -276,11 +251,6 @@ class Catalog:
         return layout.chunk(coords, key) if in_grid else ShardRef(layout, coords, key)
 
 
-def is_unknown(answer: object) -> bool:
-    """Whether an answer is the error of a declaration that another program may know."""
-    return isinstance(answer, UnsupportedError)
-
-
 @lru_cache(maxsize=256)
 def _layout_by_rule(
     node: Node, encoding: chunk_keys.ChunkKeyEncoding, cps: chunk_keys.Coords
@@ -292,6 +262,43 @@ def _layout_by_rule(
 def flat_nodes(path: str) -> list[Node]:
     """Return the places of an array whose keys are below its path; v3 comes first, as in zarr."""
     return [Node("v3", path), Node("v2", path)]
+
+
+def _by_documents(
+    states: Sequence[tuple[Node, _State]], key: str, suffix: str, in_grid: bool
+) -> _Found | list[Node] | Literal["elsewhere"]:
+    """Decide by the documents at one path which of their arrays has a key, or none."""
+    of_other_format: _Found = None
+    for _, state in states:
+        match state:
+            case None:
+                pass
+            case "unread":
+                return [node for node, state in states if state == "unread"]
+            case StoredArray():
+                answer = _locate_in(state, key, suffix, in_grid)
+                geometry = state.document.geometry
+                is_v2 = geometry is not None and geometry.encoding.style == "v2"
+                if geometry is None or is_v2 != suffix.startswith("c"):
+                    return answer
+                of_other_format = answer
+            case ShardStoreError():
+                return state
+    return "elsewhere" if of_other_format is None else of_other_format
+
+
+def _by_odd_spelling(places: Sequence[tuple[Node, str, _State]], key: str, in_grid: bool) -> _Found:
+    """Decide which array has a key that is no usual chunk key; its documents are read."""
+    for _, suffix, state in places:
+        match state:
+            case ShardStoreError():
+                return state
+            case StoredArray(document=document) if document.geometry is not None:
+                if document.geometry.encoding.separator not in ("/", "."):
+                    answer = _locate_in(state, key, suffix, in_grid)
+                    if not isinstance(answer, InvalidChunkKey) or answer.is_outside:
+                        return answer
+    return None
 
 
 def _locate_in(array: StoredArray, key: str, suffix: str, in_grid: bool) -> _Found:

@@ -72,8 +72,8 @@ class MetadataView:
         if array.document.declaration is not None:
             doc = declaration.strip(doc, array.document.declaration)
             is_nested = declaration.has_sharding_codec(doc)
-            return declaration.declare_native(doc) if is_nested else doc
-        return doc  # perhaps with the mark of `declare_native`: `ShardedCodecPipeline` looks for it
+            return declaration.marked(doc, "passthrough") if is_nested else doc
+        return doc  # perhaps with a mark, which `ShardedCodecPipeline` looks for
 
     def _members_to_user(self, path: str, doc: Document) -> Document:
         changed: dict[str, Document] = {}
@@ -155,9 +155,9 @@ class MetadataView:
                 _warn_of_unsharded(node, documents.unknown_geometry(doc))
             return doc
         self._refuse_draft_name(node, geometry)
-        twin = yield from self._twin(node, geometry)
-        if twin is not None:
-            declared = self._policy.declare(node, twin.document.transformers)
+        other = yield from self._in_other_format(node, geometry)
+        if other is not None:
+            declared = self._policy.declare(node, other.document.transformers)
         else:
             declared = yield from self._declared_as_new(node, doc, geometry, dims)
             if declared is None and self._warns and self._policy.rule_of(node.path) is None:
@@ -175,10 +175,10 @@ class MetadataView:
             names = ("chunk_grid", "chunk_key_encoding", "chunks", "dimension_separator")
             if any(old.doc.get(name) != doc.get(name) for name in names):
                 return None
-        elif declaration.is_native_by_choice(old.doc):
+        elif declaration.mark_of(old.doc) == "passthrough":
             if declaration.sharding_shapes(old.doc) != declaration.sharding_shapes(doc):
                 return None
-            doc = declaration.declare_native(doc)
+            doc = declaration.marked(doc, "passthrough")
         elif not geometry.has_same_chunks(before.geometry):
             return None
         elif before.declaration is not None:
@@ -199,31 +199,34 @@ class MetadataView:
             kept = self._as_update(node, declaration.without_mark(doc), old)
             if kept is not None and shown == declaration.sharding_shapes(doc):
                 return kept
-        if self._reader.native == "passthrough":
-            return declaration.without_mark(doc) if declaration.is_flat_by_choice(doc) else doc
-        is_flat = old.array is not None and old.array.document.declaration is not None
-        if declaration.is_flat_by_choice(doc):
-            doc = declaration.without_mark(doc)
-            self._reader.read(node, doc)  # raises if this is no sharding that is known here
-            return documents.with_notes(doc, notes)
-        if is_flat:
-            raise UnsupportedError(
-                f"the array {node.path!r} is addressed by its inner chunks, and this document "
-                "would make their keys those of shards: open the array again, or erase it first"
-            )
+        was_flat = old.array is not None and old.array.document.declaration is not None
+        match self._reader.native, declaration.mark_of(doc), was_flat:
+            case "passthrough", "flat", _:
+                return declaration.without_mark(doc)
+            case "passthrough", _, _:
+                return doc
+            case _, "flat", _:
+                doc = declaration.without_mark(doc)
+                self._reader.read(node, doc)  # raises if this is no sharding that is known here
+                return documents.with_notes(doc, notes)
+            case _, _, True:
+                raise UnsupportedError(
+                    f"the array {node.path!r} is addressed by its inner chunks, and this document "
+                    "would make their keys those of shards: open the array again, or erase it first"
+                )
         array = self._reader.read(node, doc)
-        if array is not None and array.unknown:
-            if self._policy.rule_of(node.path, documents.dimension_names(doc)) is not None:
-                _warn_of_unsharded(node, array.unknown)
-            return doc
-        return declaration.declare_native(doc)  # zarr shards it; the mark tells each later store
+        if array is None or not array.unknown:
+            return declaration.marked(doc, "passthrough")  # each later store leaves it to zarr
+        if self._policy.rule_of(node.path, documents.dimension_names(doc)) is not None:
+            _warn_of_unsharded(node, array.unknown)
+        return doc
 
     def takes_shards(self, document: memoryview) -> bool:
         """Whether an array whose document has a sharding codec is addressed by its inner chunks."""
         doc = documents.parse_json(document)
         if doc is None or len(declaration.sharding_shapes(doc)) != 1:
             return False
-        plain = declaration.without_mark(doc) if declaration.is_flat_by_choice(doc) else doc
+        plain = declaration.without_mark(doc) if declaration.mark_of(doc) == "flat" else doc
         try:
             array = self._reader.read(Node("v3", ""), plain)
         except (SpecError, UnsupportedError):
@@ -242,12 +245,12 @@ class MetadataView:
                 "of: give it another name, or leave that one out of chunks_per_shard"
             )
 
-    def _twin(self, node: Node, geometry: Geometry) -> Flow[StoredArray | None]:
+    def _in_other_format(self, node: Node, geometry: Geometry) -> Flow[StoredArray | None]:
         """Return the array of the same chunks in the other format, as after a migration."""
-        if node.twin is None or geometry.encoding.style != "v2":
+        if node.other_format is None or geometry.encoding.style != "v2":
             return None
-        (found,) = yield from read_documents([document_key(node.twin)])
-        array = self._parsed(node.twin, found.value).array
+        (found,) = yield from read_documents([document_key(node.other_format)])
+        array = self._parsed(node.other_format, found.value).array
         has_same = array is not None and geometry.has_same_chunks(array.document.geometry)
         return array if has_same else None
 
@@ -294,7 +297,7 @@ class MetadataView:
         """Note a new array for `warn_of_names`, and warn if the option is probably meant for it and
         leaves it out. A tuple may leave out arrays of fewer dimensions, as coordinates are."""
         policy, ndim = self._policy, len(geometry.shape)
-        if isinstance(policy.rules, tuple | dict):
+        if any(rule.name is not None or isinstance(rule.shape, tuple) for rule in policy.rules):
             self.created[node.path] = dims or (None,) * ndim
         reason = policy.reason_to_leave(node.path, ndim, dims)
         rule = policy.rule_of(node.path, dims)

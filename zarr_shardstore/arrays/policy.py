@@ -5,8 +5,8 @@ requests that are worth their latency. Smaller shards are cheaper to rewrite, an
 share the work.
 
 A shard that reaches beyond the grid has entries that are missing, 16 bytes each. An array that
-grows fills them. So a new shard is clipped to the grid where its index would become large, and
-least along the first dimension, along which most arrays grow.
+grows fills them. So a new shard is clipped to the grid where its index would become large. The
+first dimension is clipped least, because most arrays grow along it.
 
 Source: the recommendation of zarr-vectors and of the discussion of sharding, 10 to 100 MB;
 spec_notes/decisions/0031-shapes.md.
@@ -16,20 +16,18 @@ from __future__ import annotations
 
 import math
 import operator
-import re
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
-from typing import Any, Literal, SupportsIndex, TypeAlias
+from typing import Any, Literal, NamedTuple, SupportsIndex, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from zarr_shardstore.errors import SpecError
 from zarr_shardstore.format import shard
-from zarr_shardstore.format.arguments import whole_number
 from zarr_shardstore.format.keys import Coords
 from zarr_shardstore.format.layout import chunk_grid_shape
 from zarr_shardstore.format.shard import IndexFormat, ShardingSpec
@@ -75,19 +73,37 @@ _MAX_SMALL_ENTRIES = 255
 _MAX_GROWING_ENTRIES = 2**14
 """Entries up to which the first dimension is not clipped: an index of 256 KiB."""
 
-_UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}
-_UNITS |= {"kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}
-
 UNKNOWN_NBYTES = 1_000_000
 """Assumed size of a chunk whose data type does not tell it, as for texts."""
+
+
+class ShapeRule(NamedTuple):
+    """Shape of the shards of arrays with a path, a pattern or a dimension of this name."""
+
+    name: str | None  # None: of every array
+    shape: _Normal
+
+    def matches(self, path: str) -> bool:
+        return self.name is None or matches(path, self.name)
+
+    @property
+    def may_name_dimension(self) -> bool:
+        return self.name is not None and type(self.shape) is int
+
+
+def rules_of(option: Rules) -> tuple[ShapeRule, ...]:
+    """Return the rules of the option that `parse_rules` returned, in its order."""
+    if isinstance(option, dict):
+        return tuple(ShapeRule(name, shape) for name, shape in option.items())
+    return (ShapeRule(None, option),)
 
 
 @dataclass(frozen=True, slots=True)
 class ShardingPolicy:
     """Sharding of new arrays; `ShardingStore` documents the options."""
 
-    rules: Rules = None
-    """Chunks per shard of every array, or by path and pattern."""
+    rules: tuple[ShapeRule, ...] = ()
+    """Chunks per shard, by arrays."""
     declaration: V3Declaration = "codec"
     """Form of the declaration of v3 arrays; v2 and the draft have one form each."""
     transformers: tuple[TransformerSpec, ...] | None = None
@@ -100,20 +116,16 @@ class ShardingPolicy:
     @property
     def names_dimensions(self) -> bool:
         """Whether names of dimensions may decide about shards."""
-        return isinstance(self.rules, dict) and any(
-            isinstance(rule, dict) or type(rule) is int for rule in self.rules.values()
-        )
+        return any(rule.may_name_dimension or isinstance(rule.shape, dict) for rule in self.rules)
 
     def rule_of(self, path: str, dims: Dimensions = ()) -> _Normal:
         """Return the rule for an array: by its path, else by the first pattern that matches, else
         by its dimensions, which the keys with whole numbers name. `SpecError` if two differ."""
-        if not isinstance(self.rules, dict):
-            return self.rules
-        named = {name: rule for name, rule in self.rules.items() if type(rule) is int}
+        named: dict[Any, Any] = {r.name: r.shape for r in self.rules if r.may_name_dimension}
         by_dimension = named if named.keys() & set(dims) else None
-        if path not in self.rules:
-            of_pattern = (rule for name, rule in self.rules.items() if matches(path, name))
-            return next(of_pattern, by_dimension)
+        own = next((rule for rule in self.rules if rule.name == path), None)
+        if own is None:
+            return next((r.shape for r in self.rules if r.matches(path)), by_dimension)
         if (
             path in named
             and by_dimension
@@ -124,23 +136,24 @@ class ShardingPolicy:
                 f"dimension: write {{{path!r}: {(named[path],) * len(dims)}}} for the array, or "
                 f"{{'*': {named}}} for all arrays by dimension"
             )
-        return self.rules[path]
+        return own.shape
 
     def names_without_array(self, arrays: Mapping[str, Dimensions]) -> list[str]:
-        """Return the paths, patterns, dimensions and the tuple of the option that name nothing of
-        these arrays, each a path with one item for each dimension."""
-        if isinstance(self.rules, tuple):
-            is_there = any(len(dims) == len(self.rules) for dims in arrays.values())
-            return [] if is_there else [str(self.rules)]
+        """Return the paths, patterns, dimensions and the tuple of the option that fit none of these
+        arrays. Each array is a path, with one item for each dimension."""
         unknown: list[str] = []
-        for name, rule in self.rules.items() if isinstance(self.rules, dict) else ():
-            matched = [dims for path, dims in arrays.items() if matches(path, name)]
-            if not matched and not (
-                type(rule) is int and any(name in dims for dims in arrays.values())
+        for rule in self.rules:
+            name, shape = rule
+            matched = [dims for path, dims in arrays.items() if rule.matches(path)]
+            if name is None:
+                if isinstance(shape, tuple) and all(len(dims) != len(shape) for dims in matched):
+                    unknown.append(str(shape))
+            elif not matched and not (
+                rule.may_name_dimension and any(name in dims for dims in arrays.values())
             ):
                 unknown.append(name)
-            elif isinstance(rule, dict):
-                unknown += [dim for dim in rule if not any(dim in dims for dims in matched)]
+            elif isinstance(shape, dict):
+                unknown += [dim for dim in shape if not any(dim in dims for dims in matched)]
         return unknown
 
     def reason_to_leave(self, path: str, ndim: int, dims: Dimensions) -> str:
@@ -150,16 +163,15 @@ class ShardingPolicy:
             return f"it has none of the dimensions {list(rule)}"
         if isinstance(rule, tuple) and len(rule) != ndim and not self._is_named(path):
             return f"it has {ndim} dimensions, and chunks_per_shard={rule} is for {len(rule)}"
-        names = self.rules if isinstance(self.rules, dict) else {}
-        if rule is None and not any(matches(path, name) for name in names):
+        if rule is None and not any(each.matches(path) for each in self.rules):
             there = [dim for dim in dims if dim]
-            for name in [name for name, rule in names.items() if type(rule) is int]:
-                if get_close_matches(name.casefold(), map(str.casefold, there), 1, 0.7):
+            for name in [each.name for each in self.rules if each.may_name_dimension]:
+                if name and get_close_matches(name.casefold(), map(str.casefold, there), 1, 0.7):
                     return f"it has the dimensions {there}, and none is {name!r}"
         return ""
 
     def _is_named(self, path: str) -> bool:
-        return isinstance(self.rules, dict) and path in self.rules
+        return any(rule.name == path for rule in self.rules)
 
     def needs_no_metadata(self, hierarchy: str, path: str) -> bool:
         """Whether the option alone declares an array that has no metadata. Outside the draft this
@@ -277,16 +289,6 @@ def _whole(number: Any) -> int:
     if isinstance(number, bool):
         raise TypeError
     return operator.index(number)
-
-
-def parse_nbytes(given: object) -> ByteBudget:
-    """Parse `shard_nbytes`: a whole number, or a text as ``"64 MB"`` or ``"64MiB"``."""
-    if isinstance(given, str):
-        found = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([a-z]*)\s*", given.lower())
-        if found is None or found[2] not in _UNITS:
-            raise SpecError(f"shard_nbytes is a number of bytes, or as '64 MB', got {given!r}")
-        given = int(float(found[1]) * _UNITS[found[2]])
-    return ByteBudget(whole_number("shard_nbytes", given, 1))
 
 
 def clip_to_grid(cps: Coords, grid_shape: Coords) -> Coords:

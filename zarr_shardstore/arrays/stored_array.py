@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import entry_points
 from reprlib import repr as short
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from zarr_shardstore.errors import SpecError, UnsupportedError
 from zarr_shardstore.format import consolidated_index
@@ -38,13 +38,10 @@ TransformerFactory: TypeAlias = Callable[
 
 _ENTRY_POINTS = "zarr_shardstore.storage_transformers"
 
-_ENDLESS = 2**48
-
 _factories: dict[str, TransformerFactory] = {SHARDING: stacks.sharding, "crc32c": stacks.crc32c}
 
 
-@dataclass(frozen=True, slots=True)
-class StoredArray:
+class StoredArray(NamedTuple):
     """An array document, and the transformers between its chunks and the base store."""
 
     document: ArrayDocument
@@ -85,11 +82,11 @@ class ArrayReader:
 
     native: Native
     reading: ReadOptions = field(default_factory=ReadOptions)
-    left_to_zarr: set[str] = field(default_factory=set, compare=False)
-    """Chunk prefixes of arrays that were read, and whose sharding is left to zarr."""
-    endless: set[Node] = field(default_factory=set, compare=False)
-    """Arrays whose grid has no end along the first dimension: their writer stores chunks there, and
-    then moves the end in the document."""
+    sharded_by_zarr: set[str] = field(default_factory=set, compare=False)
+    """Chunk prefixes of arrays that were read, and which zarr itself shards."""
+    lengths: dict[Node, int] = field(default_factory=dict, compare=False)
+    """Elements along the first dimension that count instead of those in the document, for some
+    arrays: their writer stores chunks there, and then moves the end in the document."""
 
     def read(self, node: Node, doc: Mapping[str, Any]) -> StoredArray | None:
         """Return the array that a stored document describes; ``None`` if it describes none.
@@ -104,19 +101,19 @@ class ArrayReader:
         UnsupportedError
             If it has an unknown storage transformer, so that objects may hold anything.
         """
-        if node in self.endless and doc.get("shape"):
-            doc = {**doc, "shape": [_ENDLESS, *doc["shape"][1:]]}
+        if node in self.lengths and doc.get("shape"):
+            doc = {**doc, "shape": [self.lengths[node], *doc["shape"][1:]]}
         try:
             document = parse_array(node, doc, self.native)
             if document is None:
                 return None
             if document.declaration is None and MARKER in doc:
-                self.left_to_zarr.add(node.chunk_prefix)
+                self.sharded_by_zarr.add(node.chunk_prefix)
             stack = self._stack(document, doc)
         except (SpecError, UnsupportedError) as error:
             text = f"the document of the array {node.path!r}: {error}"
             if isinstance(error, UnsupportedError) and is_sharded_by_zarr(doc):
-                self.left_to_zarr.add(node.chunk_prefix)
+                self.sharded_by_zarr.add(node.chunk_prefix)
                 return StoredArray(ArrayDocument(node, None), node, None, (), None, unknown=text)
             raise type(error)(text) from error
         top = stack[0] if len(stack) == 1 else None

@@ -14,9 +14,9 @@ The journal is a file of its own, there from the first change in the shard file 
 1. The record is written before the shard is touched, and its checksum covers the header. When the
    shard is whole again the state is rewritten with the next number, and the record means nothing.
    So there is a record only while a change is under way, or if its writer was killed.
-2. An index with a right checksum is whole, whatever a record says: nothing is undone.
-3. A change is undone only if each byte of its entries is the old one or the new one, and the old
-   ones give the checksum of the old index. Other bytes are not remains of the change.
+2. An index with a right checksum is whole, whatever a record says: the change stays.
+3. A change is undone only if each byte of its entries is the old one or the new one. The old bytes
+   must give the checksum of the old index. Other bytes are not remains of the change.
 4. A move copies the index to another place. Cutting the file behind the old place undoes it, and
    loses nothing: the same index is still there.
 5. A half-written part has a wrong checksum and counts as none. The shard was not touched yet.
@@ -28,8 +28,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import crc32c
 
@@ -56,8 +55,7 @@ ReadAt = Callable[[int, int], bytes]
 """Bytes of the shard from an offset on, that many; fewer where it ends."""
 
 
-@dataclass(frozen=True, slots=True)
-class JournalHeader:
+class JournalHeader(NamedTuple):
     """Form and state of the shard of a journal, and its last writer."""
 
     has_checksum: bool
@@ -98,8 +96,7 @@ ChangedEntry: TypeAlias = tuple[int, bytes, bytes]
 """Entry id, and the bytes of the entry in the index before and after."""
 
 
-@dataclass(frozen=True, slots=True)
-class Change:
+class Change(NamedTuple):
     """Record of a change of the index: the entries before and after."""
 
     old_crc: int
@@ -110,8 +107,7 @@ class Change:
     entries: Sequence[ChangedEntry]
 
 
-@dataclass(frozen=True, slots=True)
-class Move:
+class Move(NamedTuple):
     """Record of a move: the index is copied to another place, behind a larger gap."""
 
     crc: int
@@ -120,8 +116,7 @@ class Move:
     """New offset, in bytes."""
 
 
-@dataclass(frozen=True, slots=True)
-class Journal:
+class Journal(NamedTuple):
     """A header, and the record of the change that is under way, or was cut off."""
 
     header: JournalHeader
@@ -138,8 +133,7 @@ class Journal:
         return record.data_end if isinstance(record, Change) else header.data_end
 
 
-@dataclass(frozen=True, slots=True)
-class Repair:
+class Repair(NamedTuple):
     """Writes that make a shard whole after its last change was cut off."""
 
     writes: Sequence[tuple[int, bytes]] = ()

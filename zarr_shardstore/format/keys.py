@@ -53,8 +53,8 @@ _IS_SEPARATOR = re.compile(r"/|[^0-9/\\\x00]+")
 
 
 def check_key(key: str) -> None:
-    """Raise `SpecError` for a key that could name an object outside the store, one object twice, or
-    a lock, a journal or a temporary file."""
+    """Raise `SpecError` for a key that could name an object outside the store, or one object twice;
+    also for a lock, a journal or a temporary file."""
     if not isinstance(key, str):
         raise SpecError(f"a key is a str, got {type(key).__name__}: {key!r}")
     if _BAD_SEGMENT.search(key):

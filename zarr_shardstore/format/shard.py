@@ -248,8 +248,8 @@ def order_entries(
 ) -> npt.NDArray[np.intp]:
     """Sort entry ids into the order in which their bytes are written.
 
-    Morton order interleaves the bits of the coordinates, dimension 0 lowest, and drops the
-    bits that a short dimension does not have, as zarr-python does.
+    Morton order interleaves the bits of the coordinates, dimension 0 lowest. Bits that a short
+    dimension does not have are dropped, as zarr-python does.
     """
     if order == "C" or len(chunks_per_shard) < 2:
         return np.sort(entry_ids)

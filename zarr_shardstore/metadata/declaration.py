@@ -6,7 +6,7 @@
 ``storage_transformers``  v3 and draft: the list of transformers; the chunk grid and the
                           codecs are those of the chunks. Some v3 readers ignore the list.
                           So a v3 document that is written here also has a member that must
-                          be understood, and a chunk key encoding of our name around its own.
+                          be understood. Our chunk key encoding holds the one of the array.
 ``filters``               v2: a marker in ``filters`` that holds the list; ``chunks`` is the
                           shape of the shards, if there are any.
 ========================  ===================================================================
@@ -23,9 +23,8 @@ Source: sharding storage transformer draft, "Configuration"; ZEP 2, "Configurati
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from collections.abc import Iterator, Mapping
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 from zarr_shardstore.errors import SpecError, UnsupportedError
 from zarr_shardstore.format.keys import Coords
@@ -40,16 +39,18 @@ Native = Literal["flat", "passthrough"]
 Document: TypeAlias = dict[str, Any]
 
 MARKER = "zarr_shardstore"
-"""Id of the marker in the filters of a v2 array, and name of the member and of the chunk key
-encoding of a v3 array."""
+"""Id of the marker in the filters of a v2 array. In a v3 array it is the name of the member and of
+the chunk key encoding."""
 
 _CODEC = "sharding_indexed"
-_NAMES = (_CODEC, MARKER, f"numcodecs.{MARKER}", *transformer_list.SHARDING_URIS)
+_NAMES = {_CODEC, MARKER, f"numcodecs.{MARKER}", *transformer_list.SHARDING_URIS}
 """Names that declare sharding if they are in codecs, filters or extensions."""
 
+_SCANNED = ("storage_transformers", "codecs", "filters", "compressor", "extensions")
+"""Members that may declare sharding, or have the marker of a conversion."""
 
-@dataclass(frozen=True, slots=True)
-class Declared:
+
+class Declared(NamedTuple):
     """Storage transformers of an array document, nearest to the array first, and their form."""
 
     how: Declaration
@@ -63,12 +64,24 @@ def format_of(doc: Mapping[str, Any]) -> Literal["v3", "v2", "draft"]:
     return "v3" if "node_type" in doc else "draft"
 
 
-def find_declaration(doc: Mapping[str, Any], native: Native = "flat") -> Declared | None:
+def scan(doc: Mapping[str, Any]) -> dict[str, set[str]]:
+    """Return all texts in each member of a document that may declare something."""
+    return {
+        member: {value for value in values_in(doc[member]) if isinstance(value, str)}
+        for member in _SCANNED
+        if doc.get(member)
+    }
+
+
+def find_declaration(
+    doc: Mapping[str, Any], native: Native = "flat", texts: Mapping[str, set[str]] | None = None
+) -> Declared | None:
     """Find the transformers that an array document declares; ``None`` for plain chunks.
 
     A ``sharding_indexed`` that the document or the caller says to leave to zarr is no declaration.
+    `texts` is the `scan` of the document, if the caller has it.
     """
-    kind, members = format_of(doc), _declaring_members(doc)
+    kind, members = format_of(doc), _declaring_members(doc, scan(doc) if texts is None else texts)
     by_list = kind != "v2" and "storage_transformers" in members
     known = {"v3": {"codecs"}, "v2": {"filters"}, "draft": set[str]()}[kind]
     if by_list:
@@ -91,12 +104,15 @@ def find_declaration(doc: Mapping[str, Any], native: Native = "flat") -> Declare
     return Declared("codec", (transformer_list.sharding_transformer(_spec_of_codec(doc)),))
 
 
-def _declaring_members(doc: Mapping[str, Any]) -> list[str]:
+def _declaring_members(doc: Mapping[str, Any], texts: Mapping[str, set[str]]) -> list[str]:
     """Return the names of the members that declare storage transformers, in any form."""
-    members = [] if doc.get("storage_transformers") in (None, []) else ["storage_transformers"]
-    others = ("codecs", "filters", "compressor", "extensions")
-    members += [member for member in others if _mentions(doc.get(member), _NAMES)]
-    if MARKER in doc and not is_native_by_choice(doc):
+    by_list = doc.get("storage_transformers") not in (None, [])
+    members = [
+        member
+        for member in _SCANNED
+        if (by_list if member == "storage_transformers" else texts.get(member, set()) & _NAMES)
+    ]
+    if MARKER in doc and mark_of(doc) != "passthrough":
         members.append(MARKER)
     if name_of(doc.get("chunk_key_encoding")) == MARKER:
         members.append("chunk_key_encoding")
@@ -106,12 +122,9 @@ def _declaring_members(doc: Mapping[str, Any]) -> list[str]:
 def is_sharded_by_zarr(doc: Mapping[str, Any]) -> bool:
     """Return whether a ``sharding_indexed`` alone declares shards: each reader of the document as
     it is stored takes the objects for shards, or refuses the array."""
-    others = set(_NAMES) - {_CODEC}
-    return (
-        format_of(doc) == "v3"
-        and _declaring_members(doc) == ["codecs"]
-        and not _mentions(doc["codecs"], others)
-    )
+    texts = scan(doc)
+    is_alone = _declaring_members(doc, texts) == ["codecs"]
+    return format_of(doc) == "v3" and is_alone and texts["codecs"] & _NAMES == {_CODEC}
 
 
 def strip(doc: Mapping[str, Any], how: Declaration) -> Document:
@@ -213,66 +226,50 @@ def chunk_key_encoding(doc: Mapping[str, Any]) -> Any:
     return encoding
 
 
-def declare_native(doc: Mapping[str, Any]) -> Document:
-    """Mark a document whose sharding codec every store leaves to zarr."""
-    return {**doc, MARKER: {"must_understand": False, "native": "passthrough"}}
+def marked(doc: Mapping[str, Any], native: Native) -> Document:
+    """Mark a document for every store: zarr shards the array itself (``"passthrough"``), or an
+    array object addresses shards of which a store shows the chunks (``"flat"``, never stored)."""
+    return {**doc, MARKER: {"must_understand": False, "native": native}}
 
 
-def is_native_by_choice(doc: Mapping[str, Any]) -> bool:
-    """Return whether `declare_native` marked the document."""
+def mark_of(doc: Mapping[str, Any]) -> Any:
+    """Return what a document is `marked` with; ``None`` if it is not."""
     mark = doc.get(MARKER)
-    return isinstance(mark, Mapping) and mark.get("native") == "passthrough"
-
-
-def declare_flat(doc: Mapping[str, Any]) -> Document:
-    """Mark a document of an array object that addresses shards which the store unrolls. No such
-    mark is stored."""
-    return {**doc, MARKER: {"must_understand": False, "native": "flat"}}
-
-
-def is_flat_by_choice(doc: Mapping[str, Any]) -> bool:
-    """Return whether `declare_flat` marked the document."""
-    mark = doc.get(MARKER)
-    return isinstance(mark, Mapping) and mark.get("native") == "flat"
+    return mark.get("native") if isinstance(mark, Mapping) else None
 
 
 def without_mark(doc: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the document without the mark of `declare_native` or `declare_flat`; the same object
-    if it has none."""
+    """Return the document without its mark; the same object if it has none."""
     if MARKER not in doc:
         return doc
     rest = {name: doc[name] for name in doc if name != MARKER}
-    if is_flat_by_choice(doc):
+    if mark_of(doc) == "flat":
         rest["chunk_key_encoding"] = chunk_key_encoding(doc)
     return rest
 
 
 def sharding_shapes(doc: Mapping[str, Any]) -> list[Any]:
     """Return the chunk shapes of the sharding codecs of a v3 array, the outermost first."""
-    found = [value for value, _ in values_in(doc.get("codecs")) if isinstance(value, Mapping)]
+    found = [value for value in values_in(doc.get("codecs")) if isinstance(value, Mapping)]
     options = [codec.get("configuration") for codec in found if name_of(codec) == _CODEC]
     return [given.get("chunk_shape") for given in options if isinstance(given, Mapping)]
 
 
 def has_sharding_codec(doc: Mapping[str, Any]) -> bool:
     """Return whether the codecs of a v3 array document do sharding, in any form."""
-    return _mentions(doc.get("codecs"), (_CODEC,))
+    return any(value == _CODEC for value in values_in(doc.get("codecs")))
 
 
-def values_in(value: Any) -> Iterator[tuple[Any, int]]:
-    """Yield a JSON value and all values in it, each with its depth: of as many levels as it has."""
-    left = [(value, 1)]
+def values_in(value: Any) -> Iterator[Any]:
+    """Yield a JSON value and all values in it, however deep."""
+    left = [value]
     while left:
-        value, depth = left.pop()
-        yield value, depth
+        value = left.pop()
+        yield value
         if isinstance(value, Mapping):
-            left += [(member, depth + 1) for member in value.values()]
+            left += value.values()
         elif isinstance(value, list | tuple):
-            left += [(item, depth + 1) for item in value]
-
-
-def _mentions(value: Any, names: Collection[str]) -> bool:
-    return any(isinstance(found, str) and found in names for found, _ in values_in(value))
+            left += value
 
 
 def _is_marker(codec: Any) -> bool:
@@ -349,10 +346,10 @@ def _spec_of_codec(doc: Mapping[str, Any]) -> ShardingSpec:
         raise UnsupportedError(
             f"the chunk grid {grid!r} of a sharded array is not known, only 'regular'"
         )
-    shard_shape = _shape_at(shards, "chunk_shape")
-    if len(chunk_shape) != len(shard_shape) or len(chunk_shape) != _ndim(doc):
+    shard_shape, shape = _shape_at(shards, "chunk_shape"), _shape_at(doc, "shape")
+    if not len(chunk_shape) == len(shard_shape) == len(shape):
         raise SpecError(
-            f"the array has {_ndim(doc)} dims, its shards {list(shard_shape)} and the chunks in "
+            f"the array has {len(shape)} dims, its shards {list(shard_shape)} and the chunks in "
             f"them {list(chunk_shape)} must have as many"
         )
     if 0 in shard_shape:  # old versions of zarr wrote this for an axis of length 0

@@ -36,10 +36,10 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping, Set
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from zarr_shardstore.errors import SpecError, UnfinishedConversionError, UnsupportedError
 from zarr_shardstore.format.consolidated_index import (
@@ -59,12 +59,6 @@ _DRAFT_META = "meta/root"
 _DRAFT_SUFFIX = ".array.json"
 _NAMES = {"v3": "zarr.json", "v2": ".zarray"}
 
-_V3_MEMBERS = frozenset({"zarr_format", "node_type", "attributes"})
-_OF_CHUNKS = {"shape", "chunk_grid", "chunk_key_encoding", "data_type", "fill_value", "codecs"}
-V3_ARRAY_MEMBERS = _V3_MEMBERS | _OF_CHUNKS | {"dimension_names", "storage_transformers"}
-V3_GROUP_MEMBERS = _V3_MEMBERS | {"consolidated_metadata"}
-"""Members of v3 documents that are known here."""
-
 _MAX_DEPTH = 200
 """Levels of objects and lists. Documents have about ten; more would need too deep a recursion."""
 
@@ -79,11 +73,11 @@ ADOPTED = "zarr_shardstore_adopted"
 """Member of a v3 document whose first shards are files of other formats, with an index behind."""
 
 _MARKER = "zarr_shardstore.unfinished_conversion"
+_MARKED = ("filters", "codecs", "storage_transformers")
 _MARKER_MESSAGE = "the array is being converted: run the same command again to finish it"
 
 
-@dataclass(frozen=True, slots=True)
-class Node:
+class Node(NamedTuple):
     """Place of an array: its hierarchy, and its path there (``""`` for the root)."""
 
     hierarchy: Hierarchy
@@ -96,7 +90,7 @@ class Node:
         return f"{root}{self.path}/" if self.path else root
 
     @property
-    def twin(self) -> Node | None:
+    def other_format(self) -> Node | None:
         """The array of the other format that may have the same chunk keys, as after a migration."""
         if self.hierarchy == "draft":
             return None
@@ -171,37 +165,6 @@ def dump_document(doc: Mapping[str, Any]) -> bytes:
     return json.dumps(doc, indent=2).encode()
 
 
-def is_same_json(one: Any, other: Any) -> bool:
-    """Return whether both are the same JSON; Python takes ``1``, ``1.0`` and ``true`` for equal."""
-    return json.dumps(one, sort_keys=True) == json.dumps(other, sort_keys=True)
-
-
-def attributes_of(doc: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the attributes in a document of v3 or of the draft."""
-    attributes = doc.get("attributes") or {}
-    if not isinstance(attributes, Mapping):
-        raise SpecError(f"attributes are an object, got {attributes!r}")
-    return dict(attributes)
-
-
-def check_members(doc: Mapping[str, Any], known: Set[str], target: str) -> None:
-    """Refuse a document with members that the target of its translation has not."""
-    unknown = sorted(doc.keys() - known)
-    if unknown:
-        raise UnsupportedError(
-            f"{target} has no place for the members {unknown}: remove them if they are not needed"
-        )
-
-
-@contextmanager
-def complete_document() -> Iterator[None]:
-    """Raise `SpecError` where an array document lacks a member, or has one of another type."""
-    try:
-        yield
-    except (KeyError, TypeError, AttributeError) as error:
-        raise SpecError(f"the array document is not complete: {error!r}") from error
-
-
 # ------------------------------------------------------------------------------ notes
 
 
@@ -231,8 +194,7 @@ def adopted_files(doc: Mapping[str, Any]) -> list[Any]:
 # ------------------------------------------------------------------- parsed documents
 
 
-@dataclass(frozen=True, slots=True)
-class Geometry:
+class Geometry(NamedTuple):
     """Shape of an array and of its chunks (in elements), and the spelling of its chunk keys."""
 
     shape: Coords
@@ -283,13 +245,14 @@ def parse_array(
     """
     if not is_array_document(node, doc):
         return None
-    if has_conversion_marker(doc):
+    texts = declaration.scan(doc)
+    if any(_MARKER in texts.get(member, ()) for member in _MARKED):
         raise UnfinishedConversionError(
             f"the array {node.path!r} is being converted, or a conversion was interrupted: wait "
             "for it, or run that command again, which finishes it; nothing is lost. "
             "`zarr-shardstore info` of the store names its state and the command"
         )
-    found = declaration.find_declaration(doc, native)
+    found = declaration.find_declaration(doc, native, texts)
     geometry = plain_geometry(node.hierarchy, doc)
     if found is None:
         return ArrayDocument(node, geometry)
@@ -400,8 +363,8 @@ def dimension_names(doc: Any) -> tuple[str | None, ...]:
 
 
 def keys_of_dimension_names(node: Node) -> dict[str, str]:
-    """Return the keys of documents other than its own that may name the dimensions of an array,
-    with the path of the array below each: its v2 attributes, and those of the groups above it."""
+    """Return the keys of other documents that may name the dimensions of an array, with the path of
+    the array below each: its v2 attributes, and the attributes of the groups above it."""
     if node.hierarchy == "draft":
         return {}
     name = ".zattrs" if node.hierarchy == "v2" else _NAMES["v3"]
@@ -440,8 +403,8 @@ def with_conversion_marker(doc: Mapping[str, Any]) -> dict[str, Any]:
 
 def has_conversion_marker(doc: Mapping[str, Any]) -> bool:
     """Return whether a document has the conversion marker."""
-    lists = [doc.get(name) for name in ("filters", "codecs", "storage_transformers")]
-    return any(value == _MARKER for value, _ in values_in(lists))
+    lists = [doc.get(member) for member in _MARKED]
+    return any(value == _MARKER for value in values_in(lists))
 
 
 # -------------------------------------------------------------- consolidated metadata
@@ -484,16 +447,6 @@ def all_members(doc: Mapping[str, Any]) -> Mapping[str, Any]:
     holder = doc if "zarr_consolidated_format" in doc else doc.get("consolidated_metadata")
     metadata = holder.get("metadata") if isinstance(holder, Mapping) else None
     return metadata if isinstance(metadata, Mapping) else {}
-
-
-def consolidated_v3(metadata: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the member ``consolidated_metadata`` of a v3 group, from documents by path below."""
-    empty = {"kind": "inline", "must_understand": False, "metadata": {}}
-    copies = {
-        path: {**doc, "consolidated_metadata": empty} if doc.get("node_type") == "group" else doc
-        for path, doc in sorted(metadata.items())
-    }
-    return {**empty, "metadata": copies}
 
 
 def is_document(key: str) -> bool:

@@ -17,7 +17,7 @@ from zarr_shardstore.errors import ShardConflictError, ShardStoreError
 from zarr_shardstore.format.layout import ArrayLayout, ChunkRef, ShardRef
 from zarr_shardstore.format.ranges import resolve_range
 from zarr_shardstore.metadata.documents import Node
-from zarr_shardstore.operations.batch import BufferedUpdate, WriteBuffer, encoded
+from zarr_shardstore.operations.write_buffer import WriteBuffer, encoded
 from zarr_shardstore.shards import requests, stack
 from zarr_shardstore.shards.read import ReadOptions, read_entries
 from zarr_shardstore.shards.requests import EntryUpdate, Flow, Request, UpdateShard
@@ -46,7 +46,7 @@ def perform_buffered(
         else:
             left.append(i)
     for shard, positions in writes.items():
-        updates = [requests.entry_update(asked[i], chunks[i].entry_id) for i in positions]
+        updates: list[Any] = [(chunks[i].entry_id, asked[i]) for i in positions]
         if not buffer.put(shard, updates):
             left += positions
     if left:
@@ -77,7 +77,7 @@ def commit_with_buffered(
         return (yield from commit(shard, groups)) if any(groups) else [None] * len(groups)
     try:
         # In this thread: with the lock of a shard it must not wait for the pool.
-        updates = tuple(map(encoded, buffered.snapshot.values()))
+        updates = [(i, encoded(update)) for i, update in buffered.snapshot.items()]
         error, *outcomes = yield from commit(shard, [updates, *groups])
         if error is not None:
             raise error
@@ -89,11 +89,9 @@ def commit_with_buffered(
 
 
 def _may_wait(group: Sequence[EntryUpdate]) -> bool:
-    return any(isinstance(update, requests.MapEntry) for update in group) and all(
-        update.may_wait
-        if isinstance(update, requests.MapEntry)
-        else requests.replaces_value(update)
-        for update in group
+    return any(isinstance(update, requests.Modify) for _, update in group) and all(
+        update.may_wait if isinstance(update, requests.Modify) else requests.replaces_value(update)
+        for _, update in group
     )
 
 
@@ -101,7 +99,7 @@ def _buffer_groups(
     shard: ShardRef, groups: Sequence[Sequence[EntryUpdate]], buffer: WriteBuffer
 ) -> Flow[list[Exception | None]]:
     """Buffer groups of updates; return the outcomes of the first ones, until a batch has ended."""
-    ids = {u.entry_id for g in groups for u in g if isinstance(u, requests.MapEntry)}
+    ids = {i for group in groups for i, u in group if isinstance(u, requests.Modify)}
     left = [i for i in sorted(ids) if buffer.find(shard, i) is None]
     chunks = [ChunkRef(shard.chunk_key(i), shard, i) for i in left]
     stored = dict(zip(left, (yield from read_entries(chunks, ReadOptions())), strict=True))
@@ -134,8 +132,8 @@ def with_buffer(plain: Stack, buffer: WriteBuffer) -> Stack:
     return (*above, replace(sharding, on_chunks=on_chunks), *below)
 
 
-def _reply(request: Request, update: BufferedUpdate) -> Any:
-    value = memoryview(update.value) if isinstance(update, requests.SetEntry) else None
+def _reply(request: Request, update: requests.Set | requests.Delete) -> Any:
+    value = memoryview(update.value) if isinstance(update, requests.Set) else None
     match request:
         case requests.Exists():
             return value is not None

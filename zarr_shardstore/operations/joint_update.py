@@ -20,15 +20,15 @@ from typing import TypeAlias
 from zarr_shardstore.errors import SpecError
 from zarr_shardstore.shards.requests import Modify
 
-Value: TypeAlias = bytes | bytearray | memoryview
-Function: TypeAlias = Callable[[list[bytes | None]], Sequence[Value | None]]
+ObjectBytes: TypeAlias = bytes | bytearray | memoryview
+Function: TypeAlias = Callable[[list[bytes | None]], Sequence[ObjectBytes | None]]
 
 
 class JointUpdate:
     """Update of values, of which `found` was read, by one function."""
 
     def __init__(
-        self, keys: Sequence[str], function: Function, found: Sequence[Value | None]
+        self, keys: Sequence[str], function: Function, found: Sequence[ObjectBytes | None]
     ) -> None:
         self._keys = keys
         self._function = function
@@ -71,5 +71,5 @@ class JointUpdate:
         return looks + [Modify(self._keys[i], partial(change, i)) for i in positions]
 
 
-def _own(value: Value | None) -> bytes | None:
+def _own(value: ObjectBytes | None) -> bytes | None:
     return None if value is None else bytes(value)

@@ -356,7 +356,7 @@ def _take_indexes(
     """Read the indexes of shards, whose versions a listing has just shown, round by round."""
     for part in rounds_of(shards, lambda item: item[0].layout.spec.index_nbytes):
         refs, versions = [shard for shard, _ in part], [version for _, version in part]
-        indexes = yield from stack.run_above(below, try_read_indexes(refs, versions, cache=False))
+        indexes = yield from stack.run_through(below, try_read_indexes(refs, versions, cache=False))
         for shard, index in zip(refs, indexes, strict=True):
             if isinstance(index, CorruptShardError):
                 raise index

@@ -16,7 +16,7 @@ from zarr_shardstore.metadata.documents import Node
 from zarr_shardstore.operations.buffered import Flusher
 from zarr_shardstore.shards.index_reads import read_indexes
 from zarr_shardstore.shards.requests import Flow, GetSize
-from zarr_shardstore.shards.stack import gather, split_at_sharding
+from zarr_shardstore.shards.stack import in_shared_rounds, split_at_sharding
 
 Location: TypeAlias = tuple[str, int, int] | None
 """Key of a stored object, and offset and size in bytes of a value there."""
@@ -42,7 +42,7 @@ def locate(flusher: Flusher, keys: Sequence[str]) -> Flow[list[Location]]:
     if flusher.buffer.is_active:
         yield from flusher.flush_shards([s.key for s in shards if flusher.buffer.get(s.key)])
     others = [key for key, owner in zip(keys, owners, strict=True) if owner is None]
-    found, nbytes = yield from gather([read_indexes(shards), _sizes(others)])
+    found, nbytes = yield from in_shared_rounds([read_indexes(shards), _sizes(others)])
     indexes, sizes = dict(zip(shards, found, strict=True)), dict(zip(others, nbytes, strict=True))
     locations: list[Location] = []
     for key, chunk in zip(keys, chunks, strict=True):

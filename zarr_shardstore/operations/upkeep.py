@@ -29,7 +29,7 @@ from zarr_shardstore.shards.append import seal_shard
 from zarr_shardstore.shards.index_reads import rounds_of
 from zarr_shardstore.shards.requests import EntryUpdate, Flow, Set
 from zarr_shardstore.shards.rewrite import compact_shard
-from zarr_shardstore.shards.stack import InCommit, Stack, run_above, split_at_sharding
+from zarr_shardstore.shards.stack import InCommit, Stack, run_through, split_at_sharding
 
 
 def commit_compaction(
@@ -45,7 +45,7 @@ def commit_compaction(
     if can_append and not request.below:  # there may be a gap and a journal
         yield from seal_shard(shard, order=order, max_dead_share=0)
     else:
-        yield from run_above((*request.below, InCommit()), compact_shard(shard, order=order))
+        yield from run_through((*request.below, InCommit()), compact_shard(shard, order=order))
     return [None] * len(groups)
 
 

@@ -19,41 +19,39 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from functools import partial
 from typing import Any, TypeAlias
 
-from zarr_shardstore.arrays.array_cache import ArrayCache, Generation, read_documents
+from zarr_shardstore.arrays.array_cache import ArrayCache, read_documents
 from zarr_shardstore.arrays.catalog import Catalog, InvalidChunkKey, TransformedKey
 from zarr_shardstore.arrays.metadata_view import MetadataView
 from zarr_shardstore.arrays.policy import ShardingPolicy
 from zarr_shardstore.arrays.stored_array import ArrayReader, StoredArray
-from zarr_shardstore.errors import ShardStoreError, SpecError
+from zarr_shardstore.errors import SpecError
 from zarr_shardstore.format.keys import check_key, check_prefix
 from zarr_shardstore.format.layout import ChunkRef, ShardRef
-from zarr_shardstore.format.ranges import ByteRange, Range, column_of_ranges, resolve_range
-from zarr_shardstore.format.shard import EntryOrder
+from zarr_shardstore.format.ranges import ByteRange, Range, column_of_ranges
+from zarr_shardstore.format.shard import Bytes, EntryOrder
 from zarr_shardstore.metadata.declaration import Native
 from zarr_shardstore.metadata.documents import (
     Node,
     document_key,
     is_document,
-    node_of_document,
 )
-from zarr_shardstore.operations.batch import WriteBuffer
 from zarr_shardstore.operations.buffered import (
     Flusher,
     commit_with_buffered,
     perform_buffered,
     with_buffer,
 )
+from zarr_shardstore.operations.documents import Documents
 from zarr_shardstore.operations.joint_update import Function, JointUpdate
 from zarr_shardstore.operations.listing import Listing, raise_first
+from zarr_shardstore.operations.write_buffer import WriteBuffer
 from zarr_shardstore.shards import requests, stack
 from zarr_shardstore.shards.append import append_to_shard, fits_inline
 from zarr_shardstore.shards.index_reads import rounds_of
 from zarr_shardstore.shards.read import ReadOptions, read_entries, read_groups
 from zarr_shardstore.shards.requests import (
-    DeleteEntry,
     EntryUpdate,
     Flow,
-    PartWrite,
     Piece,
     check_pieces,
 )
@@ -61,8 +59,6 @@ from zarr_shardstore.shards.rewrite import rewrite_shard, rewrite_value
 from zarr_shardstore.shards.shard_listing import GridDirectory
 from zarr_shardstore.shards.shard_writer import ShardWriter
 from zarr_shardstore.shards.stack import Stack, WriteStrategy, split_at_sharding
-
-Value: TypeAlias = bytes | memoryview
 
 Owner: TypeAlias = "ChunkRef | TransformedKey | InvalidChunkKey | None"
 """The chunk or transformed key that a key names; ``None``: the key passes through."""
@@ -109,6 +105,7 @@ class Operations:
         self.listing = Listing(self.flusher)
         self._refuse_links = refuse_links
         self.view = MetadataView(policy, reader)
+        self.documents = Documents(self.arrays, self.view, self.flusher)
 
     def update_shard(
         self, request: requests.UpdateShard, groups: Sequence[Sequence[EntryUpdate]]
@@ -121,7 +118,7 @@ class Operations:
         flow = commit_with_buffered(request.shard, groups, commit, self.buffer)
         if not request.below:
             return flow
-        return stack.run_above((*request.below, stack.InCommit()), flow)
+        return stack.run_through((*request.below, stack.InCommit()), flow)
 
     def fits_inline(
         self, request: requests.UpdateShard, updates: Sequence[EntryUpdate], opened: ShardWriter
@@ -168,27 +165,13 @@ class Operations:
         )
         for i, found in zip(documents, whole, strict=True):
             byte_range = key_ranges[i][1]
-            values[i] = self._document_to_user(keys[i], found.value, byte_range, generation)
+            values[i] = self.documents.to_user(keys[i], found.value, byte_range, generation)
         return values
 
     def get(self, key: str, byte_range: ByteRange | None = None) -> Flow[memoryview | None]:
         """Return one value, or a range of it; ``None`` if the key is missing."""
         (value,) = yield from self.get_many([(key, byte_range)])
         return value
-
-    def array_document(self, node: Node) -> Flow[tuple[memoryview, StoredArray] | None]:
-        """Return the document of an array as users see it, and the array that is now cached for
-        it; ``None`` if there is none."""
-        generation, key = self.arrays.current(), document_key(node)
-        ((data, _, _),) = yield from read_documents([key])
-        if data is None:
-            generation.drop(node)
-            return None
-        document, array = self.view.to_user(key, data)
-        if isinstance(array, ShardStoreError):
-            raise array
-        generation.put(node, array)
-        return None if array is None else (document, array)
 
     def exists(self, key: str) -> Flow[bool]:
         """Whether there is a value; for a chunk, by one read of its shard's index."""
@@ -225,7 +208,7 @@ class Operations:
 
     def set_many(
         self,
-        items: Iterable[tuple[str, Value | PartWrite | None]],
+        items: Iterable[tuple[str, Bytes | requests.Modify | None]],
         *,
         only_if_missing: bool = False,
     ) -> Flow[None]:
@@ -237,8 +220,8 @@ class Operations:
         items = list(items)
         request = requests.SetIfNotExists if only_if_missing else requests.Set
         sets = [
-            requests.Modify(key, value.change, value.placeholder, may_wait=True)
-            if isinstance(value, PartWrite)
+            value._replace(key=key, may_wait=True)
+            if isinstance(value, requests.Modify)
             else request(key, value)
             for key, value in items
             if value is not None
@@ -261,11 +244,11 @@ class Operations:
                 values.append(each)
         for document in documents:  # first: they say which of the other keys are chunks
             value = memoryview(document.value)
-            yield from self._set_document(document.key, value, only_if_missing)
+            yield from self.documents.set(document.key, value, only_if_missing=only_if_missing)
         owners = yield from self._writable_owners(values)
         erasures, erased_owners = yield from self._erasures(erased)
         yield from self._perform([*values, *erasures], [*owners, *erased_owners])
-        yield from self._erase_documents([key for key in erased if is_document(key)])
+        yield from self.documents.erase([key for key in erased if is_document(key)])
 
     def is_in_shard(self, key: str) -> Flow[bool]:
         """Whether a key is that of a chunk in a shard, or of a shard that zarr writes itself."""
@@ -273,12 +256,12 @@ class Operations:
             return False
         (owner,) = yield from self.catalog.chunks_of([key])
         is_chunk = isinstance(owner, ChunkRef | TransformedKey)
-        return is_chunk or key.startswith(tuple(self.arrays.reader.left_to_zarr))
+        return is_chunk or key.startswith(tuple(self.arrays.reader.sharded_by_zarr))
 
-    def set_partial_values(self, key_start_values: Iterable[tuple[str, int, Value]]) -> Flow[None]:
+    def set_partial_values(self, key_start_values: Iterable[tuple[str, int, Bytes]]) -> Flow[None]:
         """Write pieces into values; each shard is committed once.
 
-        If pieces of one value overlap, or a key is not valid, nothing is written. If a piece starts
+        No value is written if pieces of one value overlap, or a key is not valid. If a piece starts
         behind the end of its value, nothing of its shard is written.
         """
         pieces: dict[str, list[Piece]] = {}
@@ -387,20 +370,6 @@ class Operations:
         ]
         return [request for request, _ in erased], [owner for _, owner in erased]
 
-    def _erase_documents(self, keys: Sequence[str]) -> Flow[None]:
-        """Erase documents, after their arrays were flushed where they say that the chunks are."""
-        nodes = [node for key in keys if (node := node_of_document(key)) is not None]
-        arrays = yield from self.arrays.lookup(nodes)
-        for node in nodes:
-            yield from self.flusher.flush_array(node)
-        try:
-            if keys:
-                yield [requests.Delete(key) for key in keys]
-        finally:
-            for node in nodes:
-                array = arrays[node]
-                self.arrays.document_erased(node, array if isinstance(array, StoredArray) else None)
-
     def _erase_listed(self, prefix: str) -> Flow[None]:
         """Erase below a prefix that cuts directories or shards.
 
@@ -411,11 +380,12 @@ class Operations:
         shards, keys = yield from stream.all_shards_and_keys()
         raise_first(stream.errors)  # so far nothing was erased
         for part in rounds_of(shards, lambda s: s.layout.spec.n_entries * _ERASURE_NBYTES):
-            erasures = [
-                (shard, tuple(map(DeleteEntry, shard.entries_with(prefix).tolist())))
-                for shard in part
+            erasures = [(s, s.entries_with(prefix).tolist(), requests.Delete(s.key)) for s in part]
+            updates = [
+                requests.UpdateShard(shard, tuple([(i, erased) for i in ids]))
+                for shard, ids, erased in erasures
+                if ids
             ]
-            updates = [requests.UpdateShard(*each) for each in erasures if each[1]]
             if updates:
                 yield [*updates]
         yield from self.set_many((key, None) for key in keys)
@@ -464,7 +434,7 @@ class Operations:
 
         def flow_of(kind: Node | str, part: list[requests.Request]) -> Flow[list[Any]]:
             if isinstance(kind, Node):
-                return stack.handle(stacks[kind], part)
+                return stack.ask_through(stacks[kind], part)
             if kind == "other":
                 return requests.relay(part)
             chunks = [owner for owner in owners if isinstance(owner, ChunkRef)]
@@ -472,61 +442,12 @@ class Operations:
                 return perform_buffered(part, chunks, self._reading, self.buffer)
             return stack.perform_on_chunks(part, chunks, self._reading)
 
-        replies = yield from stack.by_kind(asked, kinds, flow_of)
+        replies = yield from stack.for_each_kind(asked, kinds, flow_of)
         if is_buffered and not all(
             isinstance(r, requests.Get | requests.GetSize | requests.Exists) for r in asked
         ):
             yield from self.flusher.flush_due()
         return replies
-
-    # ----------------------------------------------------------- documents
-
-    def _document_to_user(
-        self,
-        key: str,
-        data: memoryview | None,
-        byte_range: ByteRange | None,
-        generation: Generation,
-    ) -> memoryview | None:
-        """Return a stored document as users see it, and cache its array."""
-        node = node_of_document(key)
-        if data is None:
-            if node is not None:
-                generation.drop(node)
-            return None
-        value, array = self.view.to_user(key, data)
-        if node is not None and not isinstance(array, ShardStoreError):
-            generation.put(node, array)
-        elif node is not None:
-            generation.drop(node)  # values raise the error
-        start, stop = resolve_range(byte_range, len(value))
-        return value[start:stop]
-
-    def _set_document(
-        self, key: str, data: memoryview, only_if_missing: bool = False
-    ) -> Flow[None]:
-        (found,) = yield from read_documents([key])
-        if only_if_missing and found.value is not None:
-            return
-        request = requests.SetIfNotExists if only_if_missing else requests.Set
-        node = node_of_document(key)
-        if node is not None and found.value is None:
-            yield from self.flusher.flush_array(node)  # the view looks for stored chunks
-        stored, array, is_changed = yield from self.view.to_store(key, data, found.value)
-        if node is None:
-            yield [request(key, stored)]
-            return
-        if is_changed:
-            yield from self.flusher.flush_array(node, None if array is None else array.layout)
-        is_certain = False
-        try:
-            yield [request(key, stored)]
-            is_certain = not only_if_missing  # otherwise another writer may have been first
-        finally:
-            if is_changed or not is_certain:
-                self.arrays.documents_changed(node, array if is_certain else None)
-            else:
-                self.arrays.current().put(node, array)
 
 
 def shard_ids(catalog: Catalog, keys: Sequence[str]) -> Flow[list[Hashable]]:

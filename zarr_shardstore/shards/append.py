@@ -56,18 +56,16 @@ def append_to_shard(
     if replaced_entries(shard, updates) is not None and not shard.is_adopted:
         return (yield from rewrite_shard(shard, groups, order=order))
     writer = yield from _open(shard)
-    outcomes: list[Exception | None] = [None] * len(groups)
-    left = list(range(len(groups)))
-    new = None
-    while new is None:
-        stored: dict[int, Bytes] = {}
-        if writer is not None:
-            # Values on which the first update of their entry depends.
-            replaced = requests.replaced_first(u for i in left for u in groups[i])
-            ids = [i for i, yes in replaced.items() if not yes and writer.entry(i) is not None]
-            if ids:
-                stored = yield from _read_entries(writer, ids)
-        new = apply_groups(shard, groups, left, outcomes, stored)
+
+    def read(updates: Sequence[EntryUpdate]) -> Flow[dict[int, Bytes]]:
+        """Read the values on which the first update of their entry depends."""
+        if writer is None:
+            return {}
+        replaced = requests.replaced_first(updates)
+        ids = [i for i, yes in replaced.items() if not yes and writer.entry(i) is not None]
+        return (yield from _read_entries(writer, ids)) if ids else {}
+
+    outcomes, _, new = yield from apply_groups(groups, read)
     values = {i: value for i, value in new.items() if value is not None}
     if writer is not None:
         new = {i: v for i, v in new.items() if v is not None or writer.entry(i) is not None}
@@ -93,14 +91,14 @@ def fits_inline(
     n_added = 0
     removed: set[int] = set()
     replaced: dict[int, Bytes | None] = {}
-    for update in updates:
-        if writer.entry(update.entry_id) is None:
-            n_added += not isinstance(update, requests.DeleteEntry)
+    for i, update in updates:
+        if writer.entry(i) is None:
+            n_added += not isinstance(update, requests.Delete)
             continue
-        replaced[update.entry_id] = None
-        if isinstance(update, requests.DeleteEntry):
-            removed.add(update.entry_id)
-        elif not isinstance(update, requests.SetEntry) or update.only_if_missing:
+        replaced[i] = None
+        if isinstance(update, requests.Delete):
+            removed.add(i)
+        elif not isinstance(update, requests.Set):
             return False
     n_full = writer.n_full
     return (

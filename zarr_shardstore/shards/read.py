@@ -3,7 +3,7 @@
 1. Round 1 asks for the index of each shard. A cached index takes no request, and is *unverified*.
    Behind a network, a shard of which much is wanted is read whole, if its index is not cached.
 2. Round 2 asks for the entries, in coalesced spans. Each reply must be as long as its span and
-   have the version of the index. Where nothing is read, an unverified index is revalidated instead.
+   have the version of the index. An unverified index is revalidated if no entry is read.
 3. A shard that was replaced between the rounds, or whose index is damaged, is read once more so.
    This time no writer may be changing it in place, and the index is revalidated.
 4. After that the shard is read whole, in one request. Its bytes are those before or after a write.
@@ -105,8 +105,7 @@ class _ShardPlan:
     """Spans of one shard, which must have the version of its index."""
 
     reads: ShardReads
-    index: ShardIndex
-    version: object
+    found: FoundIndex
     ranges: list[tuple[int, int]]
     """Bytes of the shard that each value is."""
     spans: list[Span]
@@ -202,45 +201,81 @@ def _choose_whole_shards(groups: Sequence[ShardReads], max_nbytes: int) -> list[
 
 def _read_spans(
     pending: Sequence[ShardReads],
-    indexes: list[FoundIndex],
+    indexes: Sequence[FoundIndex],
     values: list[memoryview | None],
     options: ReadOptions,
 ) -> Flow[list[ShardReads]]:
     """Fill `values` by round 2; return the groups whose shard must be read again."""
-    again: list[ShardReads] = []
     plans: list[_ShardPlan] = []
-    unverified: list[tuple[ShardReads, FoundIndex]] = []  # no bytes are read that tell the version
+    unverified: list[tuple[ShardReads, FoundIndex]] = []  # no bytes are read that have the version
+    replaced: set[str] = set()
     for reads, found in zip(pending, indexes, strict=True):
         if found.damage is not None:
-            again.append(reads)
+            replaced.add(reads.shard.key)
             continue
-        index, spans = found.decoded, []
         try:
-            if found.value is not None and index is not None:
-                _cut_values(found.value, index, reads, values)
-            elif index is not None:
-                ranges = reads.ranges(index, found.size)
-                for position, wanted in zip(reads.positions, ranges, strict=True):
-                    if wanted is not None:
-                        values[position] = _EMPTY  # until round 2, if there are bytes
-                wanted_or_empty = [wanted or (0, 0) for wanted in ranges]
-                spans = plan_spans(
-                    wanted_or_empty,
-                    max_gap_bytes=options.max_gap_bytes,
-                    max_coalesced_bytes=options.max_coalesced_bytes,
-                )
-                if spans:
-                    plans.append(_ShardPlan(reads, index, found.version, wanted_or_empty, spans))
+            plan = _cut_or_plan(reads, found, values, options)
         except IndexDamageError:
-            again.append(reads)
+            replaced.add(reads.shard.key)
             continue
-        if not spans and found.is_unverified:
+        if plan is not None:
+            plans.append(plan)
+        elif found.is_unverified:
             unverified.append((reads, found))
-    if not plans and not unverified:
-        return again
-    n = options.max_requests_at_once
-    if n is not None and sum(len(plan.spans) for plan in plans) > n:
-        # Read longer gaps along, so that the spans are few enough for one round.
+    if plans or unverified:
+        if options.max_requests_at_once is not None:
+            _merge_spans(plans, options.max_requests_at_once, options)
+        span_reads = [(plan, span) for plan in plans for span in plan.spans]
+        batch: list[Request] = [
+            Get(plan.reads.shard.key, Range(span.start, span.stop)) for plan, span in span_reads
+        ]
+        batch += [GetIndex(reads.shard) for reads, _ in unverified]
+        try:
+            replies = yield batch
+        except Exception:
+            yield from _blame_entries(span_reads)
+            raise
+        for (plan, span), found in zip(span_reads, replies, strict=False):
+            data, version = found.value, plan.found.version
+            if found.version != version or data is None or len(data) != span.stop - span.start:
+                replaced.add(plan.reads.shard.key)
+                continue
+            for member in span.members:
+                start, stop = plan.ranges[member]
+                values[plan.reads.positions[member]] = data[start - span.start : stop - span.start]
+        for (reads, before), now in zip(unverified, replies[len(span_reads) :], strict=True):
+            is_gone = before.decoded is None and now.decoded is None and now.damage is None
+            if not is_gone and now.version != before.version:
+                replaced.add(reads.shard.key)
+    return [reads for reads in pending if reads.shard.key in replaced]
+
+
+def _cut_or_plan(
+    reads: ShardReads, found: FoundIndex, values: list[memoryview | None], options: ReadOptions
+) -> _ShardPlan | None:
+    """Cut the values out of a shard that was read whole, or plan the spans of one; ``None`` if no
+    byte is left to be read. Raise `IndexDamageError` if an entry is damaged."""
+    if found.decoded is None:
+        return None
+    if found.value is not None:
+        _cut_values(found.value, found.decoded, reads, values)
+        return None
+    ranges = reads.ranges(found.decoded, found.size)
+    for position, wanted in zip(reads.positions, ranges, strict=True):
+        if wanted is not None:
+            values[position] = _EMPTY  # until round 2, if there are bytes
+    wanted_or_empty = [wanted or (0, 0) for wanted in ranges]
+    spans = plan_spans(
+        wanted_or_empty,
+        max_gap_bytes=options.max_gap_bytes,
+        max_coalesced_bytes=options.max_coalesced_bytes,
+    )
+    return _ShardPlan(reads, found, wanted_or_empty, spans) if spans else None
+
+
+def _merge_spans(plans: Sequence[_ShardPlan], n: int, options: ReadOptions) -> None:
+    """Read longer gaps along, so that the spans are at most `n`, if limits allow it."""
+    if sum(len(plan.spans) for plan in plans) > n:
         merged = merge_spans(
             [plan.spans for plan in plans],
             n,
@@ -250,34 +285,9 @@ def _read_spans(
         )
         for plan, spans in zip(plans, merged, strict=True):
             plan.spans = spans
-    span_reads = [(plan, span) for plan in plans for span in plan.spans]
-    batch: list[Request] = [
-        Get(plan.reads.shard.key, Range(span.start, span.stop)) for plan, span in span_reads
-    ]
-    batch += [GetIndex(reads.shard) for reads, _ in unverified]
-    try:
-        replies = yield batch
-    except Exception:
-        yield from _blame_entries(span_reads)
-        raise
-    replaced: set[str] = set()
-    for (reads, before), now in zip(unverified, replies[len(span_reads) :], strict=True):
-        is_gone = before.decoded is None and now.decoded is None and now.damage is None
-        if not is_gone and now.version != before.version:
-            replaced.add(reads.shard.key)
-    for (plan, span), found in zip(span_reads, replies, strict=False):
-        data = found.value
-        if found.version != plan.version or data is None or len(data) != span.stop - span.start:
-            replaced.add(plan.reads.shard.key)
-            continue
-        for member in span.members:
-            start, stop = plan.ranges[member]
-            values[plan.reads.positions[member]] = data[start - span.start : stop - span.start]
-    again += [reads for reads in pending if reads.shard.key in replaced]
-    return again
 
 
-def _blame_entries(span_reads: list[tuple[_ShardPlan, Span]]) -> Flow[None]:
+def _blame_entries(span_reads: Sequence[tuple[_ShardPlan, Span]]) -> Flow[None]:
     """After a failed round 2: raise `CorruptShardError` if an entry made it fail.
 
     A damaged entry may ask for a range that a base store refuses, or for more memory than
@@ -287,10 +297,11 @@ def _blame_entries(span_reads: list[tuple[_ShardPlan, Span]]) -> Flow[None]:
     for (plan, span), size in zip(span_reads, sizes, strict=True):
         if size is None:
             continue
-        shard = plan.reads.shard
+        shard, index = plan.reads.shard, plan.found.decoded
+        assert index is not None, "it has spans"
         for member in span.members:
             try:
-                plan.index.check_entry(plan.reads.entry_ids[member], size, shard.layout.spec)
+                index.check_entry(plan.reads.entry_ids[member], size, shard.layout.spec)
             except IndexDamageError as damage:
                 raise corrupt(shard, damage) from damage
 

@@ -1,13 +1,14 @@
-"""Requests of flows, the replies to them, and the updates of entries that a write asks for.
+"""Requests of flows, the replies to them, and the updates of values that a write asks for.
 
 A *flow* is a generator: it yields a batch of independent requests, receives one reply for each, in
 order, and returns its result. It does no I/O. A driver performs the batches, blocking or async. An
 exception of a request is thrown into the flow.
 
-Storage transformers reply to `ValueRequest`. The driver commits `UpdateShard` by the update queue.
-Backends perform all others, see `Backend`, but not `SetPartial` and `Modify`. Where no reply is
-named it counts for nothing. An object that is written replaces any; removing one that is missing
-is no error.
+Each change of one value is an `Update`: of a key, of an entry of a shard, and of what a batch
+buffers. Storage transformers reply to `ValueRequest`. The driver commits `UpdateShard` by the
+update queue. Backends perform all others, see `Backend`, but not `SetPartial` and `Modify`. Where
+no reply is named it counts for nothing. An object that is written replaces any; removing one that
+is missing is no error.
 
 Source: sharding storage transformer draft, "API implementation", set_partial_values and
 erase_values; zarr-python 2.18, ``StoreV3.set_partial_values`` (a start behind the end, a
@@ -18,7 +19,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Generator, Hashable, Iterable, Sequence
-from dataclasses import dataclass, field
 from itertools import pairwise
 from operator import index
 from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar
@@ -31,11 +31,26 @@ from zarr_shardstore.format.shard import Bytes, IndexDamageError, ShardIndex
 from zarr_shardstore.shards.shard_writer import FileStep
 
 T = TypeVar("T")
+C = TypeVar("C", bound=type)
 
 Piece: TypeAlias = "tuple[int, bytes | memoryview]"
 
 Change: TypeAlias = Callable[[bytes | memoryview | None], bytes | memoryview | None]
 """Computes the new value of a value; ``None`` is a missing one."""
+
+
+def distinct(kind: C) -> C:
+    """Let a named tuple equal values of its own class only: other tuples mean something else."""
+
+    def equals(one: tuple[Any, ...], other: object) -> bool:
+        return type(one) is type(other) and tuple.__eq__(one, other)
+
+    def differs(one: tuple[Any, ...], other: object) -> bool:
+        return not equals(one, other)
+
+    for name, method in (("__eq__", equals), ("__ne__", differs)):
+        setattr(kind, name, method)
+    return kind
 
 
 class Found(NamedTuple):
@@ -53,6 +68,7 @@ class Found(NamedTuple):
     """Size of the whole object in bytes, where the base store tells without a request."""
 
 
+@distinct
 class Get(NamedTuple):
     """Read an object or a range of it. Reply: `Found`."""
 
@@ -84,11 +100,11 @@ class FoundIndex(NamedTuple):
     consolidated_nbytes: int | None = None
     """Size of the consolidated index that this request read, if any."""
     value: memoryview | None = None
-    """The bytes of the whole shard, if they were read, too; they may be damaged."""
+    """The bytes of the whole shard, if they were also read; they may be damaged."""
 
 
-@dataclass(frozen=True, slots=True)
-class GetIndex:
+@distinct
+class GetIndex(NamedTuple):
     """Read the index of a shard. Reply: `FoundIndex`."""
 
     shard: ShardRef
@@ -108,8 +124,8 @@ class GetIndex:
         return self.shard.key
 
 
-@dataclass(frozen=True, slots=True)
-class RecordIndex:
+@distinct
+class RecordIndex(NamedTuple):
     """Read the index of a shard, and a version of the shard that any process can compare.
 
     Only for base stores with `has_lasting_versions`. Reply: `IndexCopy`; ``None`` if there is no
@@ -124,46 +140,46 @@ class RecordIndex:
 Recorded: TypeAlias = "IndexCopy | Literal['young'] | None"
 
 
-@dataclass(frozen=True, slots=True)
-class GetMany:
+@distinct
+class GetMany(NamedTuple):
     """Read whole objects, fast. Reply: a list of `Found`; a size in it is not taken from the
     value that came."""
 
     keys: Sequence[str]
 
 
-@dataclass(frozen=True, slots=True)
-class Exists:
+@distinct
+class Exists(NamedTuple):
     """Ask whether an object is there. Reply: bool."""
 
     key: str
 
 
-@dataclass(frozen=True, slots=True)
-class GetSize:
+@distinct
+class GetSize(NamedTuple):
     """Ask for the size of an object. Reply: int, or ``None`` if there is no object."""
 
     key: str
 
 
-@dataclass(frozen=True, slots=True)
-class Set:
+@distinct
+class Set(NamedTuple):
     """Store an object."""
 
     key: str
     value: Bytes
 
 
-@dataclass(frozen=True, slots=True)
-class SetIfNotExists:
+@distinct
+class SetIfNotExists(NamedTuple):
     """Store an object unless there is one."""
 
     key: str
     value: Bytes
 
 
-@dataclass(frozen=True, slots=True)
-class SetWithGaps:
+@distinct
+class SetWithGaps(NamedTuple):
     """Store an object with holes, which take no room. Only for base stores that can append."""
 
     key: str
@@ -171,8 +187,8 @@ class SetWithGaps:
     """Ascending offsets, and the pieces that are written from each on."""
 
 
-@dataclass(frozen=True, slots=True)
-class OpenShard:
+@distinct
+class OpenShard(NamedTuple):
     """Open a shard to change it in its place, under its lock.
 
     Only for base stores that can append. Reply: `ShardWriter`, or ``None`` if there is no shard.
@@ -184,43 +200,54 @@ class OpenShard:
     data_end: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class ChangeShard:
+@distinct
+class ChangeShard(NamedTuple):
     """Take steps with the files of an opened shard, one after the other.
 
     If it `closes` the shard, that will not be changed again soon.
     """
 
     key: str
-    steps: Sequence[FileStep] = field(repr=False)
+    steps: Sequence[FileStep]
     closes: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class SetPartial:
+@distinct
+class SetPartial(NamedTuple):
     """Write pieces into a value; a missing one counts as empty. Only for transformers."""
 
     key: str
     pieces: tuple[Piece, ...]
 
+    @property
+    def nbytes_from_start(self) -> int | None:
+        """Bytes that the pieces cover from 0 without a gap; ``None`` if there is a gap."""
+        end = 0
+        for start, value in sorted(self.pieces, key=_start_and_nbytes):
+            if start != end:
+                return None
+            end += len(value)
+        return end
 
-@dataclass(frozen=True, slots=True)
-class Modify:
+
+@distinct
+class Modify(NamedTuple):
     """Replace a value by what `change` makes of it (``None``: missing). Only for transformers.
 
-    `change` may be called several times. The last call counts, which got the stored value. A value
-    that is no entry of a shard takes the `placeholder` of a `Delete`. The write buffer of a batch
-    takes the new value if it `may_wait`; otherwise it is committed immediately.
+    `change` may be called several times. The last call counts, which got the stored value. If it
+    returns the very object that it got, the value stays as it is. A value that is no entry of a
+    shard takes the `placeholder` of a `Delete`. The write buffer of a batch takes the new value if
+    it `may_wait`; otherwise it is committed immediately.
     """
 
     key: str
     change: Change
-    placeholder: Callable[[], Bytes] | None = field(default=None, compare=False)
+    placeholder: Callable[[], Bytes] | None = None
     may_wait: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Delete:
+@distinct
+class Delete(NamedTuple):
     """Remove an object.
 
     `placeholder` makes a value that means the same as no object. It is for base stores whose
@@ -228,79 +255,78 @@ class Delete:
     """
 
     key: str
-    placeholder: Callable[[], Bytes] | None = field(default=None, compare=False)
+    placeholder: Callable[[], Bytes] | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Move:
+@distinct
+class Move(NamedTuple):
     """Give an object another key; no error if there is none."""
 
     key: str
     to: str
 
 
-@dataclass(frozen=True, slots=True)
-class DeletePrefix:
+@distinct
+class DeletePrefix(NamedTuple):
     """Remove all objects in a directory: a prefix that is empty or ends with ``/``."""
 
     prefix: str
 
 
-@dataclass(frozen=True, slots=True)
-class ListPrefix:
+@distinct
+class ListPrefix(NamedTuple):
     """List the keys in a directory, recursively. Reply: list of full keys."""
 
     prefix: str
 
 
-@dataclass(slots=True, eq=False)
 class KeyCursor:
     """Position in the listing of a directory; for one flow at a time.
 
     `pages` is what the backend has open from the first page on. It is closed after the last page,
-    by `CloseListing`, or with the cursor.
+    by `CloseListing`, or with the cursor. The listing `shows_all` keys, if it also has locks,
+    journals, temporary files and consolidated indexes.
     """
 
-    prefix: str
-    pages: Any = field(default=None, repr=False)
-    shows_all: bool = False
-    """Also locks, journals, temporary files and consolidated indexes."""
+    __slots__ = ("pages", "prefix", "shows_all")
+
+    def __init__(self, prefix: str, shows_all: bool = False) -> None:
+        self.prefix = prefix
+        self.pages: Any = None
+        self.shows_all = shows_all
 
 
-@dataclass(frozen=True, slots=True)
-class ListPage:
+@distinct
+class ListPage(NamedTuple):
     """List the next full keys, recursively. Reply: `VersionedKeys`; a shorter page is the last."""
 
     cursor: KeyCursor
     n_keys: int
 
 
-@dataclass(frozen=True, slots=True)
-class CloseListing:
+@distinct
+class CloseListing(NamedTuple):
     """End a listing before its last page."""
 
     cursor: KeyCursor
 
 
-@dataclass(frozen=True, slots=True)
-class ListDir:
+@distinct
+class ListDir(NamedTuple):
     """List a directory. Reply: list of the names of its keys and sub-directories."""
 
     prefix: str
 
 
-@dataclass(frozen=True, slots=True)
-class PlainValue:
+@distinct
+class PlainValue(NamedTuple):
     """An object that is no shard, as a shard of one: its value is entry 0."""
 
     key: str
 
-    def chunk_key(self, _: int) -> str:
-        return self.key
 
-
-@dataclass(frozen=True, slots=True)
-class UpdateShard:
+@distinct
+class UpdateShard(NamedTuple):
     """Commit updates of entries of one shard, together or not at all.
 
     The write strategy runs above the transformers `below`.
@@ -313,16 +339,20 @@ class UpdateShard:
     def as_whole_write(self) -> Set | Delete | None:
         """Return the request that stores or removes a plain value, whatever is stored."""
         match self:
-            case UpdateShard(PlainValue(key), (SetEntry(_, value, only_if_missing=False),)):
-                return Set(key, value)
-            case UpdateShard(PlainValue(key), (DeleteEntry(),)):
+            case UpdateShard(PlainValue(), ((_, Set() as write),)):
+                return write
+            case UpdateShard(PlainValue(key), ((_, Delete()),)):
                 return Delete(key)
         return None
 
 
-ValueRequest: TypeAlias = (
-    Get | Exists | GetSize | Set | SetIfNotExists | SetPartial | Modify | Delete
-)
+Update: TypeAlias = Set | SetIfNotExists | SetPartial | Modify | Delete
+"""A change of one value. Its key is the key of the value, also where an entry id says the place."""
+
+EntryUpdate: TypeAlias = tuple[int, Update]
+"""An entry id, and the update of the entry."""
+
+ValueRequest: TypeAlias = Get | Exists | GetSize | Update
 """A request for one value, to which storage transformers reply."""
 
 Request: TypeAlias = (
@@ -354,7 +384,7 @@ def relay(requests: Sequence[Request]) -> Flow[list[Any]]:
     """Relay requests to the base store, where each write updates a shard of one."""
     return (
         yield [
-            UpdateShard(PlainValue(r.key), (entry_update(r, 0),))
+            UpdateShard(PlainValue(r.key), ((0, r),))
             if isinstance(r, Set | SetPartial | Modify | Delete)
             else r
             for r in requests
@@ -362,107 +392,47 @@ def relay(requests: Sequence[Request]) -> Flow[list[Any]]:
     )
 
 
-# ------------------------------------------------------------- updates of entries
+# ----------------------------------------------------------------------- updates
 
 
-@dataclass(frozen=True, slots=True)
-class SetEntry:
-    """Replace the whole value of an entry, or only fill it if it is missing."""
+def swap(
+    key: str,
+    seen: bytes | None,
+    new: bytes | None,
+    otherwise: Change,
+    placeholder: Callable[[], Bytes] | None = None,
+) -> Modify:
+    """Return a compare-and-swap: a value that still is as it was `seen` becomes `new`, another one
+    what `otherwise` makes of it. ``None`` is a missing value."""
 
-    entry_id: int
-    value: bytes | memoryview
-    only_if_missing: bool = False
+    def change(stored: bytes | memoryview | None) -> bytes | memoryview | None:
+        now = None if stored is None else bytes(stored)
+        return new if now == seen else otherwise(stored)
 
-
-@dataclass(frozen=True, slots=True)
-class DeleteEntry:
-    """Make an entry missing."""
-
-    entry_id: int
-
-
-@dataclass(frozen=True, slots=True)
-class PatchEntry:
-    """Write pieces into the value of an entry; the bytes around them stay."""
-
-    entry_id: int
-    pieces: tuple[Piece, ...]
-
-    @property
-    def nbytes_from_start(self) -> int | None:
-        """Bytes that the pieces cover from 0 without a gap; ``None`` if there is a gap."""
-        end = 0
-        for start, value in sorted(self.pieces, key=_start_and_nbytes):
-            if start != end:
-                return None
-            end += len(value)
-        return end
+    return Modify(key, change, placeholder)
 
 
-@dataclass(frozen=True, slots=True)
-class MapEntry:
-    """Replace the value of an entry by what `change` makes of it (``None``: missing).
-
-    If `change` returns the very object that it got, the entry stays as it is.
-    """
-
-    entry_id: int
-    change: Change
-    placeholder: Callable[[], Bytes] | None = field(default=None, compare=False)
-    may_wait: bool = False
-    """As in `Modify`, like the placeholder."""
-
-
-EntryUpdate: TypeAlias = SetEntry | DeleteEntry | PatchEntry | MapEntry
-
-
-def entry_update(request: Request, entry_id: int) -> EntryUpdate:
-    """Return the update of an entry that a request for its value asks for."""
-    match request:
-        case Set(_, value):
-            return SetEntry(entry_id, value)
-        case SetIfNotExists(_, value):
-            return SetEntry(entry_id, value, only_if_missing=True)
-        case SetPartial(_, pieces):
-            return PatchEntry(entry_id, pieces)
-        case Modify(_, change, placeholder, may_wait):
-            return MapEntry(entry_id, change, placeholder, may_wait)
-        case Delete():
-            return DeleteEntry(entry_id)
-    raise TypeError(f"a transformer does not perform {request!r}")
-
-
-@dataclass(frozen=True, slots=True)
-class PartWrite:
-    """Write of a part of a value, in the place of a whole value; the fields are as in `Modify`."""
-
-    change: Change
-    placeholder: Callable[[], Bytes] | None = None
-
-
-def replaces_value(update: EntryUpdate) -> bool:
-    """Whether the new state of the entry is independent of its stored value."""
-    return isinstance(update, DeleteEntry) or (
-        isinstance(update, SetEntry) and not update.only_if_missing
-    )
+def replaces_value(update: Update) -> bool:
+    """Whether the new value is independent of the stored one."""
+    return isinstance(update, Set | Delete)
 
 
 def replaced_first(updates: Iterable[EntryUpdate]) -> dict[int, bool]:
     """Return for each entry whether its first update is independent of its stored value."""
     replaced: dict[int, bool] = {}
-    for update in updates:
-        replaced.setdefault(update.entry_id, replaces_value(update))
+    for entry_id, update in updates:
+        replaced.setdefault(entry_id, replaces_value(update))
     return replaced
 
 
 def nbytes_of(update: EntryUpdate) -> float:
     """Return the bytes of new values in an update; infinity if only the update knows."""
-    match update:
-        case SetEntry(_, value):
+    match update[1]:
+        case Set(_, value) | SetIfNotExists(_, value):
             return len(value)
-        case PatchEntry(_, pieces):
+        case SetPartial(_, pieces):
             return sum(len(piece) for _, piece in pieces)
-        case DeleteEntry():
+        case Delete():
             return 0
     return math.inf
 

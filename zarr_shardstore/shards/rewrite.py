@@ -9,8 +9,9 @@ erase_values.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
+from typing import TypeVar
 
 from zarr_shardstore.errors import CorruptShardError, CorruptValueError, UnsupportedError
 from zarr_shardstore.format.layout import ShardRef
@@ -31,6 +32,8 @@ from zarr_shardstore.shards.index_reads import (
 )
 from zarr_shardstore.shards.requests import Delete, EntryUpdate, Flow, PlainValue, Set
 
+T = TypeVar("T", bound=Mapping[int, Bytes | None])
+
 KEEP_HINT = (
     "; nothing was written, because the shard cannot be rewritten without losing it: "
     "erase or overwrite this chunk first"
@@ -48,13 +51,11 @@ def rewrite_shard(
 
     Cost: if the updates give every entry of the shard a new value, one ``Set`` or one ``Delete``.
     At the edge of an array, if they give one to every entry of the array, also one ``Exists``, and
-    one read of the index if there is a shard. Otherwise one read of the whole shard before the
-    write. Erasures alone read the index first, and end if there is nothing to erase.
+    a read of the index if it is true. Otherwise one read of the whole shard before the write.
+    Erasures alone read the index first, and end if all entries are missing.
 
-    If an entry that must stay is damaged, or the index is, nothing is written.
+    The shard stays as it is if an entry that must stay is damaged, or the index is.
     """
-    outcomes: list[Exception | None] = [None] * len(groups)
-    left = list(range(len(groups)))
     if shard.layout.n_adopted and shard.is_adopted:
         (exists,) = yield [requests.Exists(shard.key)]
         if exists:
@@ -63,15 +64,12 @@ def rewrite_shard(
                 "on local files, with strategy='append' and locking='os'; or reshard the store "
                 "into another one, and write there"
             )
-    while left:
-        old = yield from _read_entries_to_keep(shard, [u for i in left for u in groups[i]])
-        new = apply_groups(shard, groups, left, outcomes, old or {})
-        if new is not None:
-            if old is not None and new:
-                entries = {i: v for i, v in {**old, **new}.items() if v is not None}
-                build = partial(build_shard, entries, shard.layout.spec, order)
-                yield [Set(shard.key, build()) if entries else Delete(shard.key, placeholder=build)]
-            break
+    read = partial(_read_entries_to_keep, shard)
+    outcomes, old, new = yield from apply_groups(groups, read)
+    if old is not None and new:
+        entries = {i: v for i, v in {**old, **new}.items() if v is not None}
+        build = partial(build_shard, entries, shard.layout.spec, order)
+        yield [Set(shard.key, build()) if entries else Delete(shard.key, placeholder=build)]
     return outcomes
 
 
@@ -83,9 +81,9 @@ def _read_entries_to_keep(
     replaced = replaced_entries(shard, updates)
     if replaced is not None and (yield from _is_replaced_whole(shard, replaced)):
         return {}
-    if all(isinstance(update, requests.DeleteEntry) for update in updates):
+    if all(isinstance(update, Delete) for _, update in updates):
         (index,) = yield from read_indexes([shard])
-        if index is None or all(index.entry(update.entry_id) is None for update in updates):
+        if index is None or all(index.entry(i) is None for i, _ in updates):
             return None
     (found,) = yield from read_whole_shards([shard])
     if found.value is None:
@@ -112,14 +110,13 @@ def replaced_entries(shard: ShardRef, updates: Sequence[EntryUpdate]) -> dict[in
     if len(updates) < shard.n_grid_entries:  # a number: sets of all entries are large
         return None
     replaced: dict[int, float] = {}
-    for update in updates:
-        i = update.entry_id
+    for i, update in updates:
         match update:
-            case requests.DeleteEntry() | requests.SetEntry(only_if_missing=False):
+            case Set() | Delete():
                 replaced[i] = math.inf
             case _ if replaced.get(i) == math.inf:
                 pass  # the value before this update is known
-            case requests.PatchEntry() if (nbytes := update.nbytes_from_start) is not None:
+            case requests.SetPartial() if (nbytes := update.nbytes_from_start) is not None:
                 replaced[i] = max(nbytes, replaced.get(i, 0))
             case _:
                 return None
@@ -166,68 +163,65 @@ def rewrite_value(
 
     Cost: one ``Set`` or ``Delete``; if a stored value counts, one ``Get`` before.
     """
-    outcomes: list[Exception | None] = [None] * len(groups)
-    left = list(range(len(groups)))
-    while left:
-        updates = [update for i in left for update in groups[i]]
-        old: dict[int, Bytes | None] = {}
-        if not requests.replaced_first(updates).get(0, True):
-            found = yield from read_whole_value(value.key)
-            old = {0: found.value}
-        new = apply_groups(value, groups, left, outcomes, old)
-        if new is not None:
-            if new and new[0] is not None:
-                yield [Set(value.key, new[0])]
-            elif new and old.get(0, b"") is not None:
-                placeholders = [getattr(update, "placeholder", None) for update in updates]
-                yield [Delete(value.key, placeholder=next(filter(None, placeholders), None))]
-            break
+
+    def read(updates: Sequence[EntryUpdate]) -> Flow[dict[int, Bytes | None]]:
+        if requests.replaced_first(updates).get(0, True):
+            return {}
+        return {0: (yield from read_whole_value(value.key)).value}
+
+    outcomes, old, new = yield from apply_groups(groups, read)
+    if new and new[0] is not None:
+        yield [Set(value.key, new[0])]
+    elif new and (old or {}).get(0, b"") is not None:
+        stored = [g for g, error in zip(groups, outcomes, strict=True) if error is None]
+        changes = [u for group in stored for _, u in group if isinstance(u, requests.Modify)]
+        placeholders = [u.placeholder for u in changes if u.placeholder is not None]
+        yield [Delete(value.key, placeholders[0] if placeholders else None)]
     return outcomes
 
 
 def apply_groups(
-    shard: ShardRef | PlainValue,
     groups: Sequence[Sequence[EntryUpdate]],
-    left: list[int],
-    outcomes: list[Exception | None],
-    old: Mapping[int, Bytes | None],
-) -> dict[int, Bytes | None] | None:
-    """Return the new values of the groups that are `left`, by entry id (``None``: erased).
+    read: Callable[[Sequence[EntryUpdate]], Flow[T | None]],
+) -> Flow[tuple[list[Exception | None], T | None, dict[int, Bytes | None]]]:
+    """Return for each group ``None`` or its error, the stored values, and the new ones by entry id.
 
-    Return ``None`` if one failed, also by a transformer. It fails alone, and is not `left` any
-    more. A stored value that it replaces was perhaps not read, so the caller plans again.
+    `read` returns the stored values for updates. If a group fails, also by a transformer, it fails
+    alone. A stored value that it replaces was perhaps not read, so the values are read again.
     """
-    new: dict[int, Bytes | None] = {}
-    for i in left:
-        try:
-            _apply_updates(shard, groups[i], old, new)
-        except Exception as error:
-            outcomes[i] = error
-            left.remove(i)
-            return None
-    return new
+    outcomes: list[Exception | None] = [None] * len(groups)
+    left = list(range(len(groups)))
+    while left:
+        old = yield from read([update for i in left for update in groups[i]])
+        new: dict[int, Bytes | None] = {}
+        for i in left:
+            try:
+                _apply_updates(groups[i], old or {}, new)
+            except Exception as error:
+                outcomes[i] = error
+                left.remove(i)
+                break
+        else:
+            return outcomes, old, new
+    return outcomes, None, {}
 
 
 def _apply_updates(
-    shard: ShardRef | PlainValue,
-    group: Sequence[EntryUpdate],
-    old: Mapping[int, Bytes | None],
-    new: dict[int, Bytes | None],
+    group: Sequence[EntryUpdate], old: Mapping[int, Bytes | None], new: dict[int, Bytes | None]
 ) -> None:
-    for update in group:
-        i = update.entry_id
+    for i, update in group:
         before = new[i] if i in new else old.get(i)
         match update:
-            case requests.DeleteEntry():
+            case Delete():
                 new[i] = None
-            case requests.SetEntry(only_if_missing=True) if before is not None:
+            case requests.SetIfNotExists() if before is not None:
                 pass
-            case requests.SetEntry():
-                new[i] = update.value
-            case requests.PatchEntry():
-                new[i] = requests.apply_pieces(shard.chunk_key(i), before, update.pieces)
-            case requests.MapEntry():
-                after = update.change(before)
+            case Set(_, value) | requests.SetIfNotExists(_, value):
+                new[i] = value
+            case requests.SetPartial(key, pieces):
+                new[i] = requests.apply_pieces(key, before, pieces)
+            case requests.Modify(_, change):
+                after = change(before)
                 if after is not before:
                     new[i] = after
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -25,8 +26,7 @@ MAX_NAMES = 16_384
 """Names of directories that are listed without a look into indexes."""
 
 
-@dataclass(frozen=True, slots=True)
-class GridDirectory:
+class GridDirectory(NamedTuple):
     """A directory of chunk keys: an array's own, or one inside its grid."""
 
     layout: ArrayLayout

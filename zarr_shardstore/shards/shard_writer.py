@@ -36,18 +36,18 @@ Theory of operation:
    last step was taken. An invalid writer is thrown away, and the index is read again.
 7. *Damage.* A shard with an entry that leaves the data is changed only if that entry is replaced.
    Otherwise later bytes could take the place that the damaged entry points to.
-8. *Other programs* do not know the journal. An index of up to a page lies within one page and is
-   written with its checksum by one call, so they see the old or the new one.
-9. *Seal.* A gap is removed when the shard is full, when the store is flushed or closed, at the end
-   of the process, or when too many shards are open. A gap smaller than the index stays.
+8. *Other programs* do not know the journal. An index of up to a page lies within one page. One call
+   writes it with its checksum, so these programs see the old or the new index.
+9. *Seal.* A gap is removed when the shard is full, or the store is flushed or closed. It is also
+   removed at the end of the process, or when too many shards are open. A gap smaller than the index
+   stays.
 """
 
 from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 
 import crc32c
 import numpy as np
@@ -86,8 +86,7 @@ _PAGE_NBYTES = 4096
 """Systems copy a page in one step: a concurrent reader sees all of a write or nothing."""
 
 
-@dataclass(frozen=True, slots=True)
-class WriteAt:
+class WriteAt(NamedTuple):
     """Write pieces one behind the other."""
 
     file: _File
@@ -95,16 +94,14 @@ class WriteAt:
     pieces: Sequence[Bytes]
 
 
-@dataclass(frozen=True, slots=True)
-class Truncate:
+class Truncate(NamedTuple):
     """Cut a file, or make it longer with bytes that take no room on the disk."""
 
     file: _File
     nbytes: int
 
 
-@dataclass(frozen=True, slots=True)
-class Barrier:
+class Barrier(NamedTuple):
     """Wait until all steps before survive a loss of power, if the change is to survive one."""
 
 

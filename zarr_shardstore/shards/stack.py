@@ -16,9 +16,9 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal, Protocol, TypeAlias, TypeVar
+from typing import Any, Literal, Protocol, TypeAlias, TypeVar, get_args
 
 import crc32c as _crc32c
 
@@ -45,9 +45,9 @@ from zarr_shardstore.shards.requests import (
     Set,
     SetIfNotExists,
     SetPartial,
+    Update,
     UpdateShard,
     apply_pieces,
-    entry_update,
     relay,
 )
 from zarr_shardstore.shards.shard_listing import ListedKeys
@@ -134,7 +134,7 @@ class ValueTransformer(StorageTransformer, ABC):
                 return self._modify(key, lambda old: apply_pieces(key, old, pieces))
             case Modify(key, change, placeholder, may_wait):
                 below = placeholder and (lambda: self.encode(key, placeholder()))
-                return replace(self._modify(key, change), placeholder=below, may_wait=may_wait)
+                return self._modify(key, change)._replace(placeholder=below, may_wait=may_wait)
             case Exists() | Delete():
                 return request
         raise TypeError(f"a transformer does not perform {request!r}")
@@ -164,7 +164,6 @@ class ValueTransformer(StorageTransformer, ABC):
         return Found(value[start:stop], found.version, len(value))
 
 
-@dataclass(frozen=True, slots=True)
 class InCommit(StorageTransformer):
     """End of a stack below a shard that is being committed: no one else writes these values."""
 
@@ -204,7 +203,7 @@ class ReadOnlyTransformer(StorageTransformer):
         return (yield [*requests])
 
 
-def handle(stack: Stack, requests: Sequence[Request]) -> Flow[list[Any]]:
+def ask_through(stack: Stack, requests: Sequence[Request]) -> Flow[list[Any]]:
     """Reply to requests for keys above a stack by requests to the base store."""
     if not stack:
         return (yield from relay(requests))
@@ -214,24 +213,26 @@ def handle(stack: Stack, requests: Sequence[Request]) -> Flow[list[Any]]:
     def perform(is_update: bool, part: list[Request]) -> Flow[list[Any]]:
         if not is_update:  # transformers below a sharding know bytes only
             below = [index_get(r) if isinstance(r, GetIndex) else r for r in part]
-            replies = yield from run_above(stack[1:], stack[0].perform(below))
+            replies = yield from run_through(stack[1:], stack[0].perform(below))
             return [
                 found_index(request, reply) if isinstance(request, GetIndex) else reply
                 for request, reply in zip(part, replies, strict=True)
             ]
         # The driver runs the commit of a shard later, above the stack that the shard lies on.
-        return (yield [replace(r, below=stack) for r in part if isinstance(r, UpdateShard)])
+        return (yield [r._replace(below=stack) for r in part if isinstance(r, UpdateShard)])
 
-    return (yield from by_kind(requests, [isinstance(r, UpdateShard) for r in requests], perform))
+    return (
+        yield from for_each_kind(requests, [isinstance(r, UpdateShard) for r in requests], perform)
+    )
 
 
-def run_above(stack: Stack, flow: Flow[Any]) -> Flow[Any]:
+def run_through(stack: Stack, flow: Flow[Any]) -> Flow[Any]:
     """Run a flow above a stack, which replies to its requests."""
     try:
         batch = next(flow)
         while True:
             try:
-                replies = yield from handle(stack, batch)
+                replies = yield from ask_through(stack, batch)
             except Exception as error:
                 batch = flow.throw(error)
             else:
@@ -247,11 +248,11 @@ def keys_above(stack: Stack, keys: Sequence[str]) -> Flow[list[tuple[str, int | 
     sized: list[tuple[str, int | None]] = [(key, None) for key in keys]
     for n in reversed(range(len(stack))):
         flow = stack[n].keys_above([key for key, _ in sized])
-        sized = yield from run_above(stack[n + 1 :], flow)
+        sized = yield from run_through(stack[n + 1 :], flow)
     return sized
 
 
-def gather(flows: Sequence[Flow[Any]]) -> Flow[list[Any]]:
+def in_shared_rounds(flows: Sequence[Flow[Any]]) -> Flow[list[Any]]:
     """Run flows in shared rounds: their requests of one round are one list. Return their results.
 
     If a request fails, each flow of that round gets the error, and may continue to its end. Errors
@@ -295,12 +296,12 @@ def gather(flows: Sequence[Flow[Any]]) -> Flow[list[Any]]:
     return results
 
 
-def by_kind(
+def for_each_kind(
     requests: Sequence[T],
     kinds: Sequence[Any],
     flow_of: Callable[[Any, list[T]], Flow[list[Any]]],
 ) -> Flow[list[Any]]:
-    """Run a flow for the requests of each kind, as `gather`; return the replies in order, and
+    """Run a flow for the requests of each kind, in shared rounds; return the replies in order, and
     ``None`` for requests of the kind ``None``."""
     positions: dict[Any, list[int]] = {}
     for i, kind in enumerate(kinds):
@@ -308,7 +309,7 @@ def by_kind(
             positions.setdefault(kind, []).append(i)
     flows = [flow_of(kind, [requests[i] for i in at]) for kind, at in positions.items()]
     replies: list[Any] = [None] * len(requests)
-    for at, found in zip(positions.values(), (yield from gather(flows)), strict=True):
+    for at, found in zip(positions.values(), (yield from in_shared_rounds(flows)), strict=True):
         for i, reply in zip(at, found, strict=True):
             replies[i] = reply
     return replies
@@ -327,9 +328,12 @@ def perform_on_chunks(
 ) -> Flow[list[Any]]:
     """Reply to requests for chunks, also of several arrays. Cost: two rounds for all reads, one for
     the sizes, one `UpdateShard` for each shard that changes. All three share their rounds."""
-    kinds = [_FLOWS.get(type(request), _update) for request in requests]
+    try:
+        kinds = [_FLOWS[type(request)] for request in requests]
+    except KeyError as error:
+        raise TypeError(f"a transformer does not perform {error.args[0].__name__}") from None
     pairs = list(zip(requests, chunks, strict=True))
-    return (yield from by_kind(pairs, kinds, lambda flow, part: flow(part, reading)))
+    return (yield from for_each_kind(pairs, kinds, lambda flow, part: flow(part, reading)))
 
 
 _Pairs: TypeAlias = Sequence[tuple[Any, ChunkRef]]
@@ -365,6 +369,7 @@ _FLOWS: Mapping[type, Callable[[_Pairs, ReadOptions], Flow[list[Any]]]] = {
     Get: _read_values,
     GetSize: _read_sizes,
     Exists: _read_sizes,
+    **dict.fromkeys(get_args(Update), _update),
 }
 
 
@@ -372,7 +377,7 @@ def shard_updates(pairs: Iterable[tuple[Any, ChunkRef]]) -> list[Request]:
     """Return one `UpdateShard` for each shard that requests for its chunks change."""
     updates: dict[ShardRef, list[EntryUpdate]] = {}
     for request, chunk in pairs:
-        updates.setdefault(chunk.shard, []).append(entry_update(request, chunk.entry_id))
+        updates.setdefault(chunk.shard, []).append((chunk.entry_id, request))
     return [UpdateShard(shard, tuple(parts)) for shard, parts in updates.items()]
 
 
@@ -397,7 +402,7 @@ class ShardingTransformer(StorageTransformer):
                 return (yield from self.on_chunks(part, chunks, self.reading))
             return (yield part)
 
-        return (yield from by_kind(requests, [c is not None for c in named], flow_of))
+        return (yield from for_each_kind(requests, [c is not None for c in named], flow_of))
 
     def keys_above(self, keys: Sequence[str]) -> Flow[list[tuple[str, int | None]]]:
         """Return the keys of the chunks in shards, with their sizes; other keys as they are."""
@@ -410,7 +415,7 @@ class ShardingTransformer(StorageTransformer):
 
 
 def split_at_sharding(stack: Stack) -> tuple[ShardingTransformer, Stack] | None:
-    """Return the sharding of a stack, and what lies below it; ``None`` if nothing is sharded."""
+    """Return the sharding of a stack, and what lies below it; ``None`` if it has none."""
     if any(isinstance(transformer, ReadOnlyTransformer) for transformer in stack):
         return None
     for i, transformer in enumerate(stack):

@@ -130,10 +130,8 @@ class BaseStoreHandle:
         lock; ``None``: no object. Raises `ShardConflictError` if the object has changed; then
         nothing is stored."""
 
-        def change(found: Bytes | None) -> Bytes | None:
-            if found != old:
-                raise ShardConflictError(f"{key!r} was changed since it was read: check again")
-            return None if new is None else bytes(new)
+        def refuse(_: Bytes | None) -> Bytes | None:
+            raise ShardConflictError(f"{key!r} was changed since it was read: check again")
 
         def update(_: Any, groups: Any) -> requests.Flow[Sequence[Exception | None]]:
             outcomes = yield from rewrite_value(value, groups)
@@ -143,7 +141,9 @@ class BaseStoreHandle:
 
         value = requests.PlainValue(key)
         driver = Driver(self.backend, update)
-        driver.run(requests.ask([requests.UpdateShard(value, (requests.MapEntry(0, change),))]))
+        seen, stored = (None if each is None else bytes(each) for each in (old, new))
+        updates = ((0, requests.swap(key, seen, stored, refuse)),)
+        driver.run(requests.ask([requests.UpdateShard(value, updates)]))
 
     def synced(self) -> BaseStoreHandle:
         """Return the same store; what is written into local files survives a loss of power."""

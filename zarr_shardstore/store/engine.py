@@ -26,9 +26,9 @@ from zarr_shardstore.io.concurrency import CallBatcher, worker_pool
 from zarr_shardstore.io.driver import Driver
 from zarr_shardstore.io.local.cached_files import MISS, CachedValue, find_file
 from zarr_shardstore.io.local.fs import warn_of_rewrites
-from zarr_shardstore.operations.batch import LateEntry
 from zarr_shardstore.operations.upkeep import commit_compaction, compact_below, consolidate_below
 from zarr_shardstore.operations.values import Operations
+from zarr_shardstore.operations.write_buffer import LateEntry
 from zarr_shardstore.shards.index_reads import try_read_indexes
 from zarr_shardstore.shards.requests import Flow
 from zarr_shardstore.store.direct_reads import ChunkReader
@@ -231,7 +231,7 @@ class ShardingEngine:
     async def buffer_chunk(self, key: str, values: Any, codec: Any) -> bool:
         """Buffer one decoded chunk, an array that does not change; false if no batch takes it."""
         buffer, chunk = self._buffer, self._arrays.current().chunk_of(key)
-        late = None if chunk is None else LateEntry(chunk.shard, chunk.entry_id, values, codec)
+        late = None if chunk is None else LateEntry(chunk, values, codec)
         run = None if late is None else buffer.put_late(late)
         if run is None:
             return False

@@ -7,7 +7,7 @@
 Two rules, in this order, make a flush safe at any line:
 
 1. Chunks of new frames are stored behind the end of the array, where no reader looks. The writer
-   alone takes the array for one without an end, see `ArrayReader.endless`. A chunk that the end
+   alone takes the array for one without an end, see `ArrayReader.lengths`. A chunk that the end
    cuts keeps its older frames: its new bytes replace the old ones in one step.
 2. Then the document gets the new shape, by one compare and swap. The frames below the shape are
    those that are durable, for every reader, in each program.
@@ -56,6 +56,10 @@ DEFAULT_FLUSH_NBYTES = 128 * 1024 * 1024
 
 _writers: dict[Hashable, FrameWriter] = {}
 """Those of this process that are open."""
+
+
+_MAX_FRAMES = 2**48
+"""Frames along the first dimension for the writer alone: more than any acquisition has."""
 
 
 class FrameWriter:
@@ -156,7 +160,7 @@ class FrameWriter:
         geometry = found.document.geometry
         if geometry is None or not geometry.shape:
             raise SpecError(f"the array {self._path!r} has no first dimension that can grow")
-        arrays.reader.endless.add(node)
+        arrays.reader.lengths[node] = _MAX_FRAMES
         self._node, self._form = node, _form_of(reply.value)
         zarr_format: Any = 2 if node.hierarchy == "v2" else 3
         place = StorePath(self._private, self._path)

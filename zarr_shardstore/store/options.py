@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from types import EllipsisType
 from typing import Any, Literal, TypeAlias, get_args
 
 from zarr_shardstore.arrays.policy import (
+    ByteBudget,
     ChunksPerShard,
     ShardingPolicy,
     V3Declaration,
-    parse_nbytes,
     parse_rules,
+    rules_of,
 )
 from zarr_shardstore.arrays.stored_array import find_factory
 from zarr_shardstore.errors import SpecError
@@ -31,6 +33,9 @@ Transformer: TypeAlias = str | Mapping[str, Any]
 Transformers: TypeAlias = Transformer | Sequence[Transformer] | None
 IndexCodecs: TypeAlias = Sequence[str | Mapping[str, Any]] | None
 IndexLocation: TypeAlias = Literal["start", "end"] | None
+
+_UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}
+_UNITS |= {"kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}
 
 
 @dataclass(kw_only=True)
@@ -91,8 +96,8 @@ class ShardingOptions:
                     "chunks_per_shard and shard_nbytes both say how large a shard is: give one"
                 )
             is_left_out = False
-            self.shard_nbytes = rules = parse_nbytes(self.shard_nbytes)
-        self.policy = ShardingPolicy(rules, declaration, transformers, index, is_left_out)
+            self.shard_nbytes = rules = _parse_nbytes(self.shard_nbytes)
+        self.policy = ShardingPolicy(rules_of(rules), declaration, transformers, index, is_left_out)
         self.backend = BackendOptions(
             self.locking, self.durability, self.static, self.max_dead_share
         )
@@ -111,6 +116,16 @@ class ShardingOptions:
         """Return the arguments that differ from their defaults, as a repr writes them."""
         given = {f.name: (getattr(self, f.name), f.default) for f in fields(self) if f.init}
         return [f"{name}={value!r}" for name, (value, usual) in given.items() if value != usual]
+
+
+def _parse_nbytes(given: object) -> ByteBudget:
+    """Parse `shard_nbytes`: a whole number, or a text as ``"64 MB"`` or ``"64MiB"``."""
+    if isinstance(given, str):
+        found = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([a-z]*)\s*", given.lower())
+        if found is None or found[2] not in _UNITS:
+            raise SpecError(f"shard_nbytes is a number of bytes, or as '64 MB', got {given!r}")
+        given = int(float(found[1]) * _UNITS[found[2]])
+    return ByteBudget(whole_number("shard_nbytes", given, 1))
 
 
 def _parse_transformers(given: Transformers) -> tuple[TransformerSpec, ...] | None:

@@ -40,7 +40,7 @@ from zarr_shardstore.operations.listing import Region, as_directory, chunks_init
 from zarr_shardstore.operations.locate import array_at, shard_shape
 from zarr_shardstore.operations.values import shard_ids
 from zarr_shardstore.shards.append import MAX_DEAD_SHARE
-from zarr_shardstore.shards.requests import Flow, PartWrite
+from zarr_shardstore.shards.requests import Flow, Modify
 from zarr_shardstore.shards.shard_listing import ListedKeys
 from zarr_shardstore.shards.stack import Strategy
 from zarr_shardstore.store.direct_reads import ChunkReader
@@ -538,7 +538,7 @@ class ShardingStore(Store):
     def _new_reader(self, path: str) -> ChunkReader:
         engine = self._engine
         node = engine.driver.run(array_at(engine.operations.arrays, path)).node
-        found = engine.driver.run(engine.operations.array_document(node))
+        found = engine.driver.run(engine.operations.documents.of_array(node))
         if found is None:
             raise SpecError(f"there is no array at {path!r}: it was removed while it was opened")
         document, array = found
@@ -686,7 +686,7 @@ class ShardingStore(Store):
         # chunk is appended to its shard, a rewrite of the shard elsewhere.
         return self._engine.appends
 
-    def _engine_for(self, value: Value | PartWrite | None) -> ShardingEngine:
+    def _engine_for(self, value: Value | Modify | None) -> ShardingEngine:
         is_own = isinstance(value, Buffer) and type(value) is not cpu.Buffer
         return self._engine.of(type(value)) if is_own else self._engine  # type: ignore[arg-type]
 
@@ -958,11 +958,11 @@ class ShardingStore(Store):
 
     async def _set_or_erase(
         self,
-        items: Iterable[tuple[str, Value | PartWrite | None]],
+        items: Iterable[tuple[str, Value | Modify | None]],
         prototype: BufferPrototype | None = None,
     ) -> None:
         owned = [
-            (key, value if value is None or isinstance(value, PartWrite) else own_bytes(value))
+            (key, value if value is None or isinstance(value, Modify) else own_bytes(value))
             for key, value in items
         ]
         engine = self._engine.of(buffer_class_of(prototype))

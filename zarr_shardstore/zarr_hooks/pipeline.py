@@ -45,7 +45,7 @@ from zarr_shardstore.errors import ShardConflictError
 from zarr_shardstore.io.buffers import own_bytes, to_buffer_of
 from zarr_shardstore.io.concurrency import map_in_threads, run_within
 from zarr_shardstore.io.driver import MAX_CONFLICT_S
-from zarr_shardstore.shards.requests import PartWrite
+from zarr_shardstore.shards.requests import Modify, swap
 from zarr_shardstore.telemetry import warn
 from zarr_shardstore.zarr_hooks.chunk_codec import ChunkCodec, PlainCodec
 from zarr_shardstore.zarr_hooks.shards_argument import Unrolling, drop_copied_encoding
@@ -152,7 +152,7 @@ class _TakesWholeOperations(Protocol):
 
     async def _set_or_erase(
         self,
-        items: Iterable[tuple[str, Buffer | bytes | PartWrite | None]],
+        items: Iterable[tuple[str, Buffer | bytes | Modify | None]],
         prototype: BufferPrototype | None = None,
     ) -> None: ...
 
@@ -357,7 +357,7 @@ class ShardedCodecPipeline(BatchedCodecPipeline):
 
         def encode(
             item: tuple[ChunkPart, Value | None],
-        ) -> Buffer | bytes | PartWrite | None:
+        ) -> Buffer | bytes | Modify | None:
             part, old = item
             new = chunk_with(part, old)
             if part.is_complete:
@@ -365,21 +365,19 @@ class ShardedCodecPipeline(BatchedCodecPipeline):
             encoded = None if new is None else own_bytes(new)
             seen = None if old is None else own_bytes(old)
 
-            def change(stored: Value | None) -> Value | None:
-                """Return the chunk as encoded above, or again if another writer has changed it."""
-                if (None if stored is None else own_bytes(stored)) == seen:
-                    return encoded
-                again = chunk_with(part, stored)
-                return None if again is None else own_bytes(again)
+            def again(stored: Value | None) -> Value | None:
+                """Encode the chunk again, because another writer has changed it."""
+                chunk = chunk_with(part, stored)
+                return None if chunk is None else own_bytes(chunk)
 
             def fill() -> bytes:
                 return own_bytes(codec.encode(*_empty_chunk(part.spec)) or b"")
 
-            return PartWrite(change, fill)
+            return swap(part.key, seen, encoded, again, fill)
 
         def encode_run(
             items: Sequence[tuple[ChunkPart, Value | None]],
-        ) -> list[Buffer | bytes | PartWrite | None]:
+        ) -> list[Buffer | bytes | Modify | None]:
             return list(map(encode, items))
 
         async def write_some(_: list[int], parts: list[ChunkPart]) -> None:
@@ -478,12 +476,10 @@ class _PartPath(StorePath):
     ) -> None:
         store, seen = cast(_TakesWholeOperations, self.store), self._seen
 
-        def change(stored: Value | None) -> Value | None:
-            if seen is None or (None if stored is None else own_bytes(stored)) == seen[0]:
-                return new
+        def refuse(_: Value | None) -> Value | None:
             raise _ChangedMeanwhileError(self.path)
 
-        item = new if seen is None else PartWrite(change, placeholder)
+        item = new if seen is None else swap(self.path, seen[0], new, refuse, placeholder)
         await store._set_or_erase([(self.path, item)], self.spec.prototype)
 
 

@@ -36,7 +36,7 @@ from zarr_shardstore.errors import SpecError
 from zarr_shardstore.format.keys import SHARD_MARK, ChunkKeyEncoding, Coords
 from zarr_shardstore.format.layout import ShardRef
 from zarr_shardstore.io.concurrency import run_within
-from zarr_shardstore.metadata.declaration import MARKER, declare_flat
+from zarr_shardstore.metadata.declaration import MARKER, marked
 
 _MAX_NBYTES_AT_ONCE = 64 * 1024 * 1024
 """Decoded size of the chunks of the shards that are read or written concurrently."""
@@ -132,7 +132,7 @@ class Unrolling:
         encoding, shards = metadata.chunk_key_encoding, metadata.shards or ()
         if not isinstance(encoding, ShardKeyEncoding):
             cps = tuple(map(floordiv, shards, metadata.chunks))
-            metadata.extra_fields.update(declare_flat({}))
+            metadata.extra_fields.update(marked({}, "flat"))
             # The object is new, and zarr's constructor sets its fields in this way, too.
             object.__setattr__(metadata, "chunk_key_encoding", ShardKeyEncoding(encoding, cps))
         return cls(codecs[0], usual)

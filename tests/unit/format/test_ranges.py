@@ -15,7 +15,7 @@ from zarr_shardstore.format.ranges import (
     column_of_ranges,
     resolve_range,
 )
-from zarr_shardstore.shards.requests import PatchEntry, apply_pieces, check_pieces
+from zarr_shardstore.shards.requests import SetPartial, apply_pieces, check_pieces
 
 byte_ranges = st.one_of(
     st.none(),
@@ -115,7 +115,7 @@ def test_what_pieces_cover_from_the_start(
     pieces: tuple[tuple[int, bytes], ...], nbytes: int | None
 ) -> None:
     """Only pieces without a gap from 0 on say what a value will be."""
-    assert PatchEntry(0, pieces).nbytes_from_start == nbytes
+    assert SetPartial("k", pieces).nbytes_from_start == nbytes
 
 
 def test_a_column_of_whole_values_is_none() -> None:

@@ -14,18 +14,13 @@ from zarr_shardstore.errors import SpecError, UnfinishedConversionError, Unsuppo
 from zarr_shardstore.format.consolidated_index import with_consolidated_index
 from zarr_shardstore.format.keys import ChunkKeyEncoding
 from zarr_shardstore.metadata import documents
-from zarr_shardstore.metadata.declaration import values_in
 from zarr_shardstore.metadata.documents import (
     Geometry,
     Hierarchy,
     Node,
     all_members,
-    attributes_of,
     axes_of_ome,
-    check_members,
     chunk_nbytes,
-    complete_document,
-    consolidated_v3,
     dimension_names,
     directory_of_v2_consolidated,
     document_key,
@@ -33,7 +28,6 @@ from zarr_shardstore.metadata.documents import (
     has_conversion_marker,
     has_empty_chunks,
     is_array_document,
-    is_same_json,
     keys_of_dimension_names,
     members,
     node_of_document,
@@ -43,6 +37,13 @@ from zarr_shardstore.metadata.documents import (
     plain_geometry,
     with_conversion_marker,
     with_members,
+)
+from zarr_shardstore.tools.native.document_members import (
+    attributes_of,
+    check_members,
+    complete_document,
+    consolidated_v3,
+    is_same_json,
 )
 
 Document = dict[str, Any]
@@ -111,9 +112,9 @@ def test_keys_of_no_document(key: str) -> None:
 
 
 def test_only_v2_and_v3_share_chunk_keys() -> None:
-    assert Node("v3", "a").twin == Node("v2", "a")
-    assert Node("v2", "a").twin == Node("v3", "a")
-    assert Node("draft", "a").twin is None
+    assert Node("v3", "a").other_format == Node("v2", "a")
+    assert Node("v2", "a").other_format == Node("v3", "a")
+    assert Node("draft", "a").other_format is None
 
 
 # ------------------------------------------------------------------- JSON
@@ -156,7 +157,12 @@ def test_levels_are_counted_whatever_strings_hold(
     for _ in range(n):
         value = [value, "]"]
     doc = {"a": value, "b": [[]] * 200}
-    is_deep = any(depth > 200 for v, depth in values_in(doc) if isinstance(v, dict | list))
+    level: list[Any] = [doc]
+    n_levels = 0
+    while level := [v for v in level if isinstance(v, dict | list)]:
+        n_levels += 1
+        level = [item for v in level for item in (v.values() if isinstance(v, dict) else v)]
+    is_deep = n_levels > 200
     text = json.dumps(doc, ensure_ascii=ascii_only).encode(encoding)
     assert parse_json(text) == (None if is_deep else doc)
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.unit.flows import Recorder
+from tests.unit.flows import Recorder, delete_entry, map_entry, patch_entry, set_entry
 from zarr_shardstore.errors import ShardConflictError, SpecError
 from zarr_shardstore.format.keys import ChunkKeyEncoding
 from zarr_shardstore.format.layout import ArrayLayout, ChunkRef, ShardRef
@@ -20,22 +20,15 @@ from zarr_shardstore.format.shard import (
     build_shard,
     split_shard,
 )
-from zarr_shardstore.operations.batch import Batch, LateEntry, WriteBuffer
+from zarr_shardstore.operations.batch import Batch
 from zarr_shardstore.operations.buffered import commit_with_buffered, perform_buffered
+from zarr_shardstore.operations.write_buffer import LateEntry, WriteBuffer
 from zarr_shardstore.shards.read import ReadOptions
 from zarr_shardstore.shards.requests import (
-    Delete,
-    DeleteEntry,
     EntryUpdate,
     Flow,
-    MapEntry,
-    Modify,
-    PatchEntry,
     Request,
     Set,
-    SetEntry,
-    SetIfNotExists,
-    SetPartial,
     UpdateShard,
 )
 from zarr_shardstore.shards.rewrite import rewrite_shard
@@ -65,18 +58,6 @@ def open_buffer(max_nbytes: int = 10**6) -> WriteBuffer:
     return buffer
 
 
-def request_of(shard: ShardRef, update: EntryUpdate) -> Request:
-    key = shard.chunk_key(update.entry_id)
-    match update:
-        case SetEntry(_, value, only_if_missing):
-            return SetIfNotExists(key, value) if only_if_missing else Set(key, value)
-        case PatchEntry(_, pieces):
-            return SetPartial(key, pieces)
-        case MapEntry(_, change):
-            return Modify(key, change)
-    return Delete(key)
-
-
 def put(
     buffer: WriteBuffer,
     *updates: EntryUpdate,
@@ -85,8 +66,10 @@ def put(
 ) -> Recorder:
     recorder = recorder or Recorder({KEY: build_shard(OLD, DRAFT_SPEC)})
     shard = shard or shard_of()
-    requests = [request_of(shard, update) for update in updates]
-    chunks = [ChunkRef(shard.chunk_key(u.entry_id), shard, u.entry_id) for u in updates]
+    chunks = [ChunkRef(shard.chunk_key(i), shard, i) for i, _ in updates]
+    requests: list[Request] = [
+        update._replace(key=chunk.key) for chunk, (_, update) in zip(chunks, updates, strict=True)
+    ]
     recorder.run(perform_buffered(requests, chunks, ReadOptions(), buffer))
     return recorder
 
@@ -103,7 +86,7 @@ def commit(
 def values(buffer: WriteBuffer) -> dict[int, Any]:
     found = {i: buffer.find(shard_of(), i) for i in range(4)}
     return {
-        i: bytes(update.value) if isinstance(update, SetEntry) else None
+        i: bytes(update.value) if isinstance(update, Set) else None
         for i, update in found.items()
         if update is not None
     }
@@ -112,14 +95,14 @@ def values(buffer: WriteBuffer) -> dict[int, Any]:
 def test_whole_values_ask_for_nothing() -> None:
     """Nor do pieces and conditions on what is buffered already."""
     buffer = open_buffer()
-    recorder = put(buffer, SetEntry(0, b"new"), DeleteEntry(1), PatchEntry(0, ((3, b"er"),)))
+    recorder = put(buffer, set_entry(0, b"new"), delete_entry(1), patch_entry(0, ((3, b"er"),)))
     put(
         buffer,
-        SetEntry(1, b"1", only_if_missing=True),
-        PatchEntry(0, ((0, b"N"),)),
+        set_entry(1, b"1", only_if_missing=True),
+        patch_entry(0, ((0, b"N"),)),
         recorder=recorder,
     )
-    put(buffer, SetEntry(0, b"!", only_if_missing=True), recorder=recorder)
+    put(buffer, set_entry(0, b"!", only_if_missing=True), recorder=recorder)
     assert recorder.batches == []
     assert values(buffer) == {0: b"Newer", 1: b"1"}
 
@@ -127,11 +110,11 @@ def test_whole_values_ask_for_nothing() -> None:
 @pytest.mark.parametrize(
     ("update", "stored"),
     [
-        (PatchEntry(1, ((3, b"!"),)), OLD | {1: b"one!"}),
-        (PatchEntry(2, ((0, b"two"),)), OLD | {2: b"two"}),
-        (SetEntry(1, b"1", only_if_missing=True), OLD),
-        (SetEntry(2, b"2", only_if_missing=True), OLD | {2: b"2"}),
-        (MapEntry(3, lambda old: bytes(old or b"")[::-1]), OLD | {3: b"eerht"}),
+        (patch_entry(1, ((3, b"!"),)), OLD | {1: b"one!"}),
+        (patch_entry(2, ((0, b"two"),)), OLD | {2: b"two"}),
+        (set_entry(1, b"1", only_if_missing=True), OLD),
+        (set_entry(2, b"2", only_if_missing=True), OLD | {2: b"2"}),
+        (map_entry(3, lambda old: bytes(old or b"")[::-1]), OLD | {3: b"eerht"}),
     ],
 )
 def test_what_depends_on_a_stored_value_is_committed(
@@ -139,10 +122,10 @@ def test_what_depends_on_a_stored_value_is_committed(
 ) -> None:
     """The driver gets the update, and takes along what is buffered."""
     buffer = open_buffer()
-    recorder = put(buffer, SetEntry(0, b"zero"))
+    recorder = put(buffer, set_entry(0, b"zero"))
     shard = shard_of()
-    chunk = ChunkRef(shard.chunk_key(update.entry_id), shard, update.entry_id)
-    flow = perform_buffered([request_of(shard, update)], [chunk], ReadOptions(), buffer)
+    chunk = ChunkRef(shard.chunk_key(update[0]), shard, update[0])
+    flow = perform_buffered([update[1]], [chunk], ReadOptions(), buffer)
     (request,) = next(flow)
     assert isinstance(request, UpdateShard)
     recorder.run(commit(buffer, [request.updates]))
@@ -154,17 +137,19 @@ def test_what_depends_on_a_stored_value_is_committed(
 def test_a_group_with_a_bad_piece_is_buffered_in_no_part() -> None:
     """Its error is raised."""
     buffer = open_buffer()
-    put(buffer, SetEntry(1, b"one"))
+    put(buffer, set_entry(1, b"one"))
     with pytest.raises(SpecError, match="lies outside"):
-        put(buffer, SetEntry(0, b"x"), PatchEntry(1, ((9, b"!"),)))
+        put(buffer, set_entry(0, b"x"), patch_entry(1, ((9, b"!"),)))
     assert values(buffer) == {1: b"one"}
 
 
 def test_a_commit_takes_along_what_is_buffered() -> None:
     """Before its own updates, in the same write."""
     buffer = open_buffer()
-    recorder = put(buffer, SetEntry(0, b"buffered"), SetEntry(2, b"buffered"))
-    outcomes = recorder.run(commit(buffer, [[SetEntry(2, b"mine")], [PatchEntry(0, ((9, b"?"),))]]))
+    recorder = put(buffer, set_entry(0, b"buffered"), set_entry(2, b"buffered"))
+    outcomes = recorder.run(
+        commit(buffer, [[set_entry(2, b"mine")], [patch_entry(0, ((9, b"?"),))]])
+    )
     assert outcomes[0] is None
     assert isinstance(outcomes[1], SpecError)
     stored = split_shard(recorder.objects[KEY], DRAFT_SPEC)
@@ -174,11 +159,11 @@ def test_a_commit_takes_along_what_is_buffered() -> None:
     assert buffer.nbytes == 0
 
 
-@pytest.mark.parametrize("newer", [(), (SetEntry(0, b"newer"),)])
+@pytest.mark.parametrize("newer", [(), (set_entry(0, b"newer"),)])
 def test_a_commit_that_fails_puts_back(newer: Sequence[EntryUpdate]) -> None:
     """Below what was buffered since."""
     buffer = open_buffer()
-    put(buffer, SetEntry(0, b"older"), SetEntry(1, b"other"))
+    put(buffer, set_entry(0, b"older"), set_entry(1, b"other"))
     flow = commit(buffer)
     next(flow)
     assert values(buffer) == {0: b"older", 1: b"other"}, "seen while it is committed"
@@ -200,7 +185,7 @@ def test_full_shards_are_due_once() -> None:
     edge = shard_of((0, 1))
     for i in (0, 2):
         assert buffer.due() == []
-        put(buffer, SetEntry(i, b"x"), shard=edge)
+        put(buffer, set_entry(i, b"x"), shard=edge)
     assert buffer.due() == [edge.key]
     assert buffer.due() == []
     assert buffer.nbytes == 200
@@ -210,7 +195,7 @@ def test_the_largest_are_due_until_the_rest_fits() -> None:
     """Small values count as the objects that hold them."""
     buffer = open_buffer(2500)
     for j, nbytes in enumerate((1, 900, 1700)):
-        put(buffer, SetEntry(0, b"x" * nbytes), shard=shard_of((j, 0), (9, 9)))
+        put(buffer, set_entry(0, b"x" * nbytes), shard=shard_of((j, 0), (9, 9)))
     assert buffer.nbytes == 2700
     assert buffer.due() == ["a/c2/0"]
     buffer.take(shard_of((2, 0), (9, 9)))
@@ -220,10 +205,10 @@ def test_the_largest_are_due_until_the_rest_fits() -> None:
 def test_what_was_dropped_is_not_restored() -> None:
     """The commit that had taken it fails after the last block has ended."""
     buffer = open_buffer()
-    put(buffer, SetEntry(0, b"x"))
+    put(buffer, set_entry(0, b"x"))
     flow = commit(buffer)
     next(flow)
-    put(buffer, SetEntry(1, b"y"))
+    put(buffer, set_entry(1, b"y"))
     buffer.drop("a/")
     assert values(buffer) == {}
     with pytest.raises(OSError, match="full"):
@@ -235,20 +220,20 @@ def test_what_was_dropped_is_not_restored() -> None:
 def test_values_of_another_layout_are_not_mixed() -> None:
     """A larger grid is the same layout; another form of the index is not."""
     buffer = open_buffer()
-    put(buffer, SetEntry(0, b"x"))
-    put(buffer, SetEntry(1, b"y"), shard=shard_of(grid=(9, 9)))
+    put(buffer, set_entry(0, b"x"))
+    put(buffer, set_entry(1, b"y"), shard=shard_of(grid=(9, 9)))
     assert values(buffer) == {0: b"x", 1: b"y"}
     other = shard_of(index=ZEP2_INDEX)
     assert buffer.find(other, 0) is None
     assert buffer.take(other) is None
     with pytest.raises(ShardConflictError, match="declared the array again"):
-        put(buffer, SetEntry(0, b"z"), shard=other)
+        put(buffer, set_entry(0, b"z"), shard=other)
 
 
 def test_a_commit_that_was_cut_off_is_done_again() -> None:
     """Its event loop ended, and nobody told the table."""
     buffer = open_buffer()
-    recorder = put(buffer, SetEntry(0, b"buffered"))
+    recorder = put(buffer, set_entry(0, b"buffered"))
     cut_off = commit(buffer)
     next(cut_off)
     recorder.run(commit(buffer))
@@ -274,7 +259,11 @@ class Encoder:
 
 
 def late(shard: ShardRef, entry_id: int, encoder: Encoder, nbytes: int = 10_000) -> LateEntry:
-    return LateEntry(shard, entry_id, np.full(nbytes, entry_id, "u1"), encoder)
+    return LateEntry(
+        ChunkRef(shard.chunk_key(entry_id), shard, entry_id),
+        np.full(nbytes, entry_id, "u1"),
+        encoder,
+    )
 
 
 def put_late(buffer: WriteBuffer, late: LateEntry) -> int:
@@ -290,9 +279,9 @@ def test_late_entries_count_as_what_they_are_and_only_while_they_are_buffered() 
     for i in range(3):
         assert put_late(buffer, late(shard, i, encoder)) == 0
     assert buffer.nbytes == 30_000
-    buffer.put(shard, [SetEntry(2, b"x" * 500)])
+    buffer.put(shard, [set_entry(2, b"x" * 500)])
     assert buffer.nbytes == 20_500
-    assert buffer.find(shard, 0) == buffer.find(shard, 0) == SetEntry(0, bytes(1000))
+    assert buffer.find(shard, 0) == buffer.find(shard, 0) == Set("a/c0/0", bytes(1000))
     assert encoder.calls == [1], "it alone, and once"
     recorder = Recorder({})
     recorder.run(commit(buffer))

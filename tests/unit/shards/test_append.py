@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.unit.flows import Recorder
+from tests.unit.flows import Recorder, delete_entry, map_entry, patch_entry, set_entry
 from zarr_shardstore.errors import CorruptShardError, SpecError
 from zarr_shardstore.format.journal import decode_journal, find_repair
 from zarr_shardstore.format.keys import ChunkKeyEncoding
@@ -30,16 +30,15 @@ from zarr_shardstore.shards.append import append_to_shard, fits_inline, seal_sha
 from zarr_shardstore.shards.requests import (
     ChangeShard,
     Delete,
-    DeleteEntry,
     EntryUpdate,
     Flow,
     Found,
     Get,
-    MapEntry,
+    Modify,
     OpenShard,
-    PatchEntry,
     Set,
-    SetEntry,
+    SetIfNotExists,
+    SetPartial,
     SetWithGaps,
 )
 from zarr_shardstore.shards.shard_writer import (
@@ -234,28 +233,32 @@ FORMS = [
 values = st.integers(0, 40).map(lambda n: bytes([n]) * n)
 entry_ids = st.integers(0, 5)
 updates = st.one_of(
-    st.builds(SetEntry, entry_ids, values, only_if_missing=st.booleans()),
-    st.builds(DeleteEntry, entry_ids),
-    st.builds(PatchEntry, entry_ids, st.tuples(st.tuples(st.integers(0, 3), values))),
-    st.builds(MapEntry, entry_ids, st.just(lambda old: None if old is None else bytes(old) + b"+")),
+    st.builds(set_entry, entry_ids, values, only_if_missing=st.booleans()),
+    st.builds(delete_entry, entry_ids),
+    st.builds(patch_entry, entry_ids, st.tuples(st.tuples(st.integers(0, 3), values))),
+    st.builds(
+        map_entry, entry_ids, st.just(lambda old: None if old is None else bytes(old) + b"+")
+    ),
 )
 
 
 def applied(entries: dict[int, bytes], group: Sequence[EntryUpdate]) -> dict[int, bytes] | None:
     """The values after a group; ``None`` if a piece begins behind the end of its value."""
     new: dict[int, bytes | None] = {**entries}
-    for update in group:
-        i, old = update.entry_id, new.get(update.entry_id)
+    for i, update in group:
+        old = new.get(i)
         match update:
-            case DeleteEntry():
+            case Delete():
                 new[i] = None
-            case SetEntry(_, value, only_if_missing):
-                new[i] = old if only_if_missing and old is not None else bytes(value)
-            case PatchEntry(_, ((start, value),)):
+            case Set(_, value):
+                new[i] = bytes(value)
+            case SetIfNotExists(_, value):
+                new[i] = bytes(value) if old is None else old
+            case SetPartial(_, ((start, value),)):
                 if start > len(old or b""):
                     return None
                 new[i] = (old or b"")[:start] + bytes(value) + (old or b"")[start + len(value) :]
-            case MapEntry():
+            case Modify():
                 new[i] = None if old is None else old + b"+"
     return {i: value for i, value in new.items() if value is not None}
 
@@ -313,13 +316,13 @@ def test_any_updates_stopped_anywhere(
 # ------------------------------------------------------------------- requests and steps
 
 VALUE = b"12345678"
-ADDED: list[EntryUpdate] = [SetEntry(1, VALUE)]
+ADDED: list[EntryUpdate] = [set_entry(1, VALUE)]
 
 
 def begun(form: IndexFormat = ZEP2_INDEX, n: int = 8, **options: Any) -> ShardFiles:
     """A shard of which entry 0 was written."""
     model = ShardFiles(shard_of(n, form, **options))
-    model.commit([SetEntry(0, VALUE)])
+    model.commit([set_entry(0, VALUE)])
     return model
 
 
@@ -334,12 +337,12 @@ def test_the_first_write_makes_a_gap_and_a_journal_that_tells_where_it_begins() 
     # Sixteen times the index; more would be needed for entries of more than some 256 bytes.
     assert found.header.index_start == len(VALUE) + 16 * model.shard.layout.spec.index_nbytes
     large = ShardFiles(shard_of())
-    large.commit([SetEntry(0, bytes(MIB))])
+    large.commit([set_entry(0, bytes(MIB))])
     assert large.files is not None
     # A quarter more than the seven missing entries would take; the index does not cross a page.
     assert 0 <= len(large.files[0]) - (MIB + 7 * MIB * 1.25 + 132) < 4096
     large.files = None
-    large.commit([SetEntry(0, bytes(MIB)), SetEntry(1, bytes(3 * MIB))])
+    large.commit([set_entry(0, bytes(MIB)), set_entry(1, bytes(3 * MIB))])
     assert large.files is not None
     assert 0 <= len(large.files[0]) - (4 * MIB + 6 * 2 * MIB * 1.25 + 132) < 4096
 
@@ -401,7 +404,7 @@ def test_the_number_of_a_state_starts_again_after_the_largest() -> None:
 
 def test_a_write_beyond_the_gap_moves_the_index_first() -> None:
     model = begun()
-    model.commit([SetEntry(1, bytes(4000)), SetEntry(2, bytes(1000))])
+    model.commit([set_entry(1, bytes(4000)), set_entry(2, bytes(1000))])
     assert model.kinds() == [OpenShard, ChangeShard]
     files = [s.file if isinstance(s, WriteAt) else "|" for s in model.requests[1].steps]
     # record of the move, copy of the index; then as any change, with a new journal
@@ -420,7 +423,7 @@ def test_a_write_beyond_the_gap_moves_the_index_first() -> None:
 def test_the_last_entry_seals(form: IndexFormat) -> None:
     model = begun(form, 3)
     model.commit(ADDED)
-    model.commit([SetEntry(2, VALUE)])
+    model.commit([set_entry(2, VALUE)])
     assert model.kinds() == [OpenShard, ChangeShard, ChangeShard]
     assert model.requests[2].closes
     expected = build_shard({0: VALUE, 1: VALUE, 2: VALUE}, model.shard.layout.spec)
@@ -430,8 +433,8 @@ def test_the_last_entry_seals(form: IndexFormat) -> None:
 def test_a_full_shard_is_not_sealed_by_a_write_that_fills_nothing() -> None:
     model = begun(n=3)
     model.commit(ADDED)
-    model.commit([SetEntry(2, VALUE)])
-    model.commit([SetEntry(2, b"1")])
+    model.commit([set_entry(2, VALUE)])
+    model.commit([set_entry(2, b"1")])
     assert model.kinds() == [OpenShard, ChangeShard]
 
 
@@ -442,18 +445,18 @@ def test_a_sealed_shard_at_the_edge_stays_open_until_no_entry_is_missing() -> No
     assert model.kinds()[-1] is ChangeShard
     assert model.writer is None  # sealed
     model.shard = shard_of(grid=3)
-    model.commit([SetEntry(2, VALUE)])
+    model.commit([set_entry(2, VALUE)])
     assert model.kinds() == [OpenShard, ChangeShard]
     model.shard = shard_of(grid=5)
-    model.commit([SetEntry(3, VALUE)])
-    model.commit([SetEntry(4, VALUE)])
+    model.commit([set_entry(3, VALUE)])
+    model.commit([set_entry(4, VALUE)])
     assert model.kinds() == [OpenShard, ChangeShard]
     assert model.writer is not None
     assert model.writer.n_full == 8
     model.shard = shard_of()
-    model.commit([SetEntry(i, VALUE) for i in (5, 6)])
+    model.commit([set_entry(i, VALUE) for i in (5, 6)])
     assert model.writer is not None
-    model.commit([SetEntry(7, VALUE)])
+    model.commit([set_entry(7, VALUE)])
     assert model.writer is None
 
 
@@ -470,7 +473,7 @@ def test_an_array_that_shrinks_is_not_growing() -> None:
         assert not writer.belongs_to(other)
     assert writer.shard.layout.grid_shape == (5,)
     flat = ShardFiles(shard_in((1, 1, 1), (2, 2, 2)))
-    flat.commit([SetEntry(1, VALUE)])
+    flat.commit([set_entry(1, VALUE)])
     opened = flat.opened()
     for grid in ((2, 1, 1), (2, 2, 1)):
         assert opened.belongs_to(shard_in(grid, (2, 2, 2)))
@@ -479,22 +482,22 @@ def test_an_array_that_shrinks_is_not_growing() -> None:
 
 def test_deleting_the_last_entry_removes_the_shard() -> None:
     model = begun()
-    model.commit([DeleteEntry(1)])
+    model.commit([delete_entry(1)])
     assert model.kinds() == [OpenShard]
-    model.commit([DeleteEntry(0), DeleteEntry(1)])
+    model.commit([delete_entry(0), delete_entry(1)])
     assert model.kinds() == [OpenShard, Delete]
-    model.commit([DeleteEntry(0)])
+    model.commit([delete_entry(0)])
     assert model.kinds() == [OpenShard]
     assert model.files is None
 
 
 def test_only_values_that_count_are_read_in_one_request_each() -> None:
     model = begun()
-    model.commit(ADDED, [SetEntry(2, b"")], [SetEntry(4, b"4")], [SetEntry(5, b"five")])
+    model.commit(ADDED, [set_entry(2, b"")], [set_entry(4, b"4")], [set_entry(5, b"five")])
     keep: Callable[[Any], Any] = lambda old: old  # noqa: E731
-    patch = PatchEntry(3, ((0, b"z"),))
-    known: list[EntryUpdate] = [SetEntry(0, b"x"), MapEntry(1, keep), MapEntry(5, keep)]
-    model.commit(known, [MapEntry(2, keep), patch])
+    patch = patch_entry(3, ((0, b"z"),))
+    known: list[EntryUpdate] = [set_entry(0, b"x"), map_entry(1, keep), map_entry(5, keep)]
+    model.commit(known, [map_entry(2, keep), patch])
     assert model.requests[1:3] == [
         Get("a/c/0", Range(8, 16), opened=True),
         Get("a/c/0", Range(17, 21), opened=True),
@@ -506,8 +509,8 @@ def test_only_values_that_count_are_read_in_one_request_each() -> None:
 
 def test_a_group_that_fails_leaves_no_trace() -> None:
     model = begun()
-    bad: list[EntryUpdate] = [SetEntry(2, b"no"), PatchEntry(3, ((9, b"far"),))]
-    outcomes = model.commit(bad, ADDED, [PatchEntry(2, ((0, b"z"),))])
+    bad: list[EntryUpdate] = [set_entry(2, b"no"), patch_entry(3, ((9, b"far"),))]
+    outcomes = model.commit(bad, ADDED, [patch_entry(2, ((0, b"z"),))])
     assert [type(outcome) for outcome in outcomes] == [SpecError, type(None), type(None)]
     assert model.entries() == {0: VALUE, 1: VALUE, 2: b"z"}
 
@@ -519,7 +522,7 @@ def test_a_shard_with_too_many_dead_bytes_is_stored_again() -> None:
     """The limit itself is allowed."""
     for limit, is_rewritten in ((7, True), (8, False)):
         model = begun()
-        model.commit([SetEntry(0, b"new")], max_dead_nbytes=limit)
+        model.commit([set_entry(0, b"new")], max_dead_nbytes=limit)
         assert (SetWithGaps in model.kinds()) is is_rewritten
         assert model.entries() == {0: b"new"}
 
@@ -528,24 +531,24 @@ def test_a_shard_with_too_many_dead_bytes_is_stored_again() -> None:
 def test_a_shard_that_is_stored_again_has_its_entries_in_order(order: Any) -> None:
     model = ShardFiles(shard_in((2, 2), (2, 2)))
     spec = model.shard.layout.spec
-    model.commit([SetEntry(2, b"2")], order=order)
-    model.commit([SetEntry(1, b"1")], order=order)
-    model.commit([SetEntry(2, b"two")], order=order, max_dead_nbytes=0)
+    model.commit([set_entry(2, b"2")], order=order)
+    model.commit([set_entry(1, b"1")], order=order)
+    model.commit([set_entry(2, b"two")], order=order, max_dead_nbytes=0)
     assert model.files is not None
     data = build_shard({1: b"1", 2: b"two"}, spec, order)[:4]
     assert model.files[0][:4] == data
-    model.commit([SetEntry(0, b"0")], order=order)
+    model.commit([set_entry(0, b"0")], order=order)
     model.run(seal_shard(model.shard, order=order))
     assert model.files[0][:5] == data + b"0"  # as it is
-    model.commit([SetEntry(0, b"zero")], order=order)
+    model.commit([set_entry(0, b"zero")], order=order)
     model.run(seal_shard(model.shard, order=order, max_dead_share=0))
     assert model.files[0] == build_shard({0: b"zero", 1: b"1", 2: b"two"}, spec, order)
-    model.commit([SetEntry(2, bytes(900))], order=order)
-    model.commit([SetEntry(2, b"two")], order=order)
-    model.commit([SetEntry(3, b"3")], order=order)  # full, and mostly dead
+    model.commit([set_entry(2, bytes(900))], order=order)
+    model.commit([set_entry(2, b"two")], order=order)
+    model.commit([set_entry(3, b"3")], order=order)  # full, and mostly dead
     full = {0: b"zero", 1: b"1", 2: b"two", 3: b"3"}
     assert model.entries() == full
-    model.commit([SetEntry(0, b"0")], order=order, max_dead_nbytes=0)
+    model.commit([set_entry(0, b"0")], order=order, max_dead_nbytes=0)
     assert model.files == (build_shard({**full, 0: b"0"}, spec, order), b"")  # without a gap
 
 
@@ -553,9 +556,9 @@ def test_a_shard_that_is_stored_again_has_its_entries_in_order(order: Any) -> No
 def test_a_full_shard_that_is_mostly_dead_is_stored_again_by_its_seal(order: Any) -> None:
     model = ShardFiles(shard_in((2, 2), (2, 2)))
     for i in (2, 1, 0):
-        model.commit([SetEntry(i, bytes(400))], order=order)
-        model.commit([SetEntry(i, b"x%d" % i)], order=order)
-    model.commit([SetEntry(3, b"x3")], order=order)
+        model.commit([set_entry(i, bytes(400))], order=order)
+        model.commit([set_entry(i, b"x%d" % i)], order=order)
+    model.commit([set_entry(3, b"x3")], order=order)
     spec = model.shard.layout.spec
     expected = build_shard({i: b"x%d" % i for i in range(4)}, spec, order)
     assert model.files == (expected, b"")
@@ -565,7 +568,7 @@ def test_a_gap_that_is_smaller_than_the_index_is_dead() -> None:
     """It cannot be removed: the copy of the index would lie over the index. A larger one can."""
     for n_left, is_stored_again in ((0, False), (1, True), (131, True), (132, False)):
         model = begun()
-        model.commit([SetEntry(1, bytes(16 * 132 - n_left))])
+        model.commit([set_entry(1, bytes(16 * 132 - n_left))])
         assert model.writer is not None
         assert model.writer.gap_nbytes == n_left
         model.run(seal_shard(model.shard, order="C", max_dead_share=0))
@@ -573,8 +576,8 @@ def test_a_gap_that_is_smaller_than_the_index_is_dead() -> None:
         entries = {0: VALUE, 1: bytes(16 * 132 - n_left)}
         assert model.files == (build_shard(entries, model.shard.layout.spec), b"")
     model = begun()
-    model.commit([SetEntry(0, bytes(16 * 132 - 100))])
-    model.commit([SetEntry(0, b"")], max_dead_nbytes=None)
+    model.commit([set_entry(0, bytes(16 * 132 - 100))])
+    model.commit([set_entry(0, b"")], max_dead_nbytes=None)
     model.run(seal_shard(model.shard, order="C", max_dead_share=1))
     assert SetWithGaps not in model.kinds()  # all may be dead
 
@@ -582,7 +585,7 @@ def test_a_gap_that_is_smaller_than_the_index_is_dead() -> None:
 def test_dead_bytes_are_those_that_no_entry_uses() -> None:
     model = begun()
     model.commit(ADDED)
-    model.commit([SetEntry(1, b"x"), SetEntry(2, b"")])
+    model.commit([set_entry(1, b"x"), set_entry(2, b"")])
     writer = model.writer
     assert writer is not None
     assert (writer.data_nbytes, writer.live_nbytes, writer.dead_nbytes) == (17, 9, 8)
@@ -612,8 +615,8 @@ def test_a_seal_drops_dead_bytes_if_they_are_many(
     n_dead: int, share: float, is_compacted: bool
 ) -> None:
     model = ShardFiles(shard_of())
-    model.commit([SetEntry(0, VALUE), SetEntry(1, bytes(n_dead))])
-    model.commit([DeleteEntry(1)])
+    model.commit([set_entry(0, VALUE), set_entry(1, bytes(n_dead))])
+    model.commit([delete_entry(1)])
     model.run(seal_shard(model.shard, order="C", max_dead_share=share))
     assert (SetWithGaps in model.kinds()) is is_compacted
     assert model.files is not None
@@ -625,9 +628,9 @@ def test_a_seal_drops_dead_bytes_if_they_are_many(
 
 def test_a_shard_that_must_grow_is_compacted_if_it_is_mostly_dead() -> None:
     model = begun()
-    model.commit([SetEntry(1, bytes(1500))])
-    model.commit([SetEntry(1, b"x")])
-    model.commit([SetEntry(2, bytes(1000))])
+    model.commit([set_entry(1, bytes(1500))])
+    model.commit([set_entry(1, b"x")])
+    model.commit([set_entry(2, bytes(1000))])
     assert model.kinds() == [OpenShard, Get, SetWithGaps, OpenShard, ChangeShard]
     assert model.writer is not None
     assert model.writer.dead_nbytes == 0
@@ -640,22 +643,22 @@ def test_a_shard_that_must_grow_is_compacted_if_it_is_mostly_dead() -> None:
 @pytest.mark.parametrize(
     ("updates", "limit", "fits"),
     [
-        ([SetEntry(2, VALUE)], None, True),
-        ([SetEntry(0, VALUE), DeleteEntry(1)], None, True),
-        ([DeleteEntry(3)], 0, True),
-        ([SetEntry(2, bytes(16 * 68 - 8))], None, True),
-        ([SetEntry(2, bytes(16 * 68 - 7))], None, False),  # larger than the gap
-        ([PatchEntry(2, ((0, b"x"),))], None, True),  # nothing to read
-        ([PatchEntry(0, ((0, b"x"),))], None, False),
-        ([SetEntry(0, b"x", only_if_missing=True)], None, False),
-        ([SetEntry(2, b"x", only_if_missing=True)], None, True),
-        ([MapEntry(2, lambda old: old)], None, False),  # its size is not known
-        ([DeleteEntry(0), DeleteEntry(1)], None, False),  # nothing would be left
-        ([DeleteEntry(0)], None, True),
-        ([SetEntry(2, b"x"), SetEntry(3, b"x")], None, False),  # it would be full
-        ([SetEntry(i, b"x") for i in (0, 0, 0, 0)], None, False),  # perhaps all are replaced
-        ([SetEntry(0, b"x")], 8, True),
-        ([SetEntry(0, b"x")], 7, False),  # too many dead bytes
+        ([set_entry(2, VALUE)], None, True),
+        ([set_entry(0, VALUE), delete_entry(1)], None, True),
+        ([delete_entry(3)], 0, True),
+        ([set_entry(2, bytes(16 * 68 - 8))], None, True),
+        ([set_entry(2, bytes(16 * 68 - 7))], None, False),  # larger than the gap
+        ([patch_entry(2, ((0, b"x"),))], None, True),  # nothing to read
+        ([patch_entry(0, ((0, b"x"),))], None, False),
+        ([set_entry(0, b"x", only_if_missing=True)], None, False),
+        ([set_entry(2, b"x", only_if_missing=True)], None, True),
+        ([map_entry(2, lambda old: old)], None, False),  # its size is not known
+        ([delete_entry(0), delete_entry(1)], None, False),  # nothing would be left
+        ([delete_entry(0)], None, True),
+        ([set_entry(2, b"x"), set_entry(3, b"x")], None, False),  # it would be full
+        ([set_entry(i, b"x") for i in (0, 0, 0, 0)], None, False),  # perhaps all are replaced
+        ([set_entry(0, b"x")], 8, True),
+        ([set_entry(0, b"x")], 7, False),  # too many dead bytes
     ],
 )
 def test_what_fits_inline_only_writes_into_the_gap(
@@ -674,10 +677,10 @@ def test_what_fits_inline_only_writes_into_the_gap(
 def test_a_full_shard_takes_new_values_inline() -> None:
     model = begun(n=3)
     model.commit(ADDED)
-    model.commit([SetEntry(2, VALUE)])
-    model.commit([SetEntry(1, bytes(600))])
+    model.commit([set_entry(2, VALUE)])
+    model.commit([set_entry(1, bytes(600))])
     assert model.writer is not None
-    assert fits_inline(model.shard, [SetEntry(0, b"x")], model.writer, None)
+    assert fits_inline(model.shard, [set_entry(0, b"x")], model.writer, None)
 
 
 # ------------------------------------------------------------------- damage
@@ -697,9 +700,9 @@ def test_a_damaged_entry_is_replaced_or_nothing_is_written() -> None:
     model = damaged()
     before = model.files
     for updates in (
-        [SetEntry(3, b"x")],
-        [DeleteEntry(0)],
-        [PatchEntry(1, ((0, b"x"),))],
+        [set_entry(3, b"x")],
+        [delete_entry(0)],
+        [patch_entry(1, ((0, b"x"),))],
     ):
         with pytest.raises(CorruptShardError, match="; nothing was written") as caught:
             model.commit(updates)
@@ -713,7 +716,7 @@ def test_a_damaged_entry_is_replaced_or_nothing_is_written() -> None:
     assert (writer.damaged, writer.n_present) == ({1}, 3)
     assert writer.live_nbytes == 8 + 8 + 5
     assert writer.data_end == writer.index_start
-    model.commit([SetEntry(1, b"y")])
+    model.commit([set_entry(1, b"y")])
     assert model.entries() == {0: VALUE, 1: b"y", 2: VALUE}
     assert model.writer is not None
     assert not model.writer.damaged
@@ -735,7 +738,7 @@ def test_a_damaged_index_is_left_alone() -> None:
 def test_a_reply_that_is_cut_off_is_no_value() -> None:
     model = begun()
     for reply in (Found(None, 0), Found(memoryview(VALUE[:-1]), 0)):
-        flow = append_to_shard(model.shard, [[PatchEntry(0, ((0, b"x"),))]], order="C")
+        flow = append_to_shard(model.shard, [[patch_entry(0, ((0, b"x"),))]], order="C")
         next(flow)
         (request,) = flow.send([model.opened()])
         assert isinstance(request, Get)
@@ -854,7 +857,7 @@ def test_entries_that_a_journal_forgot_are_data_all_the_same() -> None:
 
 def test_several_values_of_one_entry_are_one_append() -> None:
     model = begun()
-    model.commit(*[[SetEntry(0, b"%d" % i)] for i in range(9)])
+    model.commit(*[[set_entry(0, b"%d" % i)] for i in range(9)])
     assert model.kinds() == [OpenShard, ChangeShard]
     assert model.entries() == {0: b"8"}
 
@@ -862,7 +865,7 @@ def test_several_values_of_one_entry_are_one_append() -> None:
 @pytest.mark.parametrize(("order", "data"), [("C", b"0123"), ("F", b"0213")])
 def test_new_values_of_all_entries_are_one_set(order: Any, data: bytes) -> None:
     model = ShardFiles(shard_in((2, 2), (2, 2)))
-    outcomes = model.commit(*[[SetEntry(i, b"%d" % i)] for i in range(4)], order=order)
+    outcomes = model.commit(*[[set_entry(i, b"%d" % i)] for i in range(4)], order=order)
     assert outcomes == [None] * 4
     assert model.kinds() == [Set]
     assert model.files is not None
@@ -872,8 +875,8 @@ def test_new_values_of_all_entries_are_one_set(order: Any, data: bytes) -> None:
 def test_values_before_and_after_an_update_of_the_same_commit() -> None:
     """What was read, and what a group before it wrote, is what the next group sees."""
     model = begun()
-    patch = PatchEntry(0, ((0, b"X"),))
-    model.commit(ADDED, [patch], [PatchEntry(1, ((1, b"Y"),))], [PatchEntry(0, ((1, b"Z"),))])
+    patch = patch_entry(0, ((0, b"X"),))
+    model.commit(ADDED, [patch], [patch_entry(1, ((1, b"Y"),))], [patch_entry(0, ((1, b"Z"),))])
     assert model.entries() == {0: b"XZ345678", 1: b"1Y345678"}
 
 
@@ -881,9 +884,9 @@ def test_a_value_is_not_lost_with_a_failed_group_that_would_have_replaced_it() -
     """The first group would replace both values, so neither was read for it."""
     model = begun()
     model.commit(ADDED)
-    far = PatchEntry(3, ((9, b"far"),))
-    failed: list[EntryUpdate] = [SetEntry(0, b"no"), DeleteEntry(1), far]
-    keep = MapEntry(1, lambda old: bytes(old or b"missing") + b"!")
-    outcomes = model.commit(failed, [PatchEntry(0, ((0, b"X"),))], [far], [keep])
+    far = patch_entry(3, ((9, b"far"),))
+    failed: list[EntryUpdate] = [set_entry(0, b"no"), delete_entry(1), far]
+    keep = map_entry(1, lambda old: bytes(old or b"missing") + b"!")
+    outcomes = model.commit(failed, [patch_entry(0, ((0, b"X"),))], [far], [keep])
     assert [type(outcome) for outcome in outcomes] == [SpecError, type(None)] * 2
     assert model.entries() == {0: b"X2345678", 1: VALUE + b"!"}

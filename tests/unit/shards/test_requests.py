@@ -1,4 +1,4 @@
-"""Requests for values, and the updates of entries that they ask for."""
+"""Requests for values, and updates of values."""
 
 from __future__ import annotations
 
@@ -10,25 +10,24 @@ import pytest
 from zarr_shardstore.errors import SpecError
 from zarr_shardstore.shards.requests import (
     Delete,
-    DeleteEntry,
     EntryUpdate,
+    Exists,
     Get,
-    MapEntry,
+    GetSize,
     Modify,
-    PatchEntry,
+    Move,
     PlainValue,
-    Request,
     Set,
-    SetEntry,
     SetIfNotExists,
     SetPartial,
+    Update,
     UpdateShard,
     ask,
     check_pieces,
-    entry_update,
     nbytes_of,
     relay,
     replaced_first,
+    swap,
 )
 
 
@@ -40,65 +39,74 @@ def placeholder() -> bytes:
     return b"empty"
 
 
-UPDATES: list[tuple[Request, EntryUpdate, float]] = [
-    (Set("k", b"abc"), SetEntry(7, b"abc"), 3),
-    (SetIfNotExists("k", b"abc"), SetEntry(7, b"abc", only_if_missing=True), 3),
-    (SetPartial("k", ((1, b"ab"), (9, b"c"))), PatchEntry(7, ((1, b"ab"), (9, b"c"))), 3),
-    (Modify("k", same, placeholder, may_wait=True), MapEntry(7, same, placeholder, True), math.inf),
-    (Delete("k"), DeleteEntry(7), 0),
+UPDATES: list[tuple[Update, float]] = [
+    (Set("k", b"abc"), 3),
+    (SetIfNotExists("k", b"abc"), 3),
+    (SetPartial("k", ((1, b"ab"), (9, b"c"))), 3),
+    (Modify("k", same, placeholder, may_wait=True), math.inf),
+    (Delete("k"), 0),
 ]
 
 
-@pytest.mark.parametrize(("request_", "update", "nbytes"), UPDATES)
-def test_each_write_is_an_update_of_an_entry(
-    request_: Request, update: EntryUpdate, nbytes: float
-) -> None:
-    made = entry_update(request_, 7)
-    assert made == update
-    if isinstance(made, MapEntry):
-        assert (made.placeholder, made.may_wait) == (placeholder, True)
-    assert nbytes_of(update) == nbytes
+@pytest.mark.parametrize(("update", "nbytes"), UPDATES)
+def test_the_size_of_an_update_is_known_but_for_a_function(update: Update, nbytes: float) -> None:
+    assert nbytes_of((7, update)) == nbytes
 
 
-def test_reads_are_no_updates() -> None:
-    with pytest.raises(TypeError, match="a transformer does not perform"):
-        entry_update(Get("k"), 0)
+def test_requests_of_two_kinds_are_never_equal() -> None:
+    """Although each is a tuple: a value for another request would be a wrong one."""
+    kinds: list[Any] = [Exists("k"), GetSize("k"), Get("k"), Delete("k"), ("k",), PlainValue("k")]
+    kinds += [Set("k", b"v"), SetIfNotExists("k", b"v"), Move("k", "v"), ("k", b"v")]
+    for i, one in enumerate(kinds):
+        assert [one == other for other in kinds] == [i == j for j in range(len(kinds))]
+        assert [one != other for other in kinds] == [i != j for j in range(len(kinds))]
+    assert len(set(kinds)) == len(kinds)
 
 
 def test_what_has_a_value_or_none_whatever_is_stored_is_one_request() -> None:
     wanted: list[tuple[tuple[EntryUpdate, ...], Any]] = [
-        ((SetEntry(0, b"x"),), Set("k", b"x")),
-        ((DeleteEntry(0),), Delete("k")),
-        ((SetEntry(0, b"x", only_if_missing=True),), None),
-        ((PatchEntry(0, ((0, b"x"),)),), None),
-        ((SetEntry(0, b"x"), DeleteEntry(0)), None),
+        (((0, Set("k", b"x")),), Set("k", b"x")),
+        (((0, Delete("k", placeholder)),), Delete("k")),
+        (((0, SetIfNotExists("k", b"x")),), None),
+        (((0, SetPartial("k", ((0, b"x"),))),), None),
+        (((0, Set("k", b"x")), (0, Delete("k"))), None),
         ((), None),
     ]
     for updates, expected in wanted:
         assert UpdateShard(PlainValue("k"), updates).as_whole_write() == expected
     shard: Any = "a shard"
-    assert UpdateShard(shard, (SetEntry(0, b"x"),)).as_whole_write() is None
+    assert UpdateShard(shard, ((0, Set("k", b"x")),)).as_whole_write() is None
+
+
+def test_a_swap_stores_the_new_value_only_in_the_place_of_the_seen_one() -> None:
+    update = swap("k", b"seen", b"new", lambda stored: stored, placeholder)
+    assert (update.key, update.placeholder) == ("k", placeholder)
+    assert update.change(memoryview(b"seen")) == b"new"
+    for stored in (b"other", None):
+        assert update.change(stored) is stored
+    first = swap("k", None, b"new", lambda _: b"merged")
+    assert (first.change(None), first.change(b"")) == (b"new", b"merged")
 
 
 def test_the_first_update_of_an_entry_decides_whether_its_value_counts() -> None:
+    write, patch, change = Set("k", b"x"), SetPartial("k", ()), Modify("k", same)
     updates: list[EntryUpdate] = [
-        *(SetEntry(0, b"x"), PatchEntry(0, ()), DeleteEntry(1), MapEntry(1, same)),
-        *(PatchEntry(2, ()), SetEntry(2, b"x"), SetEntry(3, b"x", only_if_missing=True)),
-        MapEntry(4, same),
+        *((0, write), (0, patch), (1, Delete("k")), (1, change), (2, patch), (2, write)),
+        *((3, SetIfNotExists("k", b"x")), (4, change)),
     ]
     assert replaced_first(updates) == {0: True, 1: True, 2: False, 3: False, 4: False}
 
 
 def test_below_a_stack_each_write_updates_a_shard_of_one() -> None:
-    flow = relay([Get("a"), *(request for request, _, _ in UPDATES)])
+    flow = relay([Get("a"), *(update for update, _ in UPDATES)])
     batch = next(flow)
     assert batch == [
         Get("a"),
         *(
-            request
-            if isinstance(request, SetIfNotExists)
-            else UpdateShard(PlainValue("k"), (entry_update(request, 0),))
-            for request, _, _ in UPDATES
+            update
+            if isinstance(update, SetIfNotExists)
+            else UpdateShard(PlainValue("k"), ((0, update),))
+            for update, _ in UPDATES
         ),
     ]
     with pytest.raises(StopIteration) as done:
@@ -106,7 +114,6 @@ def test_below_a_stack_each_write_updates_a_shard_of_one() -> None:
     assert done.value.value == [1, 2]
     asked = ask((Get("a"),))
     assert next(asked) == [Get("a")]
-    assert PlainValue("k").chunk_key(3) == "k"
 
 
 def test_pieces_come_in_ascending_order() -> None:

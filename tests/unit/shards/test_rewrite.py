@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.unit.flows import Recorder
+from tests.unit.flows import Recorder, delete_entry, map_entry, patch_entry, set_entry
 from zarr_shardstore.errors import CorruptShardError, SpecError
 from zarr_shardstore.format.keys import ChunkKeyEncoding
 from zarr_shardstore.format.layout import ArrayLayout, ShardRef
@@ -16,16 +16,13 @@ from zarr_shardstore.format.ranges import Suffix
 from zarr_shardstore.format.shard import DRAFT_INDEX, ShardingSpec, build_shard, split_shard
 from zarr_shardstore.shards.requests import (
     Delete,
-    DeleteEntry,
     EntryUpdate,
     Exists,
     Get,
     GetSize,
-    MapEntry,
-    PatchEntry,
     PlainValue,
     Set,
-    SetEntry,
+    SetPartial,
 )
 from zarr_shardstore.shards.rewrite import compact_shard, rewrite_shard, rewrite_value
 
@@ -59,7 +56,7 @@ def recorder() -> Recorder:
 
 def test_a_full_shard_is_one_set_and_no_read(recorder: Recorder) -> None:
     """All entries have a new value: nothing of the old shard matters."""
-    commit(recorder, *[[SetEntry(i, b"%d" % i)] for i in range(4)])
+    commit(recorder, *[[set_entry(i, b"%d" % i)] for i in range(4)])
     assert [[type(r) for r in batch] for batch in recorder.batches] == [[Set]]
     assert stored(recorder) == {i: b"%d" % i for i in range(4)}
 
@@ -67,7 +64,7 @@ def test_a_full_shard_is_one_set_and_no_read(recorder: Recorder) -> None:
 def test_at_the_edge_the_entries_in_the_array_are_enough() -> None:
     """Entries outside the array cannot be filled, so they need not be; the shard is new."""
     recorder = Recorder({})
-    commit(recorder, [SetEntry(0, b"x"), SetEntry(2, b"y")], grid=(4, 1))
+    commit(recorder, [set_entry(0, b"x"), set_entry(2, b"y")], grid=(4, 1))
     assert recorder.batches[0] == [Exists(KEY)]
     assert [[type(r) for r in batch] for batch in recorder.batches[1:]] == [[Set]]
 
@@ -76,7 +73,7 @@ def test_at_the_edge_the_entries_in_the_array_are_enough() -> None:
 def test_entries_behind_the_edge_that_is_known_are_kept(recorder: Recorder, erase: bool) -> None:
     """Another store has appended to the array; its chunks are in the shard already."""
     updates: list[EntryUpdate] = (
-        [DeleteEntry(0), DeleteEntry(2)] if erase else [SetEntry(0, b"x"), SetEntry(2, b"y")]
+        [delete_entry(0), delete_entry(2)] if erase else [set_entry(0, b"x"), set_entry(2, b"y")]
     )
     commit(recorder, updates, grid=(4, 1))
     mine = {} if erase else {0: b"x", 2: b"y"}
@@ -85,9 +82,9 @@ def test_entries_behind_the_edge_that_is_known_are_kept(recorder: Recorder, eras
 
 def test_replacing_a_shard_at_the_edge_reads_its_index_only(recorder: Recorder) -> None:
     """Nothing lies behind the edge."""
-    commit(recorder, [DeleteEntry(1), DeleteEntry(3)])
+    commit(recorder, [delete_entry(1), delete_entry(3)])
     recorder.batches.clear()
-    commit(recorder, [SetEntry(0, b"x"), SetEntry(2, b"y")], grid=(4, 1))
+    commit(recorder, [set_entry(0, b"x"), set_entry(2, b"y")], grid=(4, 1))
     assert recorder.batches[:2] == [[Exists(KEY)], [Get(KEY, Suffix(64), consistent=True)]]
     assert len(recorder.batches) == 3
 
@@ -96,24 +93,24 @@ def test_only_if_missing_in_a_commit_that_covers_the_shard(recorder: Recorder) -
     """Whether it counts depends on what is stored, so the shard is read."""
     commit(
         recorder,
-        [SetEntry(0, b"no", only_if_missing=True), *[SetEntry(i, b"n") for i in (1, 2, 3)]],
+        [set_entry(0, b"no", only_if_missing=True), *[set_entry(i, b"n") for i in (1, 2, 3)]],
     )
     assert stored(recorder) == {0: b"zero", 1: b"n", 2: b"n", 3: b"n"}
 
 
 def test_pieces_behind_the_start_in_a_commit_that_covers_the_shard(recorder: Recorder) -> None:
     """The same for a piece that leaves the first bytes in place."""
-    commit(recorder, [PatchEntry(0, ((1, b"E"),))], [SetEntry(i, b"n") for i in (1, 2, 3)])
+    commit(recorder, [patch_entry(0, ((1, b"E"),))], [set_entry(i, b"n") for i in (1, 2, 3)])
     assert stored(recorder)[0] == b"zEro"
 
 
 def test_several_pieces_of_one_entry_in_one_commit(recorder: Recorder) -> None:
     """The longest reach from the start decides, not the last and not the sum."""
-    rest: list[EntryUpdate] = [SetEntry(i, b"n") for i in (0, 1, 2)]
-    commit(recorder, [PatchEntry(3, ((0, b"abc"),))], [PatchEntry(3, ((0, b"AB"),))], rest)
+    rest: list[EntryUpdate] = [set_entry(i, b"n") for i in (0, 1, 2)]
+    commit(recorder, [patch_entry(3, ((0, b"abc"),))], [patch_entry(3, ((0, b"AB"),))], rest)
     assert stored(recorder)[3] == b"ABcee"
     recorder.batches.clear()
-    commit(recorder, [PatchEntry(3, ((0, b"12345"),))], [PatchEntry(3, ((0, b"6"),))], rest)
+    commit(recorder, [patch_entry(3, ((0, b"12345"),))], [patch_entry(3, ((0, b"6"),))], rest)
     assert stored(recorder)[3] == b"62345"
     assert recorder.batches[:2] == [[Exists(KEY)], [Get(KEY, Suffix(64), consistent=True)]]
     assert len(recorder.batches) == 3, "nothing but the index was read"
@@ -123,15 +120,15 @@ def test_a_piece_is_judged_by_what_is_stored_though_all_is_replaced_later(
     recorder: Recorder,
 ) -> None:
     """It fits the stored value, so its caller gets no error."""
-    full = [SetEntry(i, b"n") for i in range(4)]
-    assert commit(recorder, [PatchEntry(0, ((1, b"E"),))], full) == [None, None]
+    full = [set_entry(i, b"n") for i in range(4)]
+    assert commit(recorder, [patch_entry(0, ((1, b"E"),))], full) == [None, None]
     assert stored(recorder) == dict.fromkeys(range(4), b"n")
 
 
 def test_a_piece_is_judged_without_the_failed_group_before_it(recorder: Recorder) -> None:
     """The failed one would have replaced the value; it did not, and the piece still fits."""
-    failing: list[EntryUpdate] = [SetEntry(0, b""), PatchEntry(1, ((99, b"x"),))]
-    error, none = commit(recorder, failing, [PatchEntry(0, ((4, b"!"),))])
+    failing: list[EntryUpdate] = [set_entry(0, b""), patch_entry(1, ((99, b"x"),))]
+    error, none = commit(recorder, failing, [patch_entry(0, ((4, b"!"),))])
     assert isinstance(error, SpecError)
     assert none is None
     assert stored(recorder) == {**OLD, 0: b"zero!"}
@@ -140,13 +137,13 @@ def test_a_piece_is_judged_without_the_failed_group_before_it(recorder: Recorder
 def test_a_damaged_entry_that_is_replaced_first_is_not_needed_later(recorder: Recorder) -> None:
     """The piece goes into the new value."""
     damage(recorder, 1)
-    commit(recorder, [SetEntry(1, b"new")], [PatchEntry(1, ((0, b"N"),))])
+    commit(recorder, [set_entry(1, b"new")], [patch_entry(1, ((0, b"N"),))])
     assert stored(recorder) == {**OLD, 1: b"New"}
 
 
 def test_a_part_is_one_read_and_one_set(recorder: Recorder) -> None:
     """What is not replaced is kept."""
-    commit(recorder, [SetEntry(2, b"two")], [SetEntry(0, b"ZERO")])
+    commit(recorder, [set_entry(2, b"two")], [set_entry(0, b"ZERO")])
     assert recorder.batches[0] == [Get(KEY, consistent=True)]
     assert [type(r) for r in recorder.batches[1]] == [Set]
     assert stored(recorder) == {0: b"ZERO", 1: b"one", 2: b"two", 3: b"three"}
@@ -154,25 +151,25 @@ def test_a_part_is_one_read_and_one_set(recorder: Recorder) -> None:
 
 def test_erasing_all_is_one_delete_and_no_read(recorder: Recorder) -> None:
     """The whole shard goes."""
-    commit(recorder, [DeleteEntry(i) for i in range(4)])
-    assert recorder.batches == [[Delete(KEY)]]
+    commit(recorder, [delete_entry(i) for i in range(4)])
+    assert [[(type(r), r[0]) for r in batch] for batch in recorder.batches] == [[(Delete, KEY)]]
 
 
 def test_erasing_the_last_entries_removes_the_shard(recorder: Recorder) -> None:
     """An all-missing shard would be an object for nothing."""
-    commit(recorder, [DeleteEntry(i) for i in (0, 1, 3)])
+    commit(recorder, [delete_entry(i) for i in (0, 1, 3)])
     assert recorder.objects == {}
 
 
 def test_erasing_what_is_missing_reads_the_index_and_writes_nothing(recorder: Recorder) -> None:
     """zarr erases each chunk that is all fill value, stored or not."""
-    commit(recorder, [DeleteEntry(2)])
+    commit(recorder, [delete_entry(2)])
     assert recorder.batches == [[Get(KEY, Suffix(64), consistent=True)]]
 
 
 def test_erasing_some_keeps_the_rest(recorder: Recorder) -> None:
     """The bytes of the erased entry are gone too."""
-    commit(recorder, [DeleteEntry(1)])
+    commit(recorder, [delete_entry(1)])
     assert stored(recorder) == {0: b"zero", 3: b"three"}
     assert b"one" not in recorder.objects[KEY]
 
@@ -181,9 +178,9 @@ def test_the_last_update_of_an_entry_counts(recorder: Recorder) -> None:
     """Groups are applied in the order in which they arrived."""
     commit(
         recorder,
-        [SetEntry(0, b"1")],
-        [DeleteEntry(0)],
-        [SetEntry(0, b"3"), PatchEntry(0, ((1, b"x"),))],
+        [set_entry(0, b"1")],
+        [delete_entry(0)],
+        [set_entry(0, b"3"), patch_entry(0, ((1, b"x"),))],
     )
     assert stored(recorder)[0] == b"3x"
 
@@ -192,23 +189,23 @@ def test_only_if_missing(recorder: Recorder) -> None:
     """set_if_not_exists is decided under the shard's lock, also within one commit."""
     commit(
         recorder,
-        [SetEntry(0, b"no", only_if_missing=True)],
-        [SetEntry(2, b"first", only_if_missing=True)],
-        [SetEntry(2, b"second", only_if_missing=True)],
+        [set_entry(0, b"no", only_if_missing=True)],
+        [set_entry(2, b"first", only_if_missing=True)],
+        [set_entry(2, b"second", only_if_missing=True)],
     )
     assert stored(recorder) == {**OLD, 2: b"first"}
 
 
 def test_nothing_changed_nothing_written(recorder: Recorder) -> None:
     """All were there already."""
-    commit(recorder, [SetEntry(0, b"no", only_if_missing=True)])
+    commit(recorder, [set_entry(0, b"no", only_if_missing=True)])
     assert recorder.batches == [[Get(KEY, consistent=True)]]
 
 
 def test_pieces_from_the_start_of_all_entries_of_a_new_shard_read_nothing() -> None:
     """The draft's set_partial_values of a whole shard: its absence is asked for, not read."""
     recorder = Recorder({})
-    commit(recorder, [PatchEntry(i, ((0, b"abc"),)) for i in range(4)])
+    commit(recorder, [patch_entry(i, ((0, b"abc"),)) for i in range(4)])
     assert recorder.batches[0] == [Exists(KEY)]
     assert [type(r) for r in recorder.batches[1]] == [Set]
     assert len(recorder.batches) == 2
@@ -216,7 +213,7 @@ def test_pieces_from_the_start_of_all_entries_of_a_new_shard_read_nothing() -> N
 
 def test_pieces_from_the_start_keep_the_tail_of_a_longer_value(recorder: Recorder) -> None:
     """The index tells that three is longer, so it is read."""
-    commit(recorder, [PatchEntry(i, ((0, b"abcd"),)) for i in range(4)])
+    commit(recorder, [patch_entry(i, ((0, b"abcd"),)) for i in range(4)])
     assert recorder.batches[:3] == [
         [Exists(KEY)],
         [Get(KEY, Suffix(64), consistent=True)],
@@ -229,7 +226,7 @@ def test_pieces_from_the_start_that_cover_the_values_read_the_index_only(
     recorder: Recorder,
 ) -> None:
     """No stored byte survives."""
-    commit(recorder, [PatchEntry(i, ((0, b"abcde"),)) for i in range(4)])
+    commit(recorder, [patch_entry(i, ((0, b"abcde"),)) for i in range(4)])
     assert recorder.batches[:2] == [[Exists(KEY)], [Get(KEY, Suffix(64), consistent=True)]]
     assert [type(r) for r in recorder.batches[2]] == [Set]
 
@@ -238,9 +235,9 @@ def test_a_group_with_a_bad_piece_is_left_out_whole(recorder: Recorder) -> None:
     """The others of the commit are not harmed, and what it would have replaced is kept."""
     outcomes = commit(
         recorder,
-        [SetEntry(2, b"two")],
-        [SetEntry(0, b"lost?"), PatchEntry(1, ((9, b"x"),))],
-        [DeleteEntry(3)],
+        [set_entry(2, b"two")],
+        [set_entry(0, b"lost?"), patch_entry(1, ((9, b"x"),))],
+        [delete_entry(3)],
     )
     assert [type(o) for o in outcomes] == [type(None), SpecError, type(None)]
     assert stored(recorder) == {0: b"zero", 1: b"one", 2: b"two"}
@@ -248,8 +245,8 @@ def test_a_group_with_a_bad_piece_is_left_out_whole(recorder: Recorder) -> None:
 
 def test_a_bad_group_that_would_have_covered_the_shard_loses_nothing(recorder: Recorder) -> None:
     """It seemed that nothing had to be read; without the bad group that is not so."""
-    full = [SetEntry(i, b"new") for i in range(4)]
-    (error, none) = commit(recorder, [*full, PatchEntry(0, ((99, b"x"),))], [SetEntry(2, b"two")])
+    full = [set_entry(i, b"new") for i in range(4)]
+    (error, none) = commit(recorder, [*full, patch_entry(0, ((99, b"x"),))], [set_entry(2, b"two")])
     assert isinstance(error, SpecError)
     assert none is None
     assert stored(recorder) == {**OLD, 2: b"two"}
@@ -267,18 +264,18 @@ def test_a_shard_with_a_damaged_entry_is_not_rewritten(recorder: Recorder) -> No
     """Rewriting would lose what is left of it; the message says what to do."""
     before = damage(recorder, 1)
     with pytest.raises(CorruptShardError, match=r"a/c0/1.*erase or overwrite this chunk first"):
-        commit(recorder, [SetEntry(2, b"two")])
+        commit(recorder, [set_entry(2, b"two")])
     assert recorder.objects[KEY] == before
 
 
-@pytest.mark.parametrize("update", [SetEntry(1, b"new"), DeleteEntry(1)])
+@pytest.mark.parametrize("update", [set_entry(1, b"new"), delete_entry(1)])
 def test_a_damaged_entry_can_be_overwritten_and_erased(
     recorder: Recorder, update: EntryUpdate
 ) -> None:
     """The way out that the message names works, and keeps the sound entries."""
     damage(recorder, 1)
     commit(recorder, [update])
-    expected = {**OLD, 1: b"new"} if isinstance(update, SetEntry) else {0: b"zero", 3: b"three"}
+    expected = {**OLD, 1: b"new"} if isinstance(update[1], Set) else {0: b"zero", 3: b"three"}
     assert stored(recorder) == expected
 
 
@@ -286,7 +283,7 @@ def test_a_damaged_entry_that_is_needed_first_and_replaced_later(recorder: Recor
     """The piece needs its bytes, so the commit fails as a whole, and nothing is written."""
     before = damage(recorder, 1)
     with pytest.raises(CorruptShardError):
-        commit(recorder, [PatchEntry(1, ((1, b"x"),))], [SetEntry(1, b"new")])
+        commit(recorder, [patch_entry(1, ((1, b"x"),))], [set_entry(1, b"new")])
     assert recorder.objects[KEY] == before
 
 
@@ -296,7 +293,7 @@ def test_a_truncated_shard_at_the_edge_can_be_replaced_and_erased(erase: bool) -
     recorder = Recorder({KEY: b"torn"})
     commit(
         recorder,
-        [DeleteEntry(0), DeleteEntry(2)] if erase else [SetEntry(0, b"x"), SetEntry(2, b"y")],
+        [delete_entry(0), delete_entry(2)] if erase else [set_entry(0, b"x"), set_entry(2, b"y")],
         grid=(4, 1),
     )
     assert stored(recorder) == ({} if erase else {0: b"x", 2: b"y"})
@@ -306,9 +303,9 @@ def test_a_truncated_shard_is_not_rewritten_but_can_be_replaced(recorder: Record
     """A full write needs nothing of it."""
     recorder.objects[KEY] = b"torn"
     with pytest.raises(CorruptShardError, match="nothing was written"):
-        commit(recorder, [SetEntry(0, b"x")])
+        commit(recorder, [set_entry(0, b"x")])
     assert recorder.objects[KEY] == b"torn"
-    commit(recorder, [SetEntry(i, b"new") for i in range(4)])
+    commit(recorder, [set_entry(i, b"new") for i in range(4)])
     assert stored(recorder) == dict.fromkeys(range(4), b"new")
 
 
@@ -325,11 +322,11 @@ def test_a_shard_that_is_cut_off_on_its_way_is_not_rewritten(
     shard = build_shard(LIKE_AN_INDEX, DRAFT_SPEC)
     recorder = Recorder({KEY: shard}, tells_size=tells_size, cut=cut)
     if len(cut) == 1:
-        commit(recorder, [SetEntry(2, b"new")])
+        commit(recorder, [set_entry(2, b"new")])
         assert stored(recorder) == LIKE_AN_INDEX | {2: b"new"}
     else:
         with pytest.raises(CorruptShardError, match="334 bytes"):
-            commit(recorder, [SetEntry(2, b"new")])
+            commit(recorder, [set_entry(2, b"new")])
         assert recorder.objects == {KEY: shard}
 
 
@@ -337,7 +334,7 @@ def test_a_shard_that_came_whole_is_not_asked_for_its_size() -> None:
     """Its last entry ends where the index begins."""
     shard = build_shard(LIKE_AN_INDEX, DRAFT_SPEC)
     recorder = Recorder({KEY: shard}, tells_size=False)
-    commit(recorder, [SetEntry(2, b"new")])
+    commit(recorder, [set_entry(2, b"new")])
     assert [[type(r) for r in batch] for batch in recorder.batches] == [[Get], [Set]]
 
 
@@ -346,7 +343,7 @@ def test_an_index_that_is_cut_off_at_the_edge_loses_nothing(tells_size: bool) ->
     """There may be entries behind the edge: that there is no index is looked at twice."""
     shard = build_shard(OLD, DRAFT_SPEC)
     recorder = Recorder({KEY: shard}, tells_size=tells_size, cut={2})
-    commit(recorder, [SetEntry(0, b"x"), SetEntry(2, b"y")], grid=(4, 1))
+    commit(recorder, [set_entry(0, b"x"), set_entry(2, b"y")], grid=(4, 1))
     assert stored(recorder) == OLD | {0: b"x", 2: b"y"}
 
 
@@ -357,14 +354,14 @@ def test_a_patch_of_nothing_keeps_values_of_any_size() -> None:
     """It covers no byte, so a value of one byte counts."""
     old = {i: bytes([i]) for i in range(4)}
     recorder = Recorder({KEY: build_shard(old, DRAFT_SPEC)})
-    commit(recorder, [PatchEntry(i, ((0, b""),)) for i in range(4)])
+    commit(recorder, [patch_entry(i, ((0, b""),)) for i in range(4)])
     assert stored(recorder) == old
 
 
 @pytest.mark.parametrize("kept", [b"", b"1", b"22"])
 def test_small_values_behind_the_edge_are_kept(kept: bytes) -> None:
     recorder = Recorder({KEY: build_shard({0: b"old", 1: kept}, DRAFT_SPEC)})
-    commit(recorder, [SetEntry(0, b"x"), SetEntry(2, b"y")], grid=(4, 1))
+    commit(recorder, [set_entry(0, b"x"), set_entry(2, b"y")], grid=(4, 1))
     assert stored(recorder) == {0: b"x", 1: kept, 2: b"y"}
 
 
@@ -373,14 +370,14 @@ def test_an_index_that_comes_damaged_twice_may_be_whole_in_the_shard(tells_size:
     """There may be entries behind the edge: the whole shard is read, and tells."""
     shard = build_shard(OLD, DRAFT_SPEC)
     recorder = Recorder({KEY: shard}, tells_size=tells_size, cut={2, 3})
-    commit(recorder, [SetEntry(0, b"x"), SetEntry(2, b"y")], grid=(4, 1))
+    commit(recorder, [set_entry(0, b"x"), set_entry(2, b"y")], grid=(4, 1))
     assert stored(recorder) == OLD | {0: b"x", 2: b"y"}
     assert recorder.batches[3] == [Get(KEY, consistent=True)]
 
 
 def test_a_damaged_index_hides_whether_patches_cover_the_values_behind_it() -> None:
     recorder = Recorder({KEY: b"short"})
-    patches = [PatchEntry(0, ((0, b"x"),)), PatchEntry(2, ((0, b"y"),))]
+    patches = [patch_entry(0, ((0, b"x"),)), patch_entry(2, ((0, b"y"),))]
     with pytest.raises(CorruptShardError, match="there are 5"):
         commit(recorder, patches, grid=(4, 1))
     assert recorder.objects == {KEY: b"short"}
@@ -390,7 +387,7 @@ def test_a_damaged_index_hides_whether_patches_cover_the_values_behind_it() -> N
 def test_a_shard_that_vanishes_while_it_is_read_has_nothing_to_lose(n: int) -> None:
     objects = {KEY: b"short"}
     recorder = Recorder(objects, between=lambda batch: objects.clear() if batch == n else None)
-    commit(recorder, [SetEntry(0, b"x"), SetEntry(2, b"y")], grid=(4, 1))
+    commit(recorder, [set_entry(0, b"x"), set_entry(2, b"y")], grid=(4, 1))
     assert stored(recorder) == {0: b"x", 2: b"y"}
 
 
@@ -400,14 +397,16 @@ def test_no_update_of_a_shard_outside_the_array_writes_nothing(recorder: Recorde
 
 
 def test_updates_of_one_entry_are_not_updates_of_all(recorder: Recorder) -> None:
-    commit(recorder, [SetEntry(0, b"%d" % i) for i in range(4)])
+    commit(recorder, [set_entry(0, b"%d" % i) for i in range(4)])
     assert stored(recorder) == OLD | {0: b"3"}
 
 
 def test_a_change_of_a_new_value_reads_nothing(recorder: Recorder) -> None:
     """The value before it is known."""
-    change = MapEntry(0, lambda old: bytes(old or b"") + b"!")
-    commit(recorder, [*[SetEntry(i, b"n") for i in range(4)], change, PatchEntry(1, ((1, b"?"),))])
+    change = map_entry(0, lambda old: bytes(old or b"") + b"!")
+    commit(
+        recorder, [*[set_entry(i, b"n") for i in range(4)], change, patch_entry(1, ((1, b"?"),))]
+    )
     assert [[type(r) for r in batch] for batch in recorder.batches] == [[Set]]
     assert stored(recorder) == {0: b"n!", 1: b"n?", 2: b"n", 3: b"n"}
 
@@ -416,10 +415,10 @@ def test_the_errors_say_what_was_written_and_what_helps() -> None:
     shard = bytearray(build_shard(OLD, DRAFT_SPEC))
     shard[-64:-56] = (10**9).to_bytes(8, "little")
     with pytest.raises(CorruptShardError, match="erase or overwrite this chunk first"):
-        commit(Recorder({KEY: bytes(shard)}), [SetEntry(1, b"x")])
+        commit(Recorder({KEY: bytes(shard)}), [set_entry(1, b"x")])
     with pytest.raises(CorruptShardError, match=r"there are 5; nothing was written$"):
-        commit(Recorder({KEY: b"short"}), [SetEntry(1, b"x")])
-    (error,) = commit(Recorder({}), [PatchEntry(3, ((1, b"x"),))])
+        commit(Recorder({KEY: b"short"}), [set_entry(1, b"x")])
+    (error,) = commit(Recorder({}), [(3, SetPartial("a/c1/1", ((1, b"x"),)))])
     assert "key 'a/c1/1'" in str(error)
 
 
@@ -428,7 +427,7 @@ def test_entries_are_stored_in_the_order_that_was_asked_for(order: Any) -> None:
     recorder = Recorder({})
     values = {i: b"%d" % i for i in range(4)}
     recorder.run(
-        rewrite_shard(shard_of(), [[SetEntry(i, v) for i, v in values.items()]], order=order)
+        rewrite_shard(shard_of(), [[set_entry(i, v) for i, v in values.items()]], order=order)
     )
     assert recorder.objects[KEY] == build_shard(values, DRAFT_SPEC, order)
 
@@ -437,7 +436,7 @@ def test_a_shard_that_is_removed_has_an_empty_one_in_its_place_if_need_be(
     recorder: Recorder,
 ) -> None:
     """For base stores whose conditions do not protect a removal."""
-    commit(recorder, [DeleteEntry(i) for i in range(4)])
+    commit(recorder, [delete_entry(i) for i in range(4)])
     (delete,) = recorder.batches[-1]
     assert isinstance(delete, Delete)
     assert delete.placeholder is not None
@@ -447,24 +446,24 @@ def test_a_shard_that_is_removed_has_an_empty_one_in_its_place_if_need_be(
 # ------------------------------------------------------------------- values that are no shards
 
 
-def change_to(value: Any) -> MapEntry:
-    return MapEntry(0, lambda _: value, placeholder=lambda: b"empty")
+def change_to(value: Any) -> EntryUpdate:
+    return map_entry(0, lambda _: value, placeholder=lambda: b"empty")
 
 
 @pytest.mark.parametrize(
     ("old", "updates", "expected", "kinds"),
     [
-        (b"old", [SetEntry(0, b"new")], b"new", [Set]),
-        (b"old", [DeleteEntry(0)], None, [Delete]),
-        (None, [DeleteEntry(0)], None, [Delete]),  # nothing was read
-        (b"old", [SetEntry(0, b"x"), PatchEntry(0, ((1, b"y"),))], b"xy", [Set]),
-        (b"old", [PatchEntry(0, ((1, b"y"),))], b"oyd", [Get, Set]),
+        (b"old", [set_entry(0, b"new")], b"new", [Set]),
+        (b"old", [delete_entry(0)], None, [Delete]),
+        (None, [delete_entry(0)], None, [Delete]),  # nothing was read
+        (b"old", [set_entry(0, b"x"), patch_entry(0, ((1, b"y"),))], b"xy", [Set]),
+        (b"old", [patch_entry(0, ((1, b"y"),))], b"oyd", [Get, Set]),
         (b"old", [change_to(b"new")], b"new", [Get, Set]),
         (b"old", [change_to(None)], None, [Get, Delete]),
         (None, [change_to(None)], None, [Get]),
-        (b"old", [MapEntry(0, lambda old: old)], b"old", [Get]),
-        (None, [SetEntry(0, b"new", only_if_missing=True)], b"new", [Get, Set]),
-        (b"old", [SetEntry(0, b"new", only_if_missing=True)], b"old", [Get]),
+        (b"old", [map_entry(0, lambda old: old)], b"old", [Get]),
+        (None, [set_entry(0, b"new", only_if_missing=True)], b"new", [Get, Set]),
+        (b"old", [set_entry(0, b"new", only_if_missing=True)], b"old", [Get]),
         (None, [change_to(b""), change_to(None)], None, [Get]),
         (b"old", [], b"old", []),
     ],
@@ -489,8 +488,8 @@ def test_each_group_of_a_value_counts_whole_or_not_at_all() -> None:
     """The failed group came first and would have replaced the value: it is read all the same."""
     recorder = Recorder({"k": b"old"})
     groups: list[list[EntryUpdate]] = [
-        [SetEntry(0, b"no"), PatchEntry(0, ((9, b"far"),))],
-        [PatchEntry(0, ((3, b"er"),))],
+        [set_entry(0, b"no"), patch_entry(0, ((9, b"far"),))],
+        [patch_entry(0, ((3, b"er"),))],
         [],
     ]
     failed, *others = recorder.run(rewrite_value(PlainValue("k"), groups))

@@ -24,9 +24,9 @@ from zarr_shardstore.shards.requests import (
     GetIndex,
     GetSize,
     Modify,
+    Move,
     Request,
     Set,
-    SetEntry,
     SetIfNotExists,
     SetPartial,
     UpdateShard,
@@ -38,11 +38,11 @@ from zarr_shardstore.shards.stack import (
     ReadOnlyTransformer,
     ShardingTransformer,
     ValueTransformer,
+    ask_through,
     crc32c,
-    gather,
-    handle,
+    in_shared_rounds,
     keys_above,
-    run_above,
+    run_through,
     sharding,
     split_at_sharding,
 )
@@ -76,9 +76,9 @@ def test_the_first_of_the_list_is_nearest_to_the_array() -> None:
     """It encodes first, and decodes last."""
     objects: dict[str, bytes] = {}
     stack = (Tagged(b"first "), Tagged(b"second "))
-    run(objects, handle(stack, [Set("k", b"value")]))
+    run(objects, ask_through(stack, [Set("k", b"value")]))
     assert objects == {"k": b"second first value"}
-    assert bytes(run(objects, handle(stack, [Get("k")]))[0].value) == b"value"
+    assert bytes(run(objects, ask_through(stack, [Get("k")]))[0].value) == b"value"
 
 
 def test_every_request_through_a_value_transformer() -> None:
@@ -90,16 +90,16 @@ def test_every_request_through_a_value_transformer() -> None:
         *(SetPartial("a", ((1, b"XX"),)), Modify("b", lambda old: bytes(old or b"") + b"!")),
     ]
     for request in requests:
-        run(objects, handle(stack, [request]))
+        run(objects, ask_through(stack, [request]))
     wanted = [Get("a"), Get("a", Range(1, 3)), Get("a", StartFrom(3)), Get("a", Suffix(2))]
-    founds = run(objects, handle(stack, [*wanted, Get("b"), Get("c")]))
+    founds = run(objects, ask_through(stack, [*wanted, Get("b"), Get("c")]))
     values = [None if f.value is None else bytes(f.value) for f in founds]
     assert values == [b"0XX3", b"XX", b"3", b"X3", b"yes!", None]
-    assert run(objects, handle(stack, [GetSize("a"), GetSize("c"), Exists("a"), Exists("c")])) == [
-        *(4, None, True, False)
-    ]
+    assert run(
+        objects, ask_through(stack, [GetSize("a"), GetSize("c"), Exists("a"), Exists("c")])
+    ) == [*(4, None, True, False)]
     assert run(objects, keys_above(stack, ["a", "b"])) == [("a", None), ("b", None)]
-    run(objects, handle(stack, [Delete("a"), Delete("b")]))
+    run(objects, ask_through(stack, [Delete("a"), Delete("b")]))
     assert objects == {}
 
 
@@ -108,7 +108,7 @@ def test_every_request_through_a_value_transformer() -> None:
 )
 def test_an_update_of_a_shard_takes_along_what_lies_below(stack: Any, below: Any) -> None:
     """The driver performs it, and must write the shard through the rest of the stack."""
-    flow = handle(stack, [Set("a/c0/1", b"x"), Delete("a/c3/3")])
+    flow = ask_through(stack, [Set("a/c0/1", b"x"), Delete("a/c3/3")])
     batch = next(flow)
     assert [type(r) for r in batch] == [UpdateShard, UpdateShard]
     assert [r.below for r in batch if isinstance(r, UpdateShard)] == [below, below]
@@ -118,9 +118,9 @@ def test_an_update_of_a_shard_takes_along_what_lies_below(stack: Any, below: Any
 def test_keys_that_are_not_of_the_sharding_are_passed_on(key: str) -> None:
     """Of a transformer above that changes keys, alone and beside chunks."""
     objects: dict[str, bytes] = {}
-    run(objects, handle((SHARDING,), [Set(key, b"other")]))
+    run(objects, ask_through((SHARDING,), [Set(key, b"other")]))
     assert objects == {key: b"other"}
-    founds = run(objects, handle((SHARDING,), [Get("a/c0/1"), Get(key), Exists(key)]))
+    founds = run(objects, ask_through((SHARDING,), [Get("a/c0/1"), Get(key), Exists(key)]))
     assert [founds[0].value, bytes(founds[1].value), founds[2]] == [None, b"other", True]
     assert run(objects, keys_above((SHARDING,), [key])) == [(key, None)]
 
@@ -154,12 +154,12 @@ def test_flows_together_share_rounds() -> None:
     """Batches of one round are one; each flow gets its own replies, and its own result."""
     recorder = Recorder({"a": b"A", "b": b"B"})
     flows = [asks([Exists("a")], [Exists("x"), Exists("b")]), asks([Exists("b"), Exists("y")])]
-    assert recorder.run(gather(flows)) == [[[True], [False, True]], [[True, False]]]
+    assert recorder.run(in_shared_rounds(flows)) == [[[True], [False, True]], [[True, False]]]
     assert recorder.batches == [
         [Exists("a"), Exists("b"), Exists("y")],
         [Exists("x"), Exists("b")],
     ]
-    assert Recorder({}).run(gather([])) == []
+    assert Recorder({}).run(in_shared_rounds([])) == []
 
 
 def test_flows_together_may_explain_a_failure() -> None:
@@ -178,13 +178,13 @@ def test_flows_together_may_explain_a_failure() -> None:
         finally:
             closed.append(name)
 
-    flow = gather([explains("a", None), explains("b", SpecError("b is to blame"))])
+    flow = in_shared_rounds([explains("a", None), explains("b", SpecError("b is to blame"))])
     next(flow)
     assert flow.throw(OSError("broken")) == [GetSize("a"), GetSize("b")]
     with pytest.raises(SpecError, match="b is to blame"):
         flow.send([7, 7])
     assert closed == ["a", "b"]
-    flow = gather([explains("a", None), explains("b", None)])
+    flow = in_shared_rounds([explains("a", None), explains("b", None)])
     next(flow)
     flow.throw(OSError("broken"))
     with pytest.raises(OSError, match="broken"):
@@ -202,7 +202,7 @@ def test_flows_together_may_go_on_after_a_failure() -> None:
             return f"{name} anyway"
         return name
 
-    flow = gather([tries("a"), tries("b")])
+    flow = in_shared_rounds([tries("a"), tries("b")])
     next(flow)
     assert flow.throw(OSError("broken")) == [Exists("a"), Exists("b")]
     with pytest.raises(StopIteration) as stop:
@@ -220,8 +220,8 @@ def test_an_error_of_a_transformer_reaches_the_flow_above() -> None:
             return "noticed"
         return "missed"
 
-    assert run({"k": b"damaged"}, run_above((CRC,), above())) == "noticed"
-    assert Found(None, None) == run({}, handle((CRC,), [Get("k")]))[0]
+    assert run({"k": b"damaged"}, run_through((CRC,), above())) == "noticed"
+    assert Found(None, None) == run({}, ask_through((CRC,), [Get("k")]))[0]
 
 
 class Named(Tagged):
@@ -248,21 +248,21 @@ def test_a_transformer_is_told_the_key_of_each_value() -> None:
         Modify("other", lambda old: None),
         Modify("gone", lambda old: None),
     ):
-        run(objects, handle(stack, [request]))
+        run(objects, ask_through(stack, [request]))
     assert objects == {"key": b"key:0XX3!", "new": b"new:n", "fresh": b"fresh:1"}
-    found = run(objects, handle(stack, [Get("key", Range(1, 3))]))[0]
+    found = run(objects, ask_through(stack, [Get("key", Range(1, 3))]))[0]
     assert (bytes(found.value), found.version, found.size) == (b"XX", objects["key"], 5)
-    (missing,) = run(objects, handle(stack, [Get("none")]))
+    (missing,) = run(objects, ask_through(stack, [Get("none")]))
     assert missing.value is None
-    (error,) = run(objects, handle(stack, [SetPartial("key", ((9, b"far"),))]))
+    (error,) = run(objects, ask_through(stack, [SetPartial("key", ((9, b"far"),))]))
     assert "key 'key'" in str(error)
 
 
 def test_what_does_not_change_is_not_encoded_again() -> None:
     """The stored bytes stay, which another program may have encoded in its own way."""
-    (below,) = next(handle((Named(b""),), [Modify("k", lambda old: old)]))
+    (below,) = next(ask_through((Named(b""),), [Modify("k", lambda old: old)]))
     assert isinstance(below, UpdateShard)
-    (update,) = below.updates
+    ((_, update),) = below.updates
     stored = b"k:value"
     assert update.change(stored) is stored  # type: ignore[union-attr]
     assert update.change(None) is None  # type: ignore[union-attr]
@@ -290,27 +290,27 @@ def test_in_a_commit_values_are_read_and_written() -> None:
         Modify("e", lambda old: bytes(old or b"") + b"!"),
     ]
     recorder = Recorder(objects)
-    replies = recorder.run(handle((InCommit(), CRC), requests))
+    replies = recorder.run(ask_through((InCommit(), CRC), requests))
     assert objects == {"a": b"0XX3", "c": b"new", "d": b"d", "e": b"e!"}
     assert recorder.batches[:-1] == [[Get("a")], [Get("b")], [Get("c")], [Get("e")]]
     assert [type(r) for r in recorder.batches[-1]] == [Set, Delete, Set, Get, Set, Set]
     assert len(replies) == 6
     far = [SetPartial("a", ((9, b"far"),))]
     with pytest.raises(SpecError, match="key 'a'"):
-        Recorder(objects).run(handle((InCommit(),), far))
+        Recorder(objects).run(ask_through((InCommit(),), far))
 
 
 def test_unknown_transformers_make_an_array_read_only() -> None:
     stack = (ReadOnlyTransformer("img", ("one", "two")),)
     objects = {"k": b"value"}
-    replies = run(objects, handle(stack, [Get("k"), Exists("k"), GetSize("k")]))
+    replies = run(objects, ask_through(stack, [Get("k"), Exists("k"), GetSize("k")]))
     assert [bytes(replies[0].value), *replies[1:]] == [b"value", True, 5]
     writes = (Set("k", b""), Delete("k"), SetIfNotExists("k", b""), SetPartial("k", ()))
     for write in (*writes, Modify("k", lambda old: old)):
         with pytest.raises(
             UnsupportedError, match=r"the array 'img' is read-only.*'one', 'two' are"
         ):
-            run(objects, handle(stack, [Get("k"), write]))
+            run(objects, ask_through(stack, [Get("k"), write]))
     assert objects == {"k": b"value"}
     assert split_at_sharding((SHARDING, *stack)) is None
     assert split_at_sharding((CRC,)) is None
@@ -333,13 +333,13 @@ def test_a_shard_below_a_transformer_is_read_by_its_values() -> None:
         Get("a/c0/2", Range(1, 9)),
         Get("a/notes"),
     ]
-    replies = run(objects, handle(stack, wanted))
+    replies = run(objects, ask_through(stack, wanted))
     values = [r.value if r.value is None else bytes(r.value) for r in [*replies[:4], *replies[-2:]]]
     assert values == [b"abc", b"", None, None, b"bc", b"text"]
     assert replies[4:12] == [3, 0, None, None, True, True, False, False]
     found = run(objects, keys_above(stack, ["a/c0/1", "a/notes", "a/c1/1"]))
     assert sorted(found) == [("a/c0/2", 3), ("a/c1/3", 0), ("a/notes", None)]
-    (index,) = run(objects, run_above((CRC,), ask_index()))
+    (index,) = run(objects, run_through((CRC,), ask_index()))
     assert index.decoded.entry(0) == (0, 3)
     double = (SHARDING, CRC, Tagged(b"t"))
     objects["a/c0/1"] = b"t" + objects["a/c0/1"]
@@ -350,12 +350,17 @@ def ask_index() -> Flow[Any]:
     return (yield [GetIndex(LAYOUT.shard((0, 1)))])
 
 
+def test_a_sharding_refuses_requests_that_are_for_no_value() -> None:
+    with pytest.raises(TypeError, match="a transformer does not perform Move"):
+        next(SHARDING.perform([Move("a/c0/1", "b")]))
+
+
 def test_each_write_of_chunks_is_in_the_update_of_its_shard() -> None:
-    writes: list[Request] = [Set("a/c0/1", b"x"), Set("a/c3/3", b"y"), Set("a/c1/0", b"z")]
-    flow = handle((SHARDING,), writes)
+    writes: list[Any] = [Set("a/c0/1", b"x"), Set("a/c3/3", b"y"), Set("a/c1/0", b"z")]
+    flow = ask_through((SHARDING,), writes)
     assert next(flow) == [
-        UpdateShard(LAYOUT.shard((0, 0)), (SetEntry(1, b"x"), SetEntry(2, b"z"))),
-        UpdateShard(LAYOUT.shard((1, 1)), (SetEntry(3, b"y"),)),
+        UpdateShard(LAYOUT.shard((0, 0)), ((1, writes[0]), (2, writes[2]))),
+        UpdateShard(LAYOUT.shard((1, 1)), ((3, writes[1]),)),
     ]
     with pytest.raises(StopIteration) as done:
         flow.send([None, None])

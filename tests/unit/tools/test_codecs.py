@@ -8,14 +8,7 @@ import pytest
 
 from zarr_shardstore.errors import SpecError, UnsupportedError
 from zarr_shardstore.format.keys import ChunkKeyEncoding
-from zarr_shardstore.metadata.data_types import (
-    draft_data_type,
-    fill_value_of_v2,
-    fill_value_of_v3,
-    parse_draft,
-    parse_numpy,
-    parse_v3,
-)
+from zarr_shardstore.metadata.data_types import parse_draft, parse_numpy, parse_v3
 from zarr_shardstore.metadata.documents import Geometry
 from zarr_shardstore.metadata.marker_codec import MarkerCodec
 from zarr_shardstore.tools.native.codecs import (
@@ -27,6 +20,11 @@ from zarr_shardstore.tools.native.codecs import (
     compressor_of_codec,
     split_layout,
     v3_array,
+)
+from zarr_shardstore.tools.native.fill_values import (
+    draft_data_type,
+    fill_value_of_v2,
+    fill_value_of_v3,
 )
 
 Config = dict[str, Any]

@@ -292,7 +292,7 @@ class DraftHierarchyStore(Store):
 
     async def _set_or_erase(
         self,
-        items: Iterable[tuple[str, Buffer | requests.PartWrite | None]],
+        items: Iterable[tuple[str, Buffer | requests.Modify | None]],
         prototype: BufferPrototype | None = None,
     ) -> None:
         """Store values that are no documents, and erase those that are ``None``, in one call."""
@@ -301,7 +301,7 @@ class DraftHierarchyStore(Store):
         for key, _ in items:
             if _path_of_document(key) is not None:
                 raise SpecError(f"key {key!r} is a document: store or erase it by itself")
-        placed: list[tuple[str, Buffer | requests.PartWrite | None]] = []
+        placed: list[tuple[str, Buffer | requests.Modify | None]] = []
         found = await self._nodes.places([key for key, _ in items])
         for (key, value), places in zip(items, found, strict=True):
             at = places if value is None else (draft.place_to_write(key, places),)

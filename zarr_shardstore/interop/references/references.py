@@ -51,7 +51,7 @@ from zarr_shardstore.interop.references.reference_formats import (
 )
 from zarr_shardstore.tools.inspect.find import FoundArray, find_contents, read_array, select_paths
 from zarr_shardstore.tools.inspect.occupancy import ObjectGrid, rounds_of_keys
-from zarr_shardstore.tools.native import translate
+from zarr_shardstore.tools.native import document_members, fill_values, translate
 from zarr_shardstore.tools.native.as_format import ZarrFormat, documents_in
 from zarr_shardstore.tools.native.draft_documents import array_of_draft, node_of_meta_key
 
@@ -269,7 +269,7 @@ class _Reader:
             if key.endswith(".zgroup"):
                 groups[path] = of_v2 or {}
             elif doc.get("node_type") == "group" or key.endswith(".group.json"):
-                groups[path] = metadata.attributes_of(doc)
+                groups[path] = document_members.attributes_of(doc)
         if self.zarr_format == 2:
             return {path: translate.to_ome_04(groups[path]) for path in groups}
         if any(map(translate.is_ome_04, groups.values())):
@@ -403,7 +403,7 @@ def _null(doc: declarations.Document) -> Any:
     """Return the fill value that ``null`` stands for in a v2 document."""
     if doc["dtype"] == "|O":
         return ""
-    return data_types.fill_value_of_v2(None, data_types.parse_numpy(doc["dtype"]))
+    return fill_values.fill_value_of_v2(None, data_types.parse_numpy(doc["dtype"]))
 
 
 def _above(path: str) -> list[str]:

@@ -25,6 +25,7 @@ from zarr_shardstore.access import (
 )
 from zarr_shardstore.errors import ShardStoreError, SpecError
 from zarr_shardstore.tools.inspect.find import DOCUMENTS, find_contents
+from zarr_shardstore.tools.native import document_members
 from zarr_shardstore.tools.native.as_format import ZarrFormat, documents_in, encoding_in
 
 _MAX_KEY_NBYTES = 1024
@@ -92,7 +93,7 @@ class ServedStore:
         is_root = not path and doc and doc.get("node_type") == "group"
         if doc and is_root and not doc.get("consolidated_metadata"):
             below = {p: docs["zarr.json"] for p, docs in await self._nodes() if p}
-            doc = {**doc, "consolidated_metadata": metadata.consolidated_v3(below)}
+            doc = {**doc, "consolidated_metadata": document_members.consolidated_v3(below)}
         return metadata.dump_document(doc) if doc else None
 
     async def _node(self, path: str) -> dict[str, declarations.Document]:

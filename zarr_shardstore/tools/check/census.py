@@ -129,14 +129,14 @@ def _stored_chunks(
     """Yield the coordinates of stored chunks, one row each, of some objects."""
     if grid.layout is None:
         exist = base.run(
-            stacks.handle(grid.array.stack, [requests.Exists(key) for key, _ in objects])
+            stacks.ask_through(grid.array.stack, [requests.Exists(key) for key, _ in objects])
         )
         there = [c for (_, c), is_there in zip(objects, exist, strict=True) if is_there]
         yield np.array(there, dtype=np.intp).reshape(len(there), len(box))
         return
     shards = [shard for key, _ in objects if (shard := grid.layout.shard_of_key(key)) is not None]
     indexes = base.run(
-        stacks.run_above(grid.below, index_reads.try_read_indexes(shards, cache=False))
+        stacks.run_through(grid.below, index_reads.try_read_indexes(shards, cache=False))
     )
     cps = grid.chunks_per_shard
     for shard, index in zip(shards, indexes, strict=True):

@@ -12,6 +12,7 @@ from zarr_shardstore.access import BaseStoreHandle, declarations, metadata
 from zarr_shardstore.tools.check.findings import Finding, finding
 from zarr_shardstore.tools.convert.other_keys import in_rounds
 from zarr_shardstore.tools.inspect.find import DOCUMENTS, StoreContents
+from zarr_shardstore.tools.native import document_members
 
 _SAME_IF_EMPTY = ("attributes", "storage_transformers", "dimension_names")
 """Members that say the same if they are empty, null or missing."""
@@ -79,9 +80,9 @@ def _copies(
 def is_same_document(one: Any, other: Any) -> bool:
     """Return whether two documents say the same, however they spell it."""
     if not isinstance(one, Mapping) or not isinstance(other, Mapping):
-        return metadata.is_same_json(one, other)
+        return document_members.is_same_json(one, other)
     one, other = _plain(one), _plain(other)
-    if metadata.is_same_json(one, other):
+    if document_members.is_same_json(one, other):
         return True
     try:
         return bool(_parsed(one) == _parsed(other))
@@ -108,7 +109,7 @@ def _parsed(doc: Mapping[str, Any]) -> tuple[str, Any]:
 def _pairs(contents: StoreContents) -> Iterator[Finding]:
     """Compare the documents of both formats at one path: readers of each see one of them."""
     for node, array in contents.arrays.items():
-        twin = None if node.hierarchy != "v2" or node.twin is None else node.twin
+        twin = None if node.hierarchy != "v2" or node.other_format is None else node.other_format
         if twin is None or twin not in contents.arrays:
             continue
         other = contents.arrays[twin]

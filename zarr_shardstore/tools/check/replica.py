@@ -32,7 +32,9 @@ class Replica:
             there = array.node.chunk_prefix + other.encoding.encode(coords)
             value = None
             with suppress(ShardStoreError):  # its shard is damaged
-                value = self.base.run(stacks.handle(array.stack, [requests.Get(there)]))[0].value
+                value = self.base.run(stacks.ask_through(array.stack, [requests.Get(there)]))[
+                    0
+                ].value
             if value is None:
                 continue
             try:

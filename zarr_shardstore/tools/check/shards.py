@@ -111,7 +111,7 @@ def check_objects(task: ArrayCheck, keys: Sequence[str]) -> CheckResult:
 def checked_array(found: FoundArray) -> stored_arrays.StoredArray:
     """Return the array of a document as `read_array`, also if its sharding is left to zarr. Shards
     that hold something else than chunks are one value each."""
-    doc, is_left = found.doc, declarations.is_native_by_choice(found.doc)
+    doc, is_left = found.doc, declarations.mark_of(found.doc) == "passthrough"
     try:
         return read_array(replace(found, doc=declarations.without_mark(doc) if is_left else doc))
     except UnsupportedError:
@@ -400,7 +400,7 @@ class ArrayChecker:
         stops: npt.NDArray[np.int64],
     ) -> Iterator[tuple[Sequence[int], Sequence[memoryview]]]:
         if self.grid.below:  # a transformer reads the whole shard
-            (found,) = base.run(stacks.handle(self.grid.below, [requests.Get(shard.key)]))
+            (found,) = base.run(stacks.ask_through(self.grid.below, [requests.Get(shard.key)]))
             if found.value is None or (len(stops) and len(found.value) < stops.max()):
                 raise ShardConflictError(f"the shard {shard.key!r} was changed while it was read")
             places = zip(starts.tolist(), stops.tolist(), strict=True)
@@ -495,7 +495,7 @@ def ask_each(
     if not batch:
         return []
     try:
-        return base.run(stacks.handle(stack, batch))
+        return base.run(stacks.ask_through(stack, batch))
     except Exception as error:
         if len(batch) == 1:
             return [error]

@@ -294,7 +294,7 @@ def compact_store(
     if dry_run:
         failures += map(str, errors)
         for shard, below in shards:
-            (cell,) = base.run(stacks.run_above(below, read_shards([shard])))
+            (cell,) = base.run(stacks.run_through(below, read_shards([shard])))
             if cell is not None and cell.error:
                 failures.append(cell.error)
             elif cell is not None:

@@ -85,7 +85,7 @@ class ArrayPlan:
         geometry = self.geometry
         if geometry is not None and self.spec is not None:
             pairs = zip(geometry.chunk_shape, self.spec.chunks_per_shard, strict=True)
-            geometry = replace(geometry, chunk_shape=tuple(size * n for size, n in pairs))
+            geometry = geometry._replace(chunk_shape=tuple(size * n for size, n in pairs))
         # A consolidated index is of the shards of the source: it is not copied.
         documents = {
             metadata.document_key(node): metadata.without_notes(doc)
@@ -280,7 +280,7 @@ def _plans_of(arrays: Iterable[find.FoundArray]) -> list[ArrayPlan]:
     plans: dict[metadata.Node, ArrayPlan] = {}
     for found in arrays:
         plan = _plan_of(found)
-        other = None if found.node.twin is None else plans.get(found.node.twin)
+        other = None if found.node.other_format is None else plans.get(found.node.other_format)
         if other is not None and (both := _with_both_documents(plan, other)) is not None:
             del plans[other.node]
             plan = both
@@ -346,7 +346,7 @@ def _without_marks(doc: Mapping[str, Any]) -> Mapping[str, Any]:
     shards.
     """
     doc = metadata.without_notes(doc)
-    if declarations.is_native_by_choice(doc):
+    if declarations.mark_of(doc) == "passthrough":
         return {name: member for name, member in doc.items() if name != declarations.MARKER}
     return doc
 

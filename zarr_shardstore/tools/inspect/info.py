@@ -267,7 +267,7 @@ def _info(
     geometry = array.document.geometry
     if geometry is None or found.geometry is None:
         return replace(info, is_unknown=True, notes=(metadata.unknown_geometry(doc),))
-    twin = by_node.get(node.twin) if node.hierarchy == "v2" and node.twin else None
+    twin = by_node.get(node.other_format) if node.hierarchy == "v2" and node.other_format else None
     grid = ObjectGrid(array)
     cps, is_sharded = grid.chunks_per_shard, grid.layout is not None
     shard_shape = tuple(c * n for c, n in zip(geometry.chunk_shape, cps, strict=True))

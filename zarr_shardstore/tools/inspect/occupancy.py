@@ -135,15 +135,15 @@ def _read_objects(grid: ObjectGrid, keys: Sequence[str]) -> requests.Flow[Round]
     if grid.below:
         shard_keys = [key for key, _ in (yield from stacks.keys_above(grid.below, keys))]
     shards = [shard for key in shard_keys if (shard := grid.layout.shard_of_key(key)) is not None]
-    sizes, cells = yield from stacks.gather(
+    sizes, cells = yield from stacks.in_shared_rounds(
         [
             requests.ask([requests.GetSize(key) for key in keys]),
-            stacks.run_above(grid.below, read_shards(shards)),
+            stacks.run_through(grid.below, read_shards(shards)),
         ]
     )
     # A shard that is replaced between the requests for its index and its size looks damaged.
     damaged = [i for i, cell in enumerate(cells) if cell is not None and cell.error]
-    again = yield from stacks.run_above(grid.below, read_shards([shards[i] for i in damaged]))
+    again = yield from stacks.run_through(grid.below, read_shards([shards[i] for i in damaged]))
     for i, cell in zip(damaged, again, strict=True):
         cells[i] = cell
     return Round(
@@ -170,7 +170,7 @@ def read_shards(shards: Sequence[layouts.ShardRef]) -> requests.Flow[list[Cell |
     """Read the content of shards in one round; ``None`` for one that does not exist."""
     if not shards:
         return []
-    indexes, sizes = yield from stacks.gather(
+    indexes, sizes = yield from stacks.in_shared_rounds(
         [
             index_reads.try_read_indexes(shards, cache=False),
             requests.ask([requests.GetSize(shard.key) for shard in shards]),

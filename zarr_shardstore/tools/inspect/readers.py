@@ -83,6 +83,6 @@ def _readers_of(doc: Mapping[str, Any]) -> str:
 
 def _members_in(value: Any) -> Iterator[tuple[str, Any]]:
     """Yield all members of objects in a JSON value, at any depth."""
-    for found, _ in declarations.values_in(value):
+    for found in declarations.values_in(value):
         if isinstance(found, Mapping):
             yield from found.items()

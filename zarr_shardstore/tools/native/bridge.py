@@ -33,7 +33,7 @@ from zarr_shardstore.access import (
 from zarr_shardstore.errors import SpecError, UnsupportedError
 from zarr_shardstore.tools.inspect.find import find_contents, quoted, select_paths
 from zarr_shardstore.tools.inspect.readers import read_by, summarize
-from zarr_shardstore.tools.native import translate
+from zarr_shardstore.tools.native import document_members, translate
 
 AnyStore: TypeAlias = "resolve.BaseStoreLike | ShardingStore | ShardingMapping"
 
@@ -269,7 +269,9 @@ class DocumentChange:
         """Write and remove documents, unless it is a dry run; return what was done."""
         before, after = documents_by_key(self.before), documents_by_key(self.after)
         writes = [
-            key for key, doc in after.items() if not metadata.is_same_json(doc, before.get(key))
+            key
+            for key, doc in after.items()
+            if not document_members.is_same_json(doc, before.get(key))
         ]
         writes.sort(key=lambda key: (-key.count("/"), _WRITTEN.index(key.rpartition("/")[2])))
         removals = [key for key in before if key not in after]
@@ -302,7 +304,7 @@ class DocumentChange:
     def has_old_ome(self, path: str) -> bool:
         """Whether a node is of v3 afterwards, with the attributes of OME-Zarr 0.4."""
         doc = self.after[path].get("zarr.json", {})
-        return translate.is_ome_04(metadata.attributes_of(doc))
+        return translate.is_ome_04(document_members.attributes_of(doc))
 
     def for_each(self, step: Callable[[str], str | None]) -> None:
         """Take a step, which returns its reason, for each selected node. Errors name the node."""
@@ -379,7 +381,7 @@ def _native(doc: Mapping[str, Any], ome: bool) -> declarations.Document:
     if _is_array(doc):
         return translate.redeclare(doc, "codec")
     return (
-        {**doc, "attributes": translate.to_ome_05(metadata.attributes_of(doc))}
+        {**doc, "attributes": translate.to_ome_05(document_members.attributes_of(doc))}
         if ome
         else dict(doc)
     )
@@ -390,7 +392,9 @@ def _name_dimensions(change: DocumentChange, path: str) -> None:
     group = change.after[path].get("zarr.json")
     if group is None or _is_array(group):
         return
-    for level, names in translate.dimension_names_of_levels(metadata.attributes_of(group)).items():
+    for level, names in translate.dimension_names_of_levels(
+        document_members.attributes_of(group)
+    ).items():
         below = f"{path}/{level}".strip("/")
         node = change.after[below] if below in change.selected else {}
         array = node.get("zarr.json")
@@ -410,7 +414,7 @@ def _check_same(stored: declarations.Document, made: declarations.Document) -> N
         {k: v for k, v in doc.items() if v not in ([], {}, None) and k not in optional}
         for doc in (stored, made)
     ]
-    if not metadata.is_same_json(*essences):
+    if not document_members.is_same_json(*essences):
         raise UnsupportedError(
             "it has documents of v2 and of v3 that say different things: remove those that are "
             "wrong, or repeat the call that was interrupted with its options"
@@ -423,13 +427,14 @@ def _has_all(
     """Return whether a v3 document has all attributes of a left-over `.zattrs` of its node."""
     if left_over is None:
         return False
-    attributes = metadata.attributes_of(stored)
+    attributes = document_members.attributes_of(stored)
     if not _is_array(stored):
         left_over = translate.to_ome_05(left_over) if ome else left_over
     elif "_ARRAY_DIMENSIONS" in left_over and stored.get("dimension_names") is not None:
         left_over = {k: v for k, v in left_over.items() if k != "_ARRAY_DIMENSIONS"}
     return all(
-        k in attributes and metadata.is_same_json(v, attributes[k]) for k, v in left_over.items()
+        k in attributes and document_members.is_same_json(v, attributes[k])
+        for k, v in left_over.items()
     )
 
 
@@ -443,7 +448,7 @@ def _update_consolidated(
             if ".zmetadata" in before and ".zmetadata" not in after:
                 docs = change.below(path, "zarr.json")
                 copies = {k.removesuffix("/zarr.json"): d for k, d in docs.items() if "/" in k}
-                after["zarr.json"] = {**v3, _CONSOLIDATED: metadata.consolidated_v3(copies)}
+                after["zarr.json"] = {**v3, _CONSOLIDATED: document_members.consolidated_v3(copies)}
             else:
                 _update_copies(change, path, v3, remake)
         if ".zmetadata" in after and path not in change.selected:

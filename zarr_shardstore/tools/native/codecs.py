@@ -31,6 +31,7 @@ import numpy as np
 
 from zarr_shardstore.access import data_types, metadata, transformer_list
 from zarr_shardstore.errors import SpecError, UnsupportedError
+from zarr_shardstore.tools.native import fill_values
 
 Config = dict[str, Any]
 Order: TypeAlias = Literal["C", "F"]
@@ -94,11 +95,11 @@ def v3_array(
 ) -> Config:
     """Return the v3 document of an array, from what v2 or the draft says of its chunks."""
     if chain.data_type is not None:
-        data_type = data_types.v3_data_type(chain.data_type)
-        fill_value = data_types.fill_value_of_v2(fill_value, chain.data_type)
+        data_type = fill_values.v3_data_type(chain.data_type)
+        fill_value = fill_values.fill_value_of_v2(fill_value, chain.data_type)
     else:
         data_type = SERIALIZERS[chain.filters[0]["id"]]
-        fill_value = data_types.fill_value_of_object(fill_value, data_type)
+        fill_value = fill_values.fill_value_of_object(fill_value, data_type)
     chunk_shape = list(geometry.chunk_shape)
     key_options = {"separator": geometry.encoding.separator}
     return {

@@ -41,7 +41,7 @@ from typing import Any
 
 from zarr_shardstore.access import chunk_keys, data_types, declarations, metadata, transformer_list
 from zarr_shardstore.errors import SpecError, UnsupportedError
-from zarr_shardstore.tools.native import codecs
+from zarr_shardstore.tools.native import codecs, document_members, fill_values
 
 DRAFT_META_ROOT = "meta/root/"
 """Prefix of the key of each document below the root."""
@@ -192,19 +192,23 @@ def check_entry_point(doc: Mapping[str, Any] | None) -> None:
 def group_of_draft(doc: Mapping[str, Any]) -> declarations.Document:
     """Return the v3 document of a group, from its draft document."""
     _check_extensions(doc)
-    return {"zarr_format": 3, "node_type": "group", "attributes": metadata.attributes_of(doc)}
+    return {
+        "zarr_format": 3,
+        "node_type": "group",
+        "attributes": document_members.attributes_of(doc),
+    }
 
 
 def group_to_draft(
     doc: Mapping[str, Any], stored: Mapping[str, Any] | None = None
 ) -> declarations.Document:
     """Return the draft document of a group, from its v3 document."""
-    _check_members(doc, metadata.V3_GROUP_MEMBERS)
+    _check_members(doc, document_members.V3_GROUP_MEMBERS)
     if doc.get("consolidated_metadata") is not None:
         raise UnsupportedError(
             "the draft has no consolidated metadata: leave the group unconsolidated"
         )
-    return {**(stored or {}), "attributes": metadata.attributes_of(doc)}
+    return {**(stored or {}), "attributes": document_members.attributes_of(doc)}
 
 
 def array_of_draft(doc: Mapping[str, Any]) -> declarations.Document:
@@ -214,14 +218,14 @@ def array_of_draft(doc: Mapping[str, Any]) -> declarations.Document:
         raise UnsupportedError(
             f"the storage transformers {doc['storage_transformers']!r} are not known here"
         )
-    attributes = metadata.attributes_of(doc)
+    attributes = document_members.attributes_of(doc)
     if attributes.get("filters"):
         # zarr-python 2.18 keeps the filters of an array there.
         raise UnsupportedError(
             f"the array has the filters {attributes['filters']!r} (in its attributes), which "
             "are not translated: read it by zarr-python 2"
         )
-    with metadata.complete_document():
+    with document_members.complete_document():
         data_type = data_types.parse_draft(doc["data_type"])
         grid = doc["chunk_grid"]
         shape, chunk_shape = tuple(doc["shape"]), tuple(grid["chunk_shape"])
@@ -257,7 +261,7 @@ def array_to_draft(
     except (SpecError, UnsupportedError):
         return translated  # the stored array cannot be shown, so this is another one
     names = {*before, *translated, "compressor"}
-    same = {n for n in names if metadata.is_same_json(before.get(n), translated.get(n))}
+    same = {n for n in names if document_members.is_same_json(before.get(n), translated.get(n))}
     if not same.issuperset({"data_type", "chunk_grid", "chunk_memory_layout", "compressor"}):
         return translated  # chunks are stored in another way, so this is another array
     kept = {n: member for n, member in stored.items() if n in same or n not in before}
@@ -265,12 +269,12 @@ def array_to_draft(
 
 
 def _translated_array(doc: Mapping[str, Any]) -> declarations.Document:
-    _check_members(doc, metadata.V3_ARRAY_MEMBERS)
+    _check_members(doc, document_members.V3_ARRAY_MEMBERS)
     if doc.get("storage_transformers"):
         raise UnsupportedError(
             "storage transformers are written by the ShardingStore below: pass chunks_per_shard="
         )
-    with metadata.complete_document():
+    with document_members.complete_document():
         shape = list(doc["shape"])
         grid_name, grid = transformer_list.name_and_options(doc["chunk_grid"])
         if grid_name != "regular":
@@ -285,8 +289,8 @@ def _translated_array(doc: Mapping[str, Any]) -> declarations.Document:
             )
         layout, endian, compressor = _parse_codecs(doc["codecs"], len(shape))
         data_type = data_types.parse_v3(doc["data_type"], endian)
-        fill_value = data_types.fill_value_of_v3(doc["fill_value"], data_type)
-    attributes = metadata.attributes_of(doc)
+        fill_value = fill_values.fill_value_of_v3(doc["fill_value"], data_type)
+    attributes = document_members.attributes_of(doc)
     if attributes.get("filters"):
         raise UnsupportedError(
             "the attribute 'filters' of an array means its filters to zarr-python 2: take "
@@ -294,7 +298,7 @@ def _translated_array(doc: Mapping[str, Any]) -> declarations.Document:
         )
     translated = {
         "shape": shape,
-        "data_type": data_types.draft_data_type(data_type),
+        "data_type": fill_values.draft_data_type(data_type),
         "chunk_grid": {"type": "regular", "chunk_shape": chunk_shape, "separator": separator},
         "chunk_memory_layout": layout,
         "fill_value": fill_value,
@@ -337,7 +341,7 @@ def _dimension_names(doc: Mapping[str, Any]) -> declarations.Document:
 
 
 def _check_members(doc: Mapping[str, Any], known: Set[str]) -> None:
-    metadata.check_members(doc, known, "the draft")
+    document_members.check_members(doc, known, "the draft")
     if doc.get("zarr_format") != 3:
         raise UnsupportedError(
             f"only documents of zarr_format 3 are translated, got {doc.get('zarr_format')!r}"

@@ -40,6 +40,7 @@ from typing import Any, Literal
 
 from zarr_shardstore.access import data_types, declarations, metadata, transformer_list
 from zarr_shardstore.errors import UnsupportedError
+from zarr_shardstore.tools.native import document_members, fill_values
 from zarr_shardstore.tools.native.codecs import SERIALIZERS, Chain, chain_of_codecs, v3_array
 
 _OF_CHUNKS = {"shape", "chunks", "dtype", "compressor", "fill_value", "order", "filters"}
@@ -72,11 +73,11 @@ def redeclare(
 def v3_of_v2(doc: Mapping[str, Any], attributes: Mapping[str, Any]) -> declarations.Document:
     """Return the native v3 document of a v2 array, sharded or not, or of a v2 group."""
     if "shape" not in doc:
-        metadata.check_members(doc, {"zarr_format"}, "v3")
+        document_members.check_members(doc, {"zarr_format"}, "v3")
         return {"zarr_format": 3, "node_type": "group", "attributes": dict(attributes)}
     notes, doc = metadata.notes_of(doc), metadata.without_notes(doc)
-    metadata.check_members(doc, _V2_MEMBERS, "v3")
-    with metadata.complete_document():
+    document_members.check_members(doc, _V2_MEMBERS, "v3")
+    with document_members.complete_document():
         declared = declarations.find_declaration(doc)
         plain = doc if declared is None else declarations.strip(doc, "filters")
         geometry, fill_value = _geometry(plain), plain["fill_value"]
@@ -99,13 +100,13 @@ def v3_of_v2(doc: Mapping[str, Any], attributes: Mapping[str, Any]) -> declarati
 def v2_of_v3(doc: Mapping[str, Any]) -> tuple[declarations.Document, declarations.Document]:
     """Return v2 document and attributes of a v3 group, or array, which is marked if sharded."""
     if doc.get("node_type") == "group":
-        metadata.check_members(doc, metadata.V3_GROUP_MEMBERS, "v2")
-        return {"zarr_format": 2}, metadata.attributes_of(doc)
+        document_members.check_members(doc, document_members.V3_GROUP_MEMBERS, "v2")
+        return {"zarr_format": 2}, document_members.attributes_of(doc)
     notes, doc = metadata.notes_of(doc), metadata.without_notes(doc)
-    with metadata.complete_document():
+    with document_members.complete_document():
         declared = declarations.find_declaration(doc)
         plain = doc if declared is None else declarations.strip(doc, declared.how)
-        metadata.check_members(plain, metadata.V3_ARRAY_MEMBERS, "v2")
+        document_members.check_members(plain, document_members.V3_ARRAY_MEMBERS, "v2")
         if declarations.has_sharding_codec(plain):
             raise UnsupportedError("its sharding codec has a form that the marker of v2 has not")
         geometry = _geometry(plain)
@@ -118,9 +119,9 @@ def v2_of_v3(doc: Mapping[str, Any]) -> tuple[declarations.Document, declaration
         )
     data_type = chain.data_type
     if data_type is not None:
-        fill_value = data_types.fill_value_of_v3(fill_value, data_type)
+        fill_value = fill_values.fill_value_of_v3(fill_value, data_type)
     attributes, fill_value = to_attributes(
-        metadata.attributes_of(plain), plain.get("dimension_names"), fill_value, data_type
+        document_members.attributes_of(plain), plain.get("dimension_names"), fill_value, data_type
     )
     translated: declarations.Document = {
         "zarr_format": 2,
@@ -179,8 +180,8 @@ def to_attributes(
                 f"its {_MASKED!r} is another value than its fill value, and v2 has one for both"
             )
     elif data_type is not None:
-        null = data_types.fill_value_of_v2(None, data_type)
-        fill_value = None if metadata.is_same_json(fill_value, null) else fill_value
+        null = fill_values.fill_value_of_v2(None, data_type)
+        fill_value = None if document_members.is_same_json(fill_value, null) else fill_value
     return changed, fill_value
 
 
@@ -192,7 +193,7 @@ def _masked(fill_value: Any, data_type: data_types.DataType | None) -> Any:
     """Return the ``_FillValue`` that says in v3 what a fill value says in v2, or ``None``."""
     if fill_value is None or data_type is None:
         return None
-    value = data_types.fill_value_of_v2(fill_value, data_type)
+    value = fill_values.fill_value_of_v2(fill_value, data_type)
     if data_type.kind == "f":
         return _float64(value)
     if data_type.kind == "c":
