@@ -20,7 +20,6 @@ import re
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from typing import Any, Literal, SupportsIndex, TypeAlias
 
@@ -152,6 +151,8 @@ class ShardingPolicy:
             return f"it has {ndim} dimensions, and chunks_per_shard={rule} is for {len(rule)}"
         names = self.rules if isinstance(self.rules, dict) else {}
         if rule is None and not any(matches(path, name) for name in names):
+            from difflib import get_close_matches  # 0.5 ms
+
             there = [dim for dim in dims if dim]
             for name in [name for name, rule in names.items() if type(rule) is int]:
                 if get_close_matches(name.casefold(), map(str.casefold, there), 1, 0.7):

@@ -17,7 +17,7 @@ import time
 from collections.abc import Awaitable, Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
-from pkgutil import resolve_name
+from importlib import import_module
 from threading import Lock
 from typing import Any, NamedTuple, Protocol, Self, TypeAlias, cast, runtime_checkable
 from weakref import WeakValueDictionary
@@ -604,4 +604,8 @@ def _usual_path() -> str:
     return [group["path"] for group in groups if group.get("path", _PATH) != _PATH][-1]
 
 
-_class_at: Callable[[str], type[CodecPipeline]] = cache(resolve_name)
+@cache
+def _class_at(path: str) -> type[CodecPipeline]:
+    module, _, name = path.rpartition(".")
+    found: type[CodecPipeline] = getattr(import_module(module), name)
+    return found
