@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import crc32c
@@ -174,7 +174,7 @@ def test_a_record_means_nothing_in_the_next_state(
 ) -> None:
     """When a change is complete the state is rewritten, and the record is no part of it."""
     head, tail = encode(header, record)
-    after = replace(header, data_end=data_end, number=number)
+    after = header._replace(data_end=data_end, number=number)
     expected = Journal(after, record if after == header else None)
     assert (
         decode_journal(head[:JOURNAL_STATE_OFFSET] + after.encode()[JOURNAL_STATE_OFFSET:] + tail)
@@ -309,7 +309,7 @@ def test_another_state_is_left_alone(case: Case, data: st.DataObject) -> None:
     done. Nor without a change, nor without a journal."""
     torn = case.after
     assert repair_of(None, torn) is None
-    assert repair_of(replace(case.journal, record=None), torn) is None
+    assert repair_of(case.journal._replace(record=None), torn) is None
     others = sorted(set(range(case.journal.header.n_entries)) - set(case.changed))
     if others:
         entry_id = data.draw(st.sampled_from(others))

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+
+    def crc32c(data: bytes | bytearray | memoryview, value: int = 0) -> int: ...
 
 
 def __getattr__(name: str) -> Any:

@@ -28,8 +28,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from zarr_shardstore.format import checksum
 from zarr_shardstore.format.shard import CHECKSUM_NBYTES, ENTRY_NBYTES
@@ -55,8 +54,7 @@ ReadAt = Callable[[int, int], bytes]
 """Bytes of the shard from an offset on, that many; fewer where it ends."""
 
 
-@dataclass(frozen=True, slots=True)
-class JournalHeader:
+class JournalHeader(NamedTuple):
     """Form and state of the shard of a journal, and its last writer."""
 
     has_checksum: bool
@@ -97,8 +95,7 @@ ChangedEntry: TypeAlias = tuple[int, bytes, bytes]
 """Entry id, and the bytes of the entry in the index before and after."""
 
 
-@dataclass(frozen=True, slots=True)
-class Change:
+class Change(NamedTuple):
     """Record of a change of the index: the entries before and after."""
 
     old_crc: int
@@ -109,8 +106,7 @@ class Change:
     entries: Sequence[ChangedEntry]
 
 
-@dataclass(frozen=True, slots=True)
-class Move:
+class Move(NamedTuple):
     """Record of a move: the index is copied to another place, behind a larger gap."""
 
     crc: int
@@ -119,8 +115,7 @@ class Move:
     """New offset, in bytes."""
 
 
-@dataclass(frozen=True, slots=True)
-class Journal:
+class Journal(NamedTuple):
     """A header, and the record of the change that is under way, or was cut off."""
 
     header: JournalHeader
@@ -137,8 +132,7 @@ class Journal:
         return record.data_end if isinstance(record, Change) else header.data_end
 
 
-@dataclass(frozen=True, slots=True)
-class Repair:
+class Repair(NamedTuple):
     """Writes that make a shard whole after its last change was cut off."""
 
     writes: Sequence[tuple[int, bytes]] = ()
