@@ -31,7 +31,7 @@ from zarr_shardstore.operations.upkeep import commit_compaction, compact_below, 
 from zarr_shardstore.operations.values import Operations
 from zarr_shardstore.shards.index_reads import try_read_indexes
 from zarr_shardstore.shards.requests import Flow
-from zarr_shardstore.store.direct_reads import ChunkReader
+from zarr_shardstore.store.chunk_reader import ChunkReader
 from zarr_shardstore.store.options import ShardingOptions
 
 Value: TypeAlias = bytes | memoryview
