@@ -42,7 +42,7 @@ ROOMS = {
     "core/operations": 2_150,
     "core/io": 6_200,
     "core/zarr_hooks": 1_250,
-    "core/store": 2_800,
+    "core/store": 2_750,
     "tools": 8_950,
     "cli": 1_300,
     "interop": 4_650,

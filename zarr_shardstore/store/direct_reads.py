@@ -1,21 +1,181 @@
-"""`DirectReads`: chunks of an array by their coordinates."""
+"""Reads of chunks by their coordinates, without zarr's array operations.
+
+An array operation of zarr takes 300 to 600 µs before it asks for the first chunk. A reader of
+random chunks, such as a training loop, pays that for each of them. `ChunkReader` has what all reads
+of one array share: its codecs, its grid and the spelling of its keys.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
-from typing import Any
+import json
+import math
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, wait
+from dataclasses import replace
+from reprlib import repr as short
+from typing import Any, TypeAlias, cast
 
 import numpy as np
 import numpy.typing as npt
+from zarr import AsyncArray
+from zarr.abc.store import Store
+from zarr.core.array_spec import ArraySpec
+from zarr.core.buffer import default_buffer_prototype
 from zarr.core.sync import sync
+from zarr.storage import StorePath
 
-from zarr_shardstore.errors import SpecError
+from zarr_shardstore.errors import SpecError, UnsupportedError
 from zarr_shardstore.format.arguments import array_path
+from zarr_shardstore.format.keys import Coords
+from zarr_shardstore.io.concurrency import worker_pool
+from zarr_shardstore.metadata.documents import Node
 from zarr_shardstore.operations.locate import array_at
-from zarr_shardstore.store.chunk_reader import ChunkReader
-from zarr_shardstore.store.engine_store import EngineStore, part_of_sharding_store
-from zarr_shardstore.store.twins import twin_of
+from zarr_shardstore.store.engine import EngineStore, part_of_sharding_store, twin_of
+from zarr_shardstore.zarr_hooks.chunk_codec import ChunkCodec
+
+Values: TypeAlias = Sequence[bytes | memoryview | None]
+
+_UNIT_NBYTES = 32 * 1024 * 1024
+"""Decoded size of the chunks that are read in one operation of the store."""
+
+_LOCAL_UNIT_NBYTES = 8 * 1024 * 1024
+"""As above, of local files: a round costs little, and chunks are decoded while others are read."""
+
+_RUN_NBYTES = 1024 * 1024
+"""Decoded size of the chunks that one thread decodes at a time."""
+
+
+class ChunkReader:
+    """Keys and codecs of the chunks of one array; for any thread."""
+
+    def __init__(self, store: Store, node: Node, document: bytes | memoryview) -> None:
+        if node.hierarchy == "draft":
+            raise UnsupportedError(f"{node.path!r} is an array of the draft: read its keys")
+        array = AsyncArray.from_dict(StorePath(store, node.path), json.loads(bytes(document)))
+        metadata: Any = array.metadata
+        is_v2 = metadata.zarr_format == 2
+        sides = metadata.chunks if is_v2 else getattr(metadata.chunk_grid, "chunk_shape", None)
+        if sides is None:
+            raise UnsupportedError(
+                f"the chunks of {array.path!r} differ in shape: read them through zarr"
+            )
+        self.chunk_shape: Coords = tuple(sides)
+        self._path = array.path
+        self.grid_shape = tuple(
+            math.ceil(size / side) if side else 0
+            for size, side in zip(metadata.shape, self.chunk_shape, strict=True)
+        )
+        self._key_of: Callable[[Coords], str] = metadata.encode_chunk_key
+        self._dtype: np.dtype[Any] = metadata.dtype.to_native_dtype()
+        fill = metadata.fill_value
+        self._fill = metadata.dtype.default_scalar() if fill is None else fill
+        self._spec = ArraySpec(
+            shape=self.chunk_shape,
+            dtype=metadata.dtype,
+            fill_value=self._fill,
+            config=replace(array.config, order=metadata.order) if is_v2 else array.config,
+            prototype=default_buffer_prototype(),
+        )
+        self._pipeline = pipeline = cast(Any, array.codec_pipeline)
+        self._codec = ChunkCodec.of(list(pipeline))
+        self._plain = None if self._codec is None else self._codec.plain(self._spec)
+
+    def coords_of(self, coords: npt.ArrayLike) -> npt.NDArray[np.int64]:
+        """Return coordinates in the grid of chunks, of the shape n x ndim."""
+        wanted, ndim = np.asarray(coords), len(self.chunk_shape)
+        if wanted.size == 0:
+            return np.empty((len(wanted) if wanted.ndim == 2 and not ndim else 0, ndim), np.int64)
+        if wanted.ndim != 2 or wanted.shape[1] != ndim or wanted.dtype.kind not in "iu":
+            raise SpecError(
+                f"coordinates of chunks of {self._path!r} are n x {ndim} integers, got the shape "
+                f"{wanted.shape} of {wanted.dtype}"
+            )
+        return wanted.astype(np.int64, copy=False)
+
+    def outside(self, coords: npt.NDArray[np.int64]) -> Coords | None:
+        """Return the first coordinates that lie outside the grid."""
+        is_outside = ((coords < 0) | (coords >= self.grid_shape)).any(axis=1)
+        return tuple(coords[is_outside.argmax()].tolist()) if is_outside.any() else None
+
+    def keys(self, coords: npt.NDArray[np.int64]) -> list[str]:
+        prefix = f"{self._path}/" if self._path else ""
+        return [prefix + self._key_of(each) for each in map(tuple, coords.tolist())]
+
+    def result(self, n_chunks: int, out: npt.NDArray[Any] | None) -> npt.NDArray[Any]:
+        """Return an array for so many chunks: `out`, if it has their shape."""
+        shape = (n_chunks, *self.chunk_shape)
+        if out is None:
+            return np.empty(shape, self._dtype)
+        if not isinstance(out, np.ndarray) or not out.flags.writeable:
+            raise SpecError(f"out is an array of numpy that can be written, got {short(out)}")
+        if out.shape != shape or not np.can_cast(self._dtype, out.dtype, "same_kind"):
+            raise SpecError(
+                f"out has the shape {out.shape} and the type {out.dtype}, the chunks take {shape} "
+                f"and have {self._dtype}"
+            )
+        return out
+
+    def read(
+        self, get: Callable[[list[str]], Values], coords: Any, out: Any, *, is_local: bool
+    ) -> None:
+        """Read and decode chunks into an array, those of one unit while the next one is read."""
+        keys = self.keys(coords)
+        length = max(1, (_LOCAL_UNIT_NBYTES if is_local else _UNIT_NBYTES) // self._nbytes)
+        jobs: list[Future[None]] = []
+        try:
+            for start in range(0, len(keys), length):
+                unit = slice(start, start + length)
+                values = get(keys[unit])
+                _results(jobs)
+                jobs = self._decode(keys[unit], values, out[unit], is_last=unit.stop >= len(keys))
+        finally:
+            wait(jobs)  # nothing writes into `out` after an error
+        _results(jobs)
+
+    def _decode(
+        self, keys: Sequence[str], values: Values, out: npt.NDArray[Any], *, is_last: bool
+    ) -> list[Future[None]]:
+        """Decode in threads; little that nothing is read beside, in this one."""
+        length = max(1, _RUN_NBYTES // self._nbytes)
+        if is_last and len(values) <= length:
+            self._decode_run(keys, values, out)
+            return []
+        runs = [slice(i, i + length) for i in range(0, len(values), length)]
+        pool = worker_pool()
+        return [pool.submit(self._decode_run, keys[r], values[r], out[r]) for r in runs]
+
+    def _decode_run(self, keys: Sequence[str], values: Values, out: npt.NDArray[Any]) -> None:
+        there = [value for value in values if value is not None]
+        shape = self.chunk_shape
+        if self._plain is not None:
+            chunks = iter(self._plain.decode_many(there, [shape] * len(there)))
+        else:
+            chunks = self._decoded(there)
+        for i, value in enumerate(values):
+            try:
+                out[i] = self._fill if value is None else next(chunks)
+            except Exception as error:
+                error.add_note(f"in the chunk {keys[i]!r}: `zarr-shardstore fsck` tells more")
+                raise
+
+    def _decoded(self, values: Sequence[bytes | memoryview]) -> Iterator[npt.NDArray[Any]]:
+        buffers = map(self._spec.prototype.buffer.from_bytes, values)
+        if self._codec is not None:
+            decoded: Any = (self._codec.decode(buffer, self._spec) for buffer in buffers)
+        else:
+            decoded = sync(self._pipeline.decode([(buffer, self._spec) for buffer in buffers]))
+        return (chunk.as_numpy_array() for chunk in decoded)
+
+    @property
+    def _nbytes(self) -> int:
+        return max(1, math.prod(self.chunk_shape) * self._dtype.itemsize)
+
+
+def _results(jobs: Sequence[Future[None]]) -> None:
+    """Wait until jobs are done; raise the first error."""
+    for job in jobs:
+        job.result()
 
 
 @part_of_sharding_store
@@ -97,7 +257,12 @@ class DirectReads(EngineStore):
         if not self._is_open:
             sync(self._ensure_open())
         for _ in range(2):
-            reader = engine.chunk_reader(path) or self._new_reader(path)
+            known = engine.chunk_readers.get(path)
+            arrays = engine.operations.arrays.current().arrays
+            if known is not None and arrays.get(known[0].node) is known[0]:
+                reader: ChunkReader = known[1]
+            else:  # its document was read again since, or never
+                reader = self._new_reader(path)
             wanted = reader.coords_of(coords)
             outside = reader.outside(wanted)
             if outside is None:

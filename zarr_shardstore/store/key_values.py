@@ -24,7 +24,7 @@ from zarr_shardstore.operations.listing import as_directory, raise_first
 from zarr_shardstore.operations.values import shard_ids
 from zarr_shardstore.shards.requests import PartWrite
 from zarr_shardstore.shards.shard_listing import ListedKeys
-from zarr_shardstore.store.engine_store import EngineStore, Value, part_of_sharding_store
+from zarr_shardstore.store.engine import EngineStore, Value, part_of_sharding_store
 from zarr_shardstore.zarr_hooks.pipeline import is_unsafe, warn_of_other_pipeline
 
 _KEYS_BETWEEN_TURNS = 4096

@@ -22,9 +22,9 @@ from zarr_shardstore.operations.joint_update import Function
 from zarr_shardstore.operations.listing import Region, chunks_initialized, raise_first
 from zarr_shardstore.operations.locate import Location, locate
 from zarr_shardstore.shards.requests import Flow
+from zarr_shardstore.store.engine import twin_of
 from zarr_shardstore.store.options import ShardingOptions
 from zarr_shardstore.store.sharding_store import ShardingStore
-from zarr_shardstore.store.twins import twin_of
 
 P = ParamSpec("P")
 T = TypeVar("T")

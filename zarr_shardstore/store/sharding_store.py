@@ -22,11 +22,10 @@ from zarr_shardstore.operations.joint_update import Function
 from zarr_shardstore.shards.append import MAX_DEAD_SHARE
 from zarr_shardstore.shards.stack import Strategy
 from zarr_shardstore.store.direct_reads import DirectReads
-from zarr_shardstore.store.engine import ShardingEngine
+from zarr_shardstore.store.engine import ShardingEngine, twin_of
 from zarr_shardstore.store.frame_writer import DEFAULT_FLUSH_NBYTES, FrameWriter
 from zarr_shardstore.store.key_values import KeyValues
 from zarr_shardstore.store.options import IndexCodecs, IndexLocation, ShardingOptions, Transformers
-from zarr_shardstore.store.twins import twin_of
 from zarr_shardstore.store.upkeep import Upkeep
 from zarr_shardstore.zarr_hooks.pipeline import make_default
 

@@ -11,8 +11,7 @@ from zarr_shardstore.io.counters import Stats
 from zarr_shardstore.io.seal import seal_all, seal_all_async
 from zarr_shardstore.operations.listing import Region, chunks_initialized
 from zarr_shardstore.operations.locate import shard_shape
-from zarr_shardstore.store.engine_store import EngineStore, part_of_sharding_store
-from zarr_shardstore.store.twins import twin_of
+from zarr_shardstore.store.engine import EngineStore, part_of_sharding_store, twin_of
 
 
 @part_of_sharding_store
