@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any
 
-if TYPE_CHECKING:
-
-    def crc32c(data: bytes | bytearray | memoryview, value: int = 0) -> int: ...
+crc32c: Callable[..., int]
 
 
 def __getattr__(name: str) -> Any:
     if name != "crc32c":
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from crc32c import crc32c
-
-    globals()[name] = crc32c  # no later use comes here
-    return crc32c
+        raise AttributeError(name)
+    return globals().setdefault(name, import_module(name).crc32c)  # no later use comes here

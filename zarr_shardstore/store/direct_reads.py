@@ -187,25 +187,25 @@ class DirectReads(EngineStore):
     ) -> npt.NDArray[Any]:
         """Read and decode chunks of an array, without zarr's array operations. The call blocks.
 
-        For many small reads at random, as in a training loop. All chunks are read in at most two
-        rounds for each 32 MiB of values, 8 MiB from local files, and decoded in threads.
+        Use it for many small random reads, as in a training loop. It reads chunks in at most two
+        rounds for each 32 MiB of values (8 MiB from local files), and decodes them in threads.
 
         Parameters
         ----------
         path
             Path of the array.
         coords : n x ndim integers
-            Coordinates in the grid of chunks, in any order, repeated or not. In an array whose
-            shards are left to zarr (``native="passthrough"``) its grid is that of the shards.
+            Coordinates in the grid of chunks, in any order; you may repeat them. If zarr shards the
+            array (``native="passthrough"``), the grid is the grid of the shards.
         out : ndarray, optional
-            Is filled and returned; its shape is that of the result, and its type can take the
+            Array to fill and return. It has the shape of the result, and a type that can take the
             values. After an error it may be filled in part.
 
         Returns
         -------
         ndarray
-            Of the shape n x shape of a chunk. Missing chunks, and the elements of a chunk behind
-            the end of the array, are as stored: usually the fill value.
+            Array of the shape n x shape of a chunk. A missing chunk has the fill value. Elements
+            after the end of the array are as stored, which is usually the fill value.
 
         Raises
         ------
@@ -218,8 +218,8 @@ class DirectReads(EngineStore):
 
         Notes
         -----
-        Thread safety: may be called from any thread. A store pickles to worker processes, and may
-        be used after a fork.
+        Thread safety: any thread may call it. A store can be pickled to worker processes, and
+        used after a fork.
 
         Examples
         --------
@@ -242,7 +242,8 @@ class DirectReads(EngineStore):
         return await asyncio.to_thread(self.read_chunks, path, coords, out=out)
 
     def read_encoded(self, path: str, coords: npt.ArrayLike) -> list[bytes | None]:
-        """As `read_chunks`, but return the bytes that the codecs made; ``None``: it is missing."""
+        """Return encoded chunks by their coordinates, ``None`` for each missing one; see
+        `read_chunks`."""
         reader, wanted = self._reader(path, coords)
         values = self._encoded(reader.keys(wanted))
         return [None if value is None else bytes(value) for value in values]

@@ -12,7 +12,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from types import TracebackType
 from typing import Any, Self, TypeAlias
 
@@ -33,22 +33,20 @@ DEFAULT_FLUSH_NBYTES = 128 * 1024 * 1024
 class FrameWriter:
     """A writer that appends frames to an array; `ShardingStore.append_frames` makes it.
 
-    Use it by ``with``: its end, also by an exception, stores what is buffered.
+    Use it with ``with``. The end of the block, also by an exception, stores the buffered frames.
 
-    Frames are buffered, and stored by a thread of the writer: some time or some bytes later, or by
-    `flush`. Each flush stores the chunks, and then the new shape of the array. So `n_durable`
-    frames, and no others, are in the array for every reader, who opens it again to see more.
+    The writer buffers frames. Its thread stores them after some time, after some bytes, or by
+    `flush`. Each flush stores the chunks, and then the new shape of the array. So the array has
+    `n_durable` frames for every reader. A reader opens the array again to see more.
 
     Notes
     -----
-    Thread safety: any thread may call any method. Frames of concurrent calls are in any order, each
-    call's together.
+    Thread safety: any thread may call any method. The frames of one call stay together.
 
-    Cost of a flush: one update of each shard with new frames, and a read and a write of the
-    document.
+    Cost of a flush: one update of each shard with new frames, a read and a write of the document.
 
-    If a flush fails, the frames stay buffered. The next call repeats it, and raises the error if it
-    fails again: the frames of that call are not taken then. `close` tries it once more.
+    If a flush fails, the frames stay buffered. The next call tries again. If that fails too, the
+    call raises the error and takes no frames. `close` tries once more.
     """
 
     def __init__(
@@ -64,13 +62,8 @@ class FrameWriter:
         self._array = array = GrowingArray(store, array_path(path), dict(create))
         usual_s = 1.0 if array.appends else 10.0
         self._buffer = FrameBuffer(array.first)
-        self._thread = FlushThread(
-            self._buffer,
-            array.append,
-            array.row_length,
-            usual_s if given_s is None else given_s,
-            flush_nbytes,
-        )
+        flush_s = usual_s if given_s is None else given_s
+        self._thread = FlushThread(self._buffer, array, flush_s, flush_nbytes)
 
     @property
     def n_durable(self) -> int:
@@ -152,14 +145,9 @@ class FrameBuffer:
     """Appended frames behind the durable ones, in their order; a lock of the owner guards it."""
 
     def __init__(self, n_durable: int) -> None:
-        self.n_durable = n_durable
+        self.n_durable = self.end = n_durable
         self._blocks: deque[tuple[int, Frames]] = deque()
         """Number of the first frame, and frames; those that are durable are no more buffered."""
-
-    @property
-    def end(self) -> int:
-        """Number of durable and buffered frames."""
-        return max(self.n_durable, _stop(*self._blocks[-1]) if self._blocks else 0)
 
     @property
     def frame_nbytes(self) -> int:
@@ -172,6 +160,7 @@ class FrameBuffer:
     def add(self, frames: Frames) -> None:
         if len(frames):
             self._blocks.append((self.end, frames))
+            self.end += len(frames)
 
     def frames_up_to(self, stop: int) -> list[Frames]:
         """Return the buffered frames before `stop`."""
@@ -181,12 +170,8 @@ class FrameBuffer:
     def drop_up_to(self, stop: int) -> None:
         """Count frames as durable."""
         self.n_durable = stop
-        while self._blocks and _stop(*self._blocks[0]) <= stop:
+        while self._blocks and self._blocks[0][0] + len(self._blocks[0][1]) <= stop:
             self._blocks.popleft()
-
-
-def _stop(first: int, frames: Frames) -> int:
-    return first + len(frames)
 
 
 class FlushThread:
@@ -197,16 +182,10 @@ class FlushThread:
     """
 
     def __init__(
-        self,
-        buffer: FrameBuffer,
-        append: Callable[[Frames, int], None],
-        row_length: Callable[[], int],
-        flush_s: float,
-        flush_nbytes: int,
+        self, buffer: FrameBuffer, array: GrowingArray, flush_s: float, flush_nbytes: int
     ) -> None:
-        self._buffer, self._append = buffer, append
+        self._buffer, self._array = buffer, array
         self._flush_s, self._flush_nbytes = flush_s, flush_nbytes
-        self._row_length = row_length
         self.changed = threading.Condition()
         """Guards the buffer and all below; waits for no I/O."""
         self.error: BaseException | None = None
@@ -269,8 +248,7 @@ class FlushThread:
         buffer = self._buffer
         n_at_once = max(1, self._flush_nbytes // (buffer.frame_nbytes or 1))
         stop = min(buffer.end, buffer.n_durable + n_at_once)
-        row_length = self._row_length()
-        rows_end = stop // row_length * row_length
+        rows_end = stop // self._array.row_length * self._array.row_length
         if buffer.nbytes >= self._flush_nbytes and rows_end > buffer.n_durable:
             return rows_end  # a shard with some frames would be stored twice
         return stop
@@ -288,7 +266,7 @@ class FlushThread:
                 parts = buffer.frames_up_to(stop)
             error: BaseException | None = None
             try:
-                self._append(np.concatenate(parts), start)
+                self._array.append(np.concatenate(parts), start)
             except BaseException as raised:
                 error = raised
             with self.changed:

@@ -56,7 +56,7 @@ class GrowingArray:
         self._private = store._of(self._engine, False)
         self.appends = self._engine.appends
         self._array: AsyncArray[Any] | None = None  # as it was opened, or created
-        self._row_length = 1
+        self.row_length = 1  # frames in a shard
         self.first = self._target = 0  # frames when it was opened, and after the last attempt
         self._node = Node("v3", path)
         self._form: dict[str, Any] = {}
@@ -117,7 +117,7 @@ class GrowingArray:
         place = StorePath(self._private, self.path)
         array = sync(AsyncArray.open(place, zarr_format=zarr_format))
         self.first = self._target = array.shape[0]
-        self._row_length = (self._private.shard_shape(self.path) or geometry.chunk_shape)[0]
+        self.row_length = (self._private.shard_shape(self.path) or geometry.chunk_shape)[0]
         self._array = array
 
     def check_or_create(self, frames: npt.NDArray[Any]) -> None:
@@ -129,29 +129,21 @@ class GrowingArray:
             self._find()
         array = self._array
         assert array is not None
-        if frames.shape[1:] != array.shape[1:] or not np.can_cast(
-            frames.dtype, array.dtype, "equiv"
-        ):
+        is_like = np.can_cast(frames.dtype, array.dtype, "equiv")
+        if frames.shape[1:] != array.shape[1:] or not is_like:
             raise SpecError(
                 f"frames of {self.path!r} have the shape {array.shape[1:]} and are "
                 f"{array.dtype}, got {frames.shape[1:]} and {frames.dtype}"
             )
 
-    def row_length(self) -> int:
-        """Return the number of frames in a shard, which the array has when it is created."""
-        return self._row_length
-
     def append(self, frames: npt.NDArray[Any], n_durable: int) -> None:
         """Store frames behind the end, and then move the end behind them."""
-        stop = n_durable + len(frames)
-        self._write(frames, n_durable, stop)
-        self._move_end(stop, n_durable)
-
-    def _write(self, frames: npt.NDArray[Any], start: int, stop: int) -> None:
         assert self._array is not None
+        stop = n_durable + len(frames)
         metadata = self._array.metadata.update_shape((stop, *frames.shape[1:]))
         grown = AsyncArray(metadata, self._array.store_path, self._array.config)
-        sync(grown.setitem(slice(start, stop), frames))
+        sync(grown.setitem(slice(n_durable, stop), frames))
+        self._move_end(stop, n_durable)
 
     def _move_end(self, n_frames: int, n_durable: int) -> None:
         # After an error this writer does not know whether its last compare and swap was done.

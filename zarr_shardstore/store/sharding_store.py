@@ -36,86 +36,84 @@ _OF_THE_DRAFT = ("set_partial_values", "erase", "erase_values", "erase_prefix")
 class ShardingStore(Upkeep, DirectReads, KeyValues):
     """Zarr store that packs many chunks into one object of the store it wraps.
 
-    Its users see plain chunks; the wrapped store has shards. Keys that are no chunks of a
-    sharded array pass through.
+    You read and write chunks as ever. The wrapped store, the *base store*, holds shards: objects
+    of many chunks each. Keys that are not chunks of a sharded array pass through unchanged.
 
     Parameters
     ----------
     store
-        The base store: any zarr store, local path, URL, fsspec file system or mapper, obstore
-        store, or ``MutableMapping[str, bytes]`` such as a dict. A path is that of a directory,
-        or of a zip archive to read; to write one, pass a ``zarr.storage.ZipStore``. Of a
-        ``zarr.Group`` or a ``StorePath`` the objects below its path are wrapped.
+        The base store: a zarr store, a local path, a URL, an fsspec file system or mapper, an
+        obstore store, or a mapping from keys to bytes such as a dict. A path may also name a zip
+        archive to read; to write one, pass a ``zarr.storage.ZipStore``. A ``zarr.Group`` or a
+        ``StorePath`` stands for the objects below its path.
     chunks_per_shard : int, tuple of int, "auto", mapping, optional
-        Chunks per shard of new arrays. An int counts for every dimension. A tuple leaves alone
-        arrays of another number of dimensions. ``"auto"`` makes shards of 10 to 100 MB, by the
-        size of a chunk before compression. A mapping gives one of these, or ``None``, by array
-        path or pattern (``"raw/*"``). Stored arrays keep their declaration. Without any metadata
-        the option declares each array under ``data/root/``, and the arrays that a mapping names.
-        ``None`` shards nothing. Nor does a store without the option: it says so by an
-        `UnshardedWarning` when it creates its first array in a store that has none.
+        Chunks per shard of new arrays. Stored arrays keep the shards that they have.
 
-        A mapping from names of dimensions to whole numbers, ``{"time": 24, "y": 4}``, is for the
-        arrays that have one of them; along all other dimensions a shard has one chunk. Where an
-        array has the path of a key, that key counts alone, or there is an error if the dimensions
-        say something else. ``{"raw/*": {"time": 24}}`` is by dimension for some arrays. The names
-        are v3's ``dimension_names``, xarray's ``_ARRAY_DIMENSIONS``, or OME-Zarr's axes if the
-        group has them before the array.
+        - An int counts for every dimension: ``4``.
+        - A tuple has one number for each dimension, and leaves other arrays alone: ``(1, 8, 8)``.
+        - ``"auto"`` makes shards of 10 to 100 MB before compression.
+        - A mapping from dimension names to numbers, ``{"time": 24, "y": 4}``, is for the arrays
+          that have one of these dimensions. Along all others a shard has one chunk. The names are
+          ``dimension_names`` of Zarr v3, ``_ARRAY_DIMENSIONS`` of xarray, or the axes that the
+          OME-Zarr group has before the array is made.
+        - A mapping from paths or patterns has one of the above, or ``None``, for each:
+          ``{"raw/*": 8, "labels": None}``. The rule for the exact path of an array comes first.
+        - ``None`` shards nothing. If you leave the option out, nothing is sharded either, and
+          the first array of a new store gives an `UnshardedWarning`.
 
-        New shards of more than 255 chunks are clipped to the grid, along the first dimension only
-        those of more than 16,384: an array that grows by appends fills its last shard.
+        A new shard of more than 255 chunks is cut to the size of the grid. Along the first
+        dimension only one of more than 16,384 is cut, because arrays grow there. In a store
+        without metadata the option declares each array under ``data/root/``, and each array that
+        a mapping names.
     shard_nbytes : int or str, optional
-        Bytes that a shard of a new array has at most, before compression, if it has more than one
-        chunk: ``64_000_000``, ``"64 MB"``, ``"64 MiB"``. It takes the place of `chunks_per_shard`.
+        Largest size of a new shard before compression: ``64_000_000``, ``"64 MB"``, ``"64 MiB"``.
+        It takes the place of `chunks_per_shard`. A shard has at least one chunk.
     declaration : {"codec", "storage_transformers"}, optional
-        How metadata of new v3 arrays says that they are sharded: by the ``sharding_indexed``
-        codec, which every v3 reader reads (the default), or by the draft's storage
-        transformer. Draft arrays have the transformer, v2 arrays a marker in their filters.
+        How the metadata of a new v3 array says that it is sharded. Every v3 reader reads the
+        default, the ``sharding_indexed`` codec; the other is the draft's storage transformer.
     storage_transformers : str, mapping, sequence of these, optional
-        The stack of new arrays, nearest to the array first, as names or as metadata writes
-        them: ``["crc32c", "sharding"]``. A ``"sharding"`` without a configuration takes
-        `chunks_per_shard`, and is left out where that does not name the array.
+        The stack of transformers of new arrays, nearest to the array first, by name or as in
+        metadata: ``["crc32c", "sharding"]``. A ``"sharding"`` without a configuration takes
+        `chunks_per_shard`, and is left out of arrays that this does not name.
     index_codecs, index_location : optional
-        Form of the shard index of new arrays, as in ZEP 2: ``["bytes", "crc32c"]`` at the
-        ``"end"``; in the draft's transformer ``["bytes"]`` at the ``"end"``.
+        Form of the shard index of new arrays, as in ZEP 2. By default it has a checksum and is at
+        the end: ``["bytes", "crc32c"]``, ``"end"``. The draft's index has no checksum.
     native : {"flat", "passthrough"}
-        Treatment of arrays with a ``sharding_indexed`` codec, whichever program wrote them:
-        their inner chunks appear as chunks, or the arrays pass through as they are.
+        Whether arrays with a ``sharding_indexed`` codec, of any writer, show their inner chunks
+        or pass through as they are.
     order : {"morton", "C", "F"}
-        Order in which the entries of a shard are written.
+        Order in which a shard that is written at once has its chunks.
     strategy : {"auto", "append", "rewrite"}
-        How a shard is changed. ``"append"`` writes the chunk into a gap of the file, and its place
-        into the index; it is for local files with ``locking="os"``. ``"rewrite"`` stores the whole
-        shard again. ``"auto"`` appends where that is possible.
+        How a shard is changed. ``"append"`` writes the chunk into a gap of the file and updates
+        the index; it needs local files and ``locking="os"``. ``"rewrite"`` stores the whole shard
+        again. ``"auto"`` appends where it can.
     locking : {"os", "lockfile", "none"}
-        Protection of a shard on local files against a second process: a lock of the operating
-        system on ``KEY.__lock``; that file alone, for network file systems without locks (a
-        killed writer leaves it behind); or nothing. tensorstore has the same two modes; all
-        writers of a store must use the same one.
+        How a shard on local files is protected against other processes: by a lock of the
+        operating system on ``KEY.__lock``; by the mere existence of that file, for network file
+        systems without locks; or not at all. A killed writer leaves a lock file behind. All
+        writers of a store, tensorstore too, must use the same mode.
     durability : {"process", "power"}
-        A finished write on local files survives the end of its process, or a loss of power, too.
-        For the latter the file and its directories are synced, some milliseconds a write. Object
-        stores keep each acknowledged write.
+        Whether a finished write on local files also survives a loss of power. ``"power"`` syncs
+        the file and its directories, which takes some milliseconds a write. Object stores keep
+        each acknowledged write.
     max_dead_bytes : int, optional
-        Dead bytes that replaced and erased chunks may leave in a shard file with ``"append"``. A
-        write that would leave more stores the shard again without them.
+        Dead bytes that replaced and erased chunks may leave in a shard file. An append that would
+        leave more stores the shard again without them.
     max_dead_share : float
-        Largest share of the data of a shard that may be dead when the shard is full, flushed or
-        has no room; if more is dead it is stored again. 1 keeps every byte of a shard file until
-        all its chunks are written in one call or erased, or `compact` is called.
+        Largest dead share of the data of a shard that is full, flushed or out of room; above it
+        the shard is stored again. With 1 that happens in `compact` and complete writes only.
     max_gap_bytes, max_coalesced_bytes : int, optional
-        Largest gap between two entries that one request reads along (4 KiB), and largest request
-        of several entries (16 MiB). Behind a network, if there are more requests than run
-        concurrently, the gap may be 16 times as large.
+        Largest gap that one request reads along between two chunks (4 KiB), and largest request
+        for several chunks (16 MiB). On remote stores a busy read takes gaps 16 times as large.
     storage_options : mapping, optional
-        If `store` is a URL: options of obstore (``access_key_id``, ``endpoint``), or those of
-        fsspec (``key``, ``endpoint_url``). URLs of S3, GCS and Azure go through obstore if it is
-        installed and all options can be spelled for it, otherwise through fsspec; ``repr`` shows
-        which. Without keys those of the environment count, or of the AWS profile.
+        Options for a URL: those of obstore (``access_key_id``, ``endpoint``) or of fsspec
+        (``key``, ``endpoint_url``). S3, GCS and Azure go through obstore if it is installed and
+        knows all options, otherwise through fsspec; ``repr`` shows which. Keys that you leave out
+        come from the environment or the AWS profile.
     static : bool
-        Promise that nothing else changes shards while this store lives. Then indexes are cached
-        also on remote base stores that tell no versions: fsspec's. Otherwise they are cached
-        where an ETag or the state of a file shows that they are still valid.
+        Promise that nothing else changes shards while this store is open. Then indexes are cached
+        even if the base store has no versions, as with fsspec. Otherwise a cached index counts
+        only while an ETag or the state of the file shows that it is valid.
     read_only : bool
         Refuse writes.
 
@@ -126,14 +124,13 @@ class ShardingStore(Upkeep, DirectReads, KeyValues):
 
     Notes
     -----
-    Thread safety: threads and tasks of one process may read and write the same shards, also
-    through several stores on the same base. So may processes on local files and, through obstore,
-    on object stores. No update is lost. Through fsspec on object stores only one process may write
-    a shard at a time.
+    Thread safety: threads, tasks and other stores of one process may read and write the same
+    shards. So may other processes, on local files and through obstore on object stores; no
+    update is lost. Through fsspec on an object store, only one process may write a shard at a time.
 
-    Cost in requests of the base store: a read takes two rounds, first the indexes that are not
-    cached, then coalesced spans. A write of a whole shard takes one request. A write of a part
-    takes one read and one write of the shard. The first use of an array reads its document, too.
+    Cost in requests to the base store: a read takes two rounds, one for the indexes that are not
+    cached and one for the chunks. A write of a whole shard takes one request, a write of a part
+    one read and one write. The first use of an array also reads its metadata.
 
     Examples
     --------
@@ -237,15 +234,15 @@ class ShardingStore(Upkeep, DirectReads, KeyValues):
     # ------------------------------------------------------------------- writes
 
     async def update(self, keys: Sequence[str], function: Function) -> None:
-        """Replace values by what a function makes of them; no update of others is lost.
+        """Replace values by the results of a function, without losing an update of others.
 
         Parameters
         ----------
         keys
-            Keys of chunks, or of other values that are no metadata; each once.
+            Keys of chunks, or of other values except metadata, each once.
         function
-            Gets the values of all keys in their order, as bytes, ``None`` for a missing one, and
-            returns the list of the new ones. ``None`` erases.
+            Takes the list of the values as bytes, ``None`` for each missing one, and returns the
+            list of the new values. ``None`` erases.
 
         Raises
         ------
@@ -254,18 +251,18 @@ class ShardingStore(Upkeep, DirectReads, KeyValues):
 
         Notes
         -----
-        Keys of one shard change together, at one instant. Shards change one after another. If a
-        shard has changed since it was read, the function is called again with its values, and for
-        keys of other shards with those that it saw before. A chunk that is not sharded is a shard
-        of its own.
+        The keys of one shard change at one instant, and shards change one after another. If a
+        shard has changed since it was read, the function is called again, with new values for the
+        keys of this shard and the same values for all others. A chunk that is not sharded counts
+        as a shard.
 
-        The function may be called several times, in any thread, also while the shard is locked:
-        it has no side effects, is quick, and does not use the store. Its exception reaches the
-        caller; the shard stays as it is, and those that were changed before keep their changes.
+        The function may run several times, in any thread, and while the shard is locked. So it
+        must be quick, have no side effects, and not use the store. If it raises, the shard stays
+        as it is, earlier shards keep their changes, and you get the exception.
 
-        Of which base stores other processes are safe, too: those where no update of a shard is
-        lost. In a batch, the update is stored immediately. On object stores, erasing a value that
-        is no chunk of a shard is not protected against other processes.
+        Updates of other processes are safe where no update of a shard is lost. On object stores
+        one case is not: an erased value that is not a chunk of a shard. A batch does not delay an
+        update.
 
         Examples
         --------
@@ -288,20 +285,20 @@ class ShardingStore(Upkeep, DirectReads, KeyValues):
     def batch(self, *, max_nbytes: int | None = None) -> Batch:
         """Return a block that buffers writes of chunks, so that each shard is stored once.
 
-        Use it by ``with`` or ``async with``. `Batch` documents reads while it is open, the end
-        by an exception, and several batches of one store.
+        Use it with ``with`` or ``async with``. `Batch` describes reads in a block, exceptions, and
+        several batches of one store.
 
         Parameters
         ----------
         max_nbytes : int, optional
-            When more is buffered, the shards with the most bytes are stored. 256 MiB.
+            Largest size of the buffer. Above it the fullest shards are stored. 256 MiB.
 
         Raises
         ------
         SpecError
             If `max_nbytes` is no size, or the store is read-only.
         UnpublishedError
-            When the block ends, if shards could not be stored; it names them.
+            If shards could not be stored when the block ends. The error names them.
 
         Examples
         --------
@@ -335,14 +332,14 @@ class ShardingStore(Upkeep, DirectReads, KeyValues):
         Parameters
         ----------
         path
-            Path of the array. It is continued at its end, or created for the first frames.
+            Path of the array. The writer continues it at its end, or creates it.
         frames : n x shape of a frame, optional
             The first frames to append.
         flush_s : float, optional
-            Seconds between two flushes while frames come; ``inf``: no flush by time. By default 1
-            where chunks are appended to shards, and 10 where each flush stores a shard again.
+            Seconds between two flushes while frames arrive; ``inf`` means no flush by time. By
+            default 1 if chunks are appended to shards, and 10 if each flush rewrites a shard.
         flush_nbytes : int
-            Bytes of frames that are flushed before that time: whole shards, if there are such.
+            Bytes of buffered frames that cause an earlier flush, of whole shards if possible.
         **create
             Options of ``zarr.create_array`` for a new array. By default a frame is a chunk.
 
@@ -351,8 +348,8 @@ class ShardingStore(Upkeep, DirectReads, KeyValues):
         SpecError
             If an argument is not valid, the store is read-only, or the array cannot grow.
         ShardConflictError
-            If another writer appends frames to the array: on local files one of any process, on
-            other base stores one of this process.
+            If the array has another writer of frames: on local files one of any process, on other
+            base stores one of this process.
         UnsupportedError
             If nothing can be replaced in the base store, as in a zip archive.
 

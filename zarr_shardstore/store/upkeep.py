@@ -19,12 +19,11 @@ class Upkeep(EngineStore):
     """Facts about arrays and requests; compaction, consolidation, flush and close."""
 
     def refresh(self) -> None:
-        """Drop the cached metadata of arrays; it is read again when it is next needed.
+        """Drop the cached metadata of arrays; the next use of an array reads it again.
 
-        Call it when another process created, removed, moved or re-declared an array that this
-        store has used. Call it also after a change of metadata in the base store. Writes through
-        this store, and through any other `ShardingStore` or `ShardingMapping` of this process,
-        count immediately. A resize by another process needs no call.
+        Call it after another process created, removed, moved or re-declared an array that this
+        store has used, and after a change of metadata in the base store. The stores of this
+        process see each other's changes immediately. A resize by another process needs no call.
         """
         invalidate_documents()
 
@@ -45,12 +44,11 @@ class Upkeep(EngineStore):
         return self._engine.driver.counters.stats()
 
     def shard_shape(self, path: str) -> tuple[int, ...] | None:
-        """Return the shape of the shards of an array, in elements. The call blocks.
+        """Return the shape of the shards of an array in elements; ``None`` if it has none.
 
-        ``None`` if the array is not sharded: each chunk is an object of its own. Writes of regions
-        that begin and end at multiples of this shape store each shard once. The shape is clipped
-        to the grid: ask again after the array has grown. zarr's ``z.shards`` shows ``None`` here,
-        because users of this store see plain chunks.
+        The call blocks. A write of a region that begins and ends at multiples of this shape stores
+        each shard once. Shards do not exceed the grid: ask again after the array has grown. zarr's
+        ``z.shards`` is ``None``, because users of this store see plain chunks.
 
         Raises
         ------
@@ -75,12 +73,12 @@ class Upkeep(EngineStore):
         path
             Path of the array.
         region : tuple of slice, optional
-            In chunk coordinates; ``None``: the whole grid.
+            Part of the chunk grid, in chunk coordinates. By default the whole grid.
 
         Returns
         -------
         ndarray of bool
-            The shape is that of the chunk grid, or of the region.
+            One element for each chunk of the grid or the region.
 
         Raises
         ------
@@ -91,8 +89,8 @@ class Upkeep(EngineStore):
 
         Notes
         -----
-        Cost: a listing of the directory of the shards, and the indexes that are not cached; after
-        `consolidate_index` a single object instead.
+        Cost: a listing of the shards, and their indexes unless they are cached. After
+        `consolidate_index` the call reads a single object instead.
 
         Examples
         --------
@@ -108,11 +106,11 @@ class Upkeep(EngineStore):
         return await self._run(flow, only_reads=True)
 
     async def flush(self) -> None:
-        """Seal every shard file of this base store that this process has appended to.
+        """Seal each shard file that this process has appended to.
 
-        All writes are stored already. To seal a shard is to remove its journal and its gap for
-        later chunks. A shard of which more than half is dead is compacted. `close` and the end of
-        the process seal shards, too.
+        All writes are stored already. Sealing a shard removes its journal and its gap for later
+        chunks, and compacts it if more than half of it is dead. `close` and the end of the
+        process also seal shards.
         """
         await seal_all_async(self._engine.driver.backend, self._engine.options.order)
 
@@ -121,15 +119,15 @@ class Upkeep(EngineStore):
         seal_all(self._engine.driver.backend, self._engine.options.order)
 
     async def compact(self, prefix: str = "") -> None:
-        """Store shards without dead bytes, those below a prefix that have any.
+        """Store the shards below a prefix again, without their dead bytes.
 
-        Erased and replaced chunks, and indexes that were moved, leave dead bytes in a file. Other
-        writers may write concurrently.
+        Erased and replaced chunks, and moved indexes, leave dead bytes in a file. Other writers may
+        continue meanwhile.
 
         Raises
         ------
         CorruptShardError
-            If a shard is damaged; it stays unchanged, and all others are compacted.
+            If a shard is damaged. It stays unchanged; all others are compacted.
         """
         self._check_writable()
         await self._run(self._engine.operations.flusher.flush_below(prefix))
@@ -146,21 +144,20 @@ class Upkeep(EngineStore):
     async def consolidate_index(self, path: str = "") -> list[str]:
         """Store a copy of the indexes of all shards, in one object for each array.
 
-        A reader through an object store then reads that one object instead of an index for each
-        shard. The object is never trusted: the version of each reply tells whether the shard has
-        changed since, and such a shard is read by its own index. So the object may be written at
-        any time, and again when many shards have changed.
+        A reader of an object store then reads one object instead of an index for each shard. If a
+        shard has changed since, the version in its reply says so, and the reader takes the index
+        of the shard. So you may consolidate at any time, and again after many changes.
 
         Parameters
         ----------
         path
-            Path of an array or a group; ``""``: all sharded arrays of the store.
+            Path of an array or a group. By default all sharded arrays of the store.
 
         Returns
         -------
         list of str
-            Paths of the arrays. Left out are those without a stored shard, those that only
-            ``chunks_per_shard`` declares, and those with storage transformers below the shards.
+            Paths of the consolidated arrays. Arrays without a stored shard are left out, also those
+            that only ``chunks_per_shard`` declares, and those with transformers below the shards.
 
         Raises
         ------
@@ -171,10 +168,9 @@ class Upkeep(EngineStore):
 
         Notes
         -----
-        On local files the versions are size and time of last change, so that the directory
-        profits when it is served by HTTP. The call waits two seconds for files that have changed
-        just now. Reads of local files do not need it. Uploads do not keep these times:
-        consolidate the copy, too.
+        On local files the versions are sizes and times of the last change. This helps readers by
+        HTTP; local readers do not need it. The call waits two seconds if a file has just changed.
+        An upload does not keep the times: consolidate the copy again.
         """
         self._check_writable()
         flow = self._engine.consolidation(path)
