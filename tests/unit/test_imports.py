@@ -49,6 +49,16 @@ with contextlib.suppress(SystemExit), contextlib.redirect_stdout(io.StringIO()):
     assert not {m for m in modules if m.split(".")[0] in ("zarr", "numpy", "fsspec", "asyncio")}
 
 
+def test_an_import_brings_what_is_needed() -> None:
+    """What only some calls need is imported by these calls."""
+    before = modules_after("import zarr")
+    brought = modules_after("import zarr; from zarr_shardstore import ShardingStore") - before
+    rare = ("argparse", "crc32c", "difflib", "fsspec.implementations.dirfs", "obstore", "secrets")
+    assert not brought & set(rare)
+    rooms = {name.split(".")[1] for name in brought if name.startswith("zarr_shardstore.")}
+    assert not rooms & {"access", "cli", "interop", "tools"}
+
+
 def test_public_names() -> None:
     """All that is announced is there, and nothing else is guessed."""
     for name in zarr_shardstore.__all__:
