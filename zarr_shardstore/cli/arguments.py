@@ -31,7 +31,7 @@ _DASK_WAIT_S = 10
 
 
 def parse_all(options: dict[str, Any]) -> dict[str, Any]:
-    """Parse the options of a command; `work` takes the place of those of executors."""
+    """Parse the options of a command; `work` takes the place of the three options of `EXECUTOR`."""
     options = {name: _parse(name, value) for name, value in options.items()}
     if "workers" in options:
         options["work"] = partial(working, *[options.pop(name) for name in EXECUTOR.split()])

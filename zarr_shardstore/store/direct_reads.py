@@ -31,7 +31,7 @@ from zarr_shardstore.format.keys import Coords
 from zarr_shardstore.io.concurrency import worker_pool
 from zarr_shardstore.metadata.documents import Node
 from zarr_shardstore.operations.locate import array_at
-from zarr_shardstore.store.engine import EngineStore, part_of_sharding_store, twin_of
+from zarr_shardstore.store.engine import EngineStore, documented_like, part_of_sharding_store
 from zarr_shardstore.zarr_hooks.chunk_codec import ChunkCodec
 
 Values: TypeAlias = Sequence[bytes | memoryview | None]
@@ -119,7 +119,7 @@ class ChunkReader:
     def read(
         self, get: Callable[[list[str]], Values], coords: Any, out: Any, *, is_local: bool
     ) -> None:
-        """Read and decode chunks into an array, those of one unit while the next one is read."""
+        """Read chunks in units, and decode each unit into an array while the next one is read."""
         keys = self.keys(coords)
         length = max(1, (_LOCAL_UNIT_NBYTES if is_local else _UNIT_NBYTES) // self._nbytes)
         jobs: list[Future[None]] = []
@@ -130,13 +130,13 @@ class ChunkReader:
                 _results(jobs)
                 jobs = self._decode(keys[unit], values, out[unit], is_last=unit.stop >= len(keys))
         finally:
-            wait(jobs)  # nothing writes into `out` after an error
+            wait(jobs)  # no thread writes into `out` after an error
         _results(jobs)
 
     def _decode(
         self, keys: Sequence[str], values: Values, out: npt.NDArray[Any], *, is_last: bool
     ) -> list[Future[None]]:
-        """Decode in threads; little that nothing is read beside, in this one."""
+        """Decode chunks in threads, or in this one if they are few and the last."""
         length = max(1, _RUN_NBYTES // self._nbytes)
         if is_last and len(values) <= length:
             self._decode_run(keys, values, out)
@@ -235,7 +235,7 @@ class DirectReads(EngineStore):
         reader.read(self._encoded, wanted, result, is_local=self._engine.is_local)
         return result
 
-    @twin_of(read_chunks, "in a thread; a cancelled call still ends there, and may fill `out`")
+    @documented_like(read_chunks, "in a thread, which ends its work also if the call is cancelled")
     async def read_chunks_async(
         self, path: str, coords: npt.ArrayLike, *, out: npt.NDArray[Any] | None = None
     ) -> npt.NDArray[Any]:

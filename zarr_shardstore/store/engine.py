@@ -245,7 +245,7 @@ class ShardingEngine:
             job, _ = waiting[0]
             if not job.done():
                 await asyncio.wait([asyncio.wrap_future(job)])
-            with suppress(ValueError):  # a writer in another event loop has waited for it, too
+            with suppress(ValueError):  # another event loop has also waited for it
                 buffer.encoding.remove(waiting[0])
         if due := buffer.due():
             await self.driver.run_async(self.operations.flusher.flush_shards(due))
@@ -274,7 +274,7 @@ class ShardingEngine:
         return consolidate_below(operations.listing, operations.arrays, path)
 
     def check_consolidation(self) -> None:
-        """Raise `UnsupportedError` if the base store tells no versions."""
+        """Raise `UnsupportedError` if the base store has no versions of its objects."""
         if not self.driver.backend.has_lasting_versions:
             raise UnsupportedError(
                 f"{self.driver.backend!r} tells no versions of its objects, so no reader could "
@@ -283,14 +283,14 @@ class ShardingEngine:
             )
 
 
-def twin_of(method: Callable[..., Any], how: str) -> Callable[[F], F]:
-    """Make a decorator that copies the docstring of a method, with a note how its twin differs."""
+def documented_like(method: Callable[..., Any], how: str) -> Callable[[F], F]:
+    """Make a decorator that copies the docstring of a method, with a note on the difference."""
     first, _, rest = (getdoc(method) or "").partition("\n")
 
-    def decorate(twin: F) -> F:
+    def decorate(other: F) -> F:
         note = f"As `{method.__name__}`, {how}."
-        twin.__doc__ = f"{first}\n\n{note}\n{rest}"
-        return twin
+        other.__doc__ = f"{first}\n\n{note}\n{rest}"
+        return other
 
     return decorate
 
@@ -301,8 +301,8 @@ def _as_base(name: str) -> property:
 
 
 def part_of_sharding_store(cls: type[C]) -> type[C]:
-    """Name the methods of a class as those of `ShardingStore`, the class that users know: in their
-    pickles, and in warnings of coroutines that are not awaited."""
+    """Name the methods of a class as methods of `ShardingStore`, the class that users know. Pickles
+    of methods and warnings about missing awaits have these names."""
     for name, member in vars(cls).items():
         if isfunction(member):
             member.__module__ = "zarr_shardstore.store.sharding_store"

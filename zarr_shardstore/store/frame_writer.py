@@ -69,7 +69,7 @@ class FrameWriter:
     def n_durable(self) -> int:
         """Number of frames that are stored, and in the array for every reader.
 
-        They survive a kill of this process; a loss of power, too, if the store has
+        They survive a kill of this process. They also survive a loss of power if the store has
         ``durability="power"`` or is an object store.
         """
         return self._buffer.n_durable
@@ -92,7 +92,7 @@ class FrameWriter:
         Raises
         ------
         SpecError
-            If the shape or the data type is not that of the array, or the writer is closed.
+            If the array has another shape or data type, or the writer is closed.
         ShardConflictError
             If another writer has changed the array.
         """
@@ -115,7 +115,7 @@ class FrameWriter:
             self._thread.flush()
 
     def close(self) -> None:
-        """Flush, seal the shards, and let other writers append; once more is nothing."""
+        """Flush, seal the shards, and let other writers append; a second call has no effect."""
         self._thread.close()
         if not self._array.close():
             return
@@ -196,7 +196,7 @@ class FlushThread:
 
     @property
     def has_ended(self) -> bool:
-        """Whether it stores nothing any more; a forked child has no thread of its parent."""
+        """Whether the thread has ended, as in a forked child, or will end."""
         return self._is_closed or (self._thread is not None and not self._thread.is_alive())
 
     def wait_for_room(self) -> None:

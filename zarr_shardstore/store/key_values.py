@@ -1,4 +1,4 @@
-"""`KeyValues`: the operations of zarr's ``Store``, and those of `ShardedCodecPipeline`.
+"""`KeyValues`: the operations of zarr's ``Store``, and the requests of `ShardedCodecPipeline`.
 
 Source: zarr-python 3, ``zarr.abc.store``, and the methods that its codec pipelines look for.
 """

@@ -22,7 +22,7 @@ from zarr_shardstore.operations.joint_update import Function
 from zarr_shardstore.operations.listing import Region, chunks_initialized, raise_first
 from zarr_shardstore.operations.locate import Location, locate
 from zarr_shardstore.shards.requests import Flow
-from zarr_shardstore.store.engine import twin_of
+from zarr_shardstore.store.engine import documented_like
 from zarr_shardstore.store.options import ShardingOptions
 from zarr_shardstore.store.sharding_store import ShardingStore
 
@@ -35,7 +35,7 @@ Keys: TypeAlias = list[str]
 def _of_store(
     method: Callable[Concatenate[ShardingStore, P], T],
 ) -> Callable[Concatenate[ShardingMapping, P], T]:
-    """Return a method of the store, with its documentation, as that of the mapping."""
+    """Return a method of the mapping that calls a method of its store, with the same docstring."""
 
     @wraps(method)
     def call(self: ShardingMapping, /, *args: P.args, **kwargs: P.kwargs) -> T:
@@ -115,7 +115,7 @@ class ShardingMapping(MutableMapping[str, bytes]):
     shard_shape = _of_store(ShardingStore.shard_shape)
     batch = _of_store(ShardingStore.batch)
 
-    @twin_of(ShardingStore.chunks_initialized, "blocking")
+    @documented_like(ShardingStore.chunks_initialized, "blocking")
     def chunks_initialized(self, path: str, region: Region = None) -> npt.NDArray[np.bool_]:
         return self._run(chunks_initialized(self._engine.operations.flusher, path, region))
 

@@ -22,7 +22,7 @@ from zarr_shardstore.operations.joint_update import Function
 from zarr_shardstore.shards.append import MAX_DEAD_SHARE
 from zarr_shardstore.shards.stack import Strategy
 from zarr_shardstore.store.direct_reads import DirectReads
-from zarr_shardstore.store.engine import ShardingEngine, twin_of
+from zarr_shardstore.store.engine import ShardingEngine, documented_like
 from zarr_shardstore.store.frame_writer import DEFAULT_FLUSH_NBYTES, FrameWriter
 from zarr_shardstore.store.key_values import KeyValues
 from zarr_shardstore.store.options import IndexCodecs, IndexLocation, ShardingOptions, Transformers
@@ -277,7 +277,7 @@ class ShardingStore(Upkeep, DirectReads, KeyValues):
         """
         await self._write(self._engine.operations.update(items_of("keys", keys), function))
 
-    @twin_of(update, "blocking")
+    @documented_like(update, "blocking")
     def update_sync(self, keys: Sequence[str], function: Function) -> None:
         self._check_writable()
         self._engine.driver.run(self._engine.operations.update(items_of("keys", keys), function))

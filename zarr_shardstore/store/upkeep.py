@@ -1,4 +1,4 @@
-"""`Upkeep`: what a store tells about its arrays, and what keeps its shards in order."""
+"""`Upkeep`: facts about the arrays of a store; flush, compaction and consolidation."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from zarr_shardstore.io.counters import Stats
 from zarr_shardstore.io.seal import seal_all, seal_all_async
 from zarr_shardstore.operations.listing import Region, chunks_initialized
 from zarr_shardstore.operations.locate import shard_shape
-from zarr_shardstore.store.engine import EngineStore, part_of_sharding_store, twin_of
+from zarr_shardstore.store.engine import EngineStore, documented_like, part_of_sharding_store
 
 
 @part_of_sharding_store
 class Upkeep(EngineStore):
-    """Facts about arrays and requests; compaction, consolidation, flush and close."""
+    """Methods for facts about arrays and requests, and for the order of shard files."""
 
     def refresh(self) -> None:
         """Drop the cached metadata of arrays; the next use of an array reads it again.
@@ -114,7 +114,7 @@ class Upkeep(EngineStore):
         """
         await seal_all_async(self._engine.driver.backend, self._engine.options.order)
 
-    @twin_of(flush, "blocking")
+    @documented_like(flush, "blocking")
     def flush_sync(self) -> None:
         seal_all(self._engine.driver.backend, self._engine.options.order)
 
@@ -134,7 +134,7 @@ class Upkeep(EngineStore):
         driver, flow = self._engine.compaction(prefix)
         await driver.run_async(flow)
 
-    @twin_of(compact, "blocking")
+    @documented_like(compact, "blocking")
     def compact_sync(self, prefix: str = "") -> None:
         self._check_writable()
         self._engine.driver.run(self._engine.operations.flusher.flush_below(prefix))
@@ -177,7 +177,7 @@ class Upkeep(EngineStore):
         await self.flush()
         return await self._run(flow)
 
-    @twin_of(consolidate_index, "blocking")
+    @documented_like(consolidate_index, "blocking")
     def consolidate_index_sync(self, path: str = "") -> list[str]:
         self._check_writable()
         flow = self._engine.consolidation(path)

@@ -265,7 +265,7 @@ def empty_chunk(spec: ArraySpec) -> tuple[NDBuffer, ArraySpec]:
 
 
 def _nbytes(parts: Sequence[ChunkPart]) -> int:
-    """Return the size of decoded chunks of one array in bytes; of texts that of the pointers."""
+    """Return the size of decoded chunks in bytes; a text counts as a pointer."""
     spec = parts[0].spec
     return len(parts) * math.prod(spec.shape) * spec.dtype.to_native_dtype().itemsize
 

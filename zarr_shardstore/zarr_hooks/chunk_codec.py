@@ -26,7 +26,7 @@ from zarr.core.buffer import Buffer, NDBuffer
 _Step: TypeAlias = Callable[[Any, ArraySpec], Any]
 
 _OF_NUMCODECS = ("zarr.codecs._v2", "zarr.codecs.numcodecs._codecs")
-"""Modules of zarr 3.1 whose codecs await nothing but calls of numcodecs in threads."""
+"""Modules of zarr 3.1 whose codecs only await calls of numcodecs in threads."""
 
 _MAX_LEVEL = 5
 """Highest level of a cached compressor, which takes up to 5 MiB; higher levels take far more, and

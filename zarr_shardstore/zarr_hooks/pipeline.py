@@ -59,7 +59,7 @@ _LONGEST_PAUSE_S = 0.005
 
 _turns: WeakValueDictionary[tuple[int, str], asyncio.Lock] = WeakValueDictionary()
 """By event loop and key: tasks of one loop write parts of a chunk in zarr's way one by one. Without
-it nothing is lost, and most of the work is done again and again."""
+the lock most of their work would be repeated, and no part lost."""
 
 
 def _store_behind(store: Store) -> tuple[Store, str]:
@@ -112,9 +112,9 @@ class ShardedCodecPipeline(BatchedCodecPipeline):
 
     Memory: encoded and decoded chunks of 64 MiB (decoded), or of one shard if that is larger.
 
-    Thread safety: that of the store. Parts of one chunk that several writers write are all there,
-    where the store loses no update of a shard: a part is merged again inside the commit if the
-    chunk has changed since it was read.
+    Thread safety: as the store. Several writers may write parts of one chunk: where the store loses
+    no update of a shard, no part is lost. If the chunk has changed since it was read, the part is
+    merged again inside the commit.
 
     Examples
     --------
@@ -128,7 +128,7 @@ class ShardedCodecPipeline(BatchedCodecPipeline):
     """
 
     shards_argument: ShardsArgument | None = None
-    """For arrays that address shards; the codecs of the pipeline are those of their chunks."""
+    """Set for arrays that address shards; the pipeline then has the codecs of their chunks."""
 
     @classmethod
     def from_array_metadata_and_store(cls, array_metadata: ArrayMetadata, store: Store) -> Self:
@@ -140,7 +140,7 @@ class ShardedCodecPipeline(BatchedCodecPipeline):
             As the usual pipeline does; zarr then calls `from_codecs`.
         """
         drop_copied_encoding(array_metadata)
-        if type(store) is FsspecStore:  # nothing else costs a call
+        if type(store) is FsspecStore:  # all other stores cost no call
             store, _ = _store_behind(store)
         if not isinstance(store, TakesWholeOperations):
             usual: Any = usual_pipeline().from_array_metadata_and_store(array_metadata, store)
@@ -178,7 +178,7 @@ class ShardedCodecPipeline(BatchedCodecPipeline):
         out: NDBuffer,
         drop_axes: tuple[int, ...] = (),
     ) -> Any:
-        """Read all chunks of a selection into `out`; tell of each whether it is stored."""
+        """Read all chunks of a selection into `out`; return whether each is stored."""
         batch = _batch_behind(batch_info)
         if self.shards_argument is not None:
             chunks = replace(self, shards_argument=None)

@@ -121,7 +121,7 @@ class ShardsArgument(NamedTuple):
     def of(
         cls, metadata: ArrayMetadata, store: Store, usual: CodecPipeline
     ) -> ShardsArgument | None:
-        """Return that of an array which the store addresses by its chunks; ``None`` otherwise."""
+        """Make one for an array that the store addresses by its chunks; ``None`` for all others."""
         if not isinstance(metadata, ArrayV3Metadata):
             return None
         codecs = metadata.codecs
@@ -134,7 +134,7 @@ class ShardsArgument(NamedTuple):
         if not isinstance(encoding, ShardKeyEncoding):
             cps = tuple(map(floordiv, shards, metadata.chunks))
             metadata.extra_fields.update(declare_flat({}))
-            # The object is new, and zarr's constructor sets its fields in this way, too.
+            # The object is new, and zarr's constructor also sets its fields in this way.
             object.__setattr__(metadata, "chunk_key_encoding", ShardKeyEncoding(encoding, cps))
         return cls(codecs[0], usual)
 
