@@ -31,7 +31,7 @@ from zarr_shardstore.format.keys import Coords
 from zarr_shardstore.io.concurrency import worker_pool
 from zarr_shardstore.metadata.documents import Node
 from zarr_shardstore.operations.locate import array_at
-from zarr_shardstore.store.engine import EngineStore, documented_like, part_of_sharding_store
+from zarr_shardstore.store.engine import EngineStore, documented_like
 from zarr_shardstore.zarr_hooks.chunk_codec import ChunkCodec
 
 Values: TypeAlias = Sequence[bytes | memoryview | None]
@@ -178,7 +178,6 @@ def _results(jobs: Sequence[Future[None]]) -> None:
         job.result()
 
 
-@part_of_sharding_store
 class DirectReads(EngineStore):
     """Reads of chunks without zarr's array operations."""
 

@@ -300,17 +300,19 @@ def _as_base(name: str) -> property:
     return property(lambda self: getattr(self.base, name, True))
 
 
-def part_of_sharding_store(cls: type[C]) -> type[C]:
-    """Name the methods of a class as methods of `ShardingStore`, the class that users know. Pickles
-    of methods and warnings about missing awaits have these names."""
-    for name, member in vars(cls).items():
-        if isfunction(member):
-            member.__module__ = "zarr_shardstore.store.sharding_store"
-            member.__qualname__ = f"ShardingStore.{name}"
+def whole(cls: type[C]) -> type[C]:
+    """Make the methods of the parts of a store methods of the class that users know.
+
+    Help, pickles of methods, and warnings about missing awaits then name this class.
+    """
+    parts = [part for part in cls.__mro__[1:] if issubclass(part, EngineStore)]
+    for name, member in [item for part in parts for item in vars(part).items()]:
+        if isfunction(member) and name not in vars(cls):
+            member.__module__, member.__qualname__ = cls.__module__, f"{cls.__qualname__}.{name}"
+            setattr(cls, name, member)
     return cls
 
 
-@part_of_sharding_store
 class EngineStore(Store):
     """A zarr store that runs flows on an engine. Its subclasses have the operations."""
 

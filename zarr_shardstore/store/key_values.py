@@ -24,14 +24,13 @@ from zarr_shardstore.operations.listing import as_directory, raise_first
 from zarr_shardstore.operations.values import shard_ids
 from zarr_shardstore.shards.requests import PartWrite
 from zarr_shardstore.shards.shard_listing import ListedKeys
-from zarr_shardstore.store.engine import EngineStore, Value, part_of_sharding_store
+from zarr_shardstore.store.engine import EngineStore, Value
 from zarr_shardstore.zarr_hooks.pipeline import is_unsafe, warn_of_other_pipeline
 
 _KEYS_BETWEEN_TURNS = 4096
 """Keys of a listing between two turns of other tasks; a listing itself may never wait."""
 
 
-@part_of_sharding_store
 class WholeOperations(EngineStore):
     """The operations that `ShardedCodecPipeline` asks for."""
 
@@ -67,7 +66,6 @@ class WholeOperations(EngineStore):
         await self._write(engine.operations.set_many(owned), engine)
 
 
-@part_of_sharding_store
 class KeyValues(WholeOperations):
     """The operations of zarr's ``Store`` on keys and values."""
 

@@ -22,7 +22,7 @@ from zarr_shardstore.operations.joint_update import Function
 from zarr_shardstore.shards.append import MAX_DEAD_SHARE
 from zarr_shardstore.shards.stack import Strategy
 from zarr_shardstore.store.direct_reads import DirectReads
-from zarr_shardstore.store.engine import ShardingEngine, documented_like
+from zarr_shardstore.store.engine import ShardingEngine, documented_like, whole
 from zarr_shardstore.store.frame_writer import DEFAULT_FLUSH_NBYTES, FrameWriter
 from zarr_shardstore.store.key_values import KeyValues
 from zarr_shardstore.store.options import IndexCodecs, IndexLocation, ShardingOptions, Transformers
@@ -33,6 +33,7 @@ _OF_THE_DRAFT = ("set_partial_values", "erase", "erase_values", "erase_prefix")
 """Operations of the draft that zarr's ``Store`` does not have under these names."""
 
 
+@whole
 class ShardingStore(Upkeep, DirectReads, KeyValues):
     """Zarr store that packs many chunks into one object of the store it wraps.
 

@@ -11,10 +11,9 @@ from zarr_shardstore.io.counters import Stats
 from zarr_shardstore.io.seal import seal_all, seal_all_async
 from zarr_shardstore.operations.listing import Region, chunks_initialized
 from zarr_shardstore.operations.locate import shard_shape
-from zarr_shardstore.store.engine import EngineStore, documented_like, part_of_sharding_store
+from zarr_shardstore.store.engine import EngineStore, documented_like
 
 
-@part_of_sharding_store
 class Upkeep(EngineStore):
     """Methods for facts about arrays and requests, and for the order of shard files."""
 
