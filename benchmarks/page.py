@@ -30,6 +30,7 @@ SCRIPTS = {
     "lost_updates.py --rounds 1": "Lost updates",
     "listing.py": "Listings",
     "fsck.py": "Check of a store",
+    "start.py": "Start of a process",
 }
 LIBRARIES = ("zarr", "numcodecs", "numpy", "tensorstore", "zarrista", "h5py", "obstore")
 

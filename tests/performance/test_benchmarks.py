@@ -57,3 +57,10 @@ def test_fsck(tmp_path: Path) -> None:
     printed = output_of("fsck.py", tmp_path)
     for telling in ("listed twice", "ratio", "decode", "peak memory", "files opened"):
         assert telling in printed
+
+
+def test_start(tmp_path: Path) -> None:
+    """Imports and the command line are clocked."""
+    printed = output_of("start.py", tmp_path)
+    for telling in ("import zarr", "import ShardingStore, after zarr", "--version", "--help"):
+        assert telling in printed

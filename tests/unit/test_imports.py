@@ -35,6 +35,30 @@ def test_transformers_can_be_written_without_zarr() -> None:
     assert not {m for m in modules if m.split(".")[0] in ("zarr", "fsspec", "asyncio")}
 
 
+@pytest.mark.parametrize("arguments", [["--version"], ["--help"], ["fsck", "--help"], ["fsck"]])
+def test_help_and_version_need_no_zarr(arguments: list[str]) -> None:
+    """A command is imported when it is called, and not before its parameters are right."""
+    statement = f"""
+import contextlib, io, sys
+sys.argv[1:] = {arguments}
+from zarr_shardstore.cli import main
+with contextlib.suppress(SystemExit), contextlib.redirect_stdout(io.StringIO()):
+    main()"""
+    modules = modules_after(statement)
+    assert "zarr_shardstore.cli.app" in modules
+    assert not {m for m in modules if m.split(".")[0] in ("zarr", "numpy", "fsspec", "asyncio")}
+
+
+def test_an_import_brings_what_is_needed() -> None:
+    """What only some calls need is imported by these calls."""
+    before = modules_after("import zarr")
+    brought = modules_after("import zarr; from zarr_shardstore import ShardingStore") - before
+    rare = ("argparse", "crc32c", "difflib", "fsspec.implementations.dirfs", "obstore", "secrets")
+    assert not brought & set(rare)
+    rooms = {name.split(".")[1] for name in brought if name.startswith("zarr_shardstore.")}
+    assert not rooms & {"access", "cli", "interop", "tools"}
+
+
 def test_public_names() -> None:
     """All that is announced is there, and nothing else is guessed."""
     for name in zarr_shardstore.__all__:

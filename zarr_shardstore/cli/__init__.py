@@ -11,6 +11,8 @@ _EXTRA = ("typer", "rich", "click")
 def main() -> None:
     """Run the command in the arguments of the process, and end the process."""
     try:
+        import rich as rich  # reports need it
+
         from zarr_shardstore.cli.app import app
     except ModuleNotFoundError as error:
         if (error.name or "").split(".")[0] not in _EXTRA:

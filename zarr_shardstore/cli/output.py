@@ -20,7 +20,7 @@ import shlex
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 from rich.console import Console
@@ -28,20 +28,23 @@ from rich.filesize import decimal
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bars
 
-from zarr_shardstore.errors import ShardStoreError
-from zarr_shardstore.interop.adopt.adopt import AdoptionReport
-from zarr_shardstore.tools.check.census import ArrayCensus
-from zarr_shardstore.tools.check.findings import CheckReport
-from zarr_shardstore.tools.check.repair import RepairReport
-from zarr_shardstore.tools.convert.report import (
-    CompactionReport,
-    ConversionReport,
-    OnProgress,
-    Progress,
-)
-from zarr_shardstore.tools.inspect.info import ArrayInfo, StoreInfo
+from zarr_shardstore.errors import ShardStoreError, SpecError
+from zarr_shardstore.tools.inspect.find import NO_ARRAY_HINT
 from zarr_shardstore.tools.inspect.shard_map import by, printable
-from zarr_shardstore.tools.native.bridge import NativeReport
+
+if TYPE_CHECKING:
+    from zarr_shardstore.interop.adopt.adopt import AdoptionReport
+    from zarr_shardstore.tools.check.census import ArrayCensus
+    from zarr_shardstore.tools.check.findings import CheckReport
+    from zarr_shardstore.tools.check.repair import RepairReport
+    from zarr_shardstore.tools.convert.report import (
+        CompactionReport,
+        ConversionReport,
+        OnProgress,
+        Progress,
+    )
+    from zarr_shardstore.tools.inspect.info import ArrayInfo, StoreInfo
+    from zarr_shardstore.tools.native.bridge import NativeReport
 
 _INTERRUPTED = 130
 """As shells have it: 128 and the number of SIGINT."""
@@ -88,6 +91,11 @@ def _sentence(error: Exception) -> str:
     if notes := getattr(error, "__notes__", []):
         return f"{printable(notes[0])} (--debug shows all)"
     return f"{name}: {text} (--debug shows where)" if text else f"{name} (--debug shows where)"
+
+
+def check_arrays(nodes: Any, store: str) -> None:
+    if not nodes:
+        raise SpecError(f"there is no array in {store!r}: {NO_ARRAY_HINT}")
 
 
 def fail_if_left(n_left: int) -> None:
@@ -170,6 +178,10 @@ def _rates(step: Progress, elapsed: float) -> str:
 
 
 # ---------------------------------------------------------------- reports
+
+
+def print_report(as_json: bool, report: dict[str, Any], text: str) -> None:
+    typer.echo(json.dumps(report, indent=2) if as_json else text)
 
 
 def path_text(path: str) -> str:

@@ -24,9 +24,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias
 
-import crc32c
 import numpy as np
 
+from zarr_shardstore.format import checksum
 from zarr_shardstore.format.shard import ShardIndex, ShardingSpec
 
 CONSOLIDATED_INDEX_NAME = "__shards.index"
@@ -95,7 +95,7 @@ class ConsolidatedIndexWriter:
         header = {**_header_of(self._spec), "written": written_s, **columns}
         packed = zlib.compress(json.dumps(header, separators=(",", ":")).encode(), _LEVEL)
         rest = b"".join([len(packed).to_bytes(4, "little"), packed, *self._blobs])
-        return _MAGIC + crc32c.crc32c(rest).to_bytes(4, "little") + rest
+        return _MAGIC + checksum.crc32c(rest).to_bytes(4, "little") + rest
 
 
 class ConsolidatedIndex:
@@ -119,7 +119,7 @@ class ConsolidatedIndex:
         body = data[12:]
         if data[:8] != _MAGIC or len(data) < _HEAD_NBYTES:
             return None
-        if crc32c.crc32c(body) != int.from_bytes(data[8:12], "little"):
+        if checksum.crc32c(body) != int.from_bytes(data[8:12], "little"):
             return None
         first = _HEAD_NBYTES + int.from_bytes(data[12:16], "little")
         try:

@@ -30,8 +30,7 @@ import struct
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, TypeAlias
 
-import crc32c
-
+from zarr_shardstore.format import checksum
 from zarr_shardstore.format.shard import CHECKSUM_NBYTES, ENTRY_NBYTES
 
 _MAGIC = b"zsj"
@@ -89,7 +88,7 @@ class JournalHeader(NamedTuple):
         version = _VERSION | self.has_checksum << 7
         data = _FILE.pack(_MAGIC, version, self.n_entries, self.owner, self.index_start)
         data += _STATE.pack(self.data_end, self.number)
-        return data + _CRC.pack(crc32c.crc32c(data))
+        return data + _CRC.pack(checksum.crc32c(data))
 
 
 ChangedEntry: TypeAlias = tuple[int, bytes, bytes]
@@ -156,7 +155,7 @@ def encode_record(header: bytes, record: Change | Move) -> bytes:
 
 def _checksum_of_record(header: bytes, data: bytes | memoryview) -> int:
     # Without its checksum: the checksum of bytes that end in their own is always the same number.
-    return crc32c.crc32c(data, crc32c.crc32c(header[: -_CRC.size]))
+    return checksum.crc32c(data, checksum.crc32c(header[: -_CRC.size]))
 
 
 def decode_journal(data: bytes) -> Journal | None:
@@ -168,7 +167,7 @@ def decode_journal(data: bytes) -> Journal | None:
     data_end, number = _STATE.unpack_from(head, JOURNAL_STATE_OFFSET)
     (crc,) = _CRC.unpack(head[-_CRC.size :])
     is_ours = magic == _MAGIC and version & 0x7F == _VERSION
-    if not is_ours or crc != crc32c.crc32c(head[: -_CRC.size]):
+    if not is_ours or crc != checksum.crc32c(head[: -_CRC.size]):
         return None
     header = JournalHeader(bool(version >> 7), n_entries, owner, index_start, data_end, number)
     return Journal(header, _decode_record(head, memoryview(data)[JOURNAL_HEADER_NBYTES:]))
@@ -206,7 +205,7 @@ def find_repair(journal: Journal | None, size: int, read: ReadAt) -> Repair | No
         return None
     stored = read(header.index_start, header.stored_nbytes)
     body = bytearray(stored[: header.index_nbytes])
-    crc = crc32c.crc32c(body)
+    crc = checksum.crc32c(body)
     if header.has_checksum and stored[len(body) :] == _CRC.pack(crc):
         return None
     writes: list[tuple[int, bytes]] = []
@@ -219,7 +218,7 @@ def find_repair(journal: Journal | None, size: int, read: ReadAt) -> Repair | No
                 return None  # rule 3
             body[offset : offset + ENTRY_NBYTES] = old
             writes.append((header.index_start + offset, old))
-        crc = crc32c.crc32c(body)
+        crc = checksum.crc32c(body)
         if crc != record.old_crc:
             return None
     if header.has_checksum and stored[len(body) :] != _CRC.pack(crc):
@@ -234,7 +233,7 @@ def _repair_of_move(header: JournalHeader, move: Move, size: int, read: ReadAt) 
         return None
     index = read(header.index_start, header.stored_nbytes)
     expected = _CRC.pack(move.crc) if header.has_checksum else b""
-    if crc32c.crc32c(index[: header.index_nbytes]) != move.crc:
+    if checksum.crc32c(index[: header.index_nbytes]) != move.crc:
         return None
     if index[header.index_nbytes :] != expected:
         return None
@@ -243,6 +242,6 @@ def _repair_of_move(header: JournalHeader, move: Move, size: int, read: ReadAt) 
     if header.has_checksum:  # a whole index at the end was written by another program
         last = read(size - header.stored_nbytes, header.stored_nbytes)
         body = last[: header.index_nbytes]
-        if last[len(body) :] == _CRC.pack(crc32c.crc32c(body)):
+        if last[len(body) :] == _CRC.pack(checksum.crc32c(body)):
             return None
     return Repair(size=header.index_end)

@@ -21,8 +21,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from zarr_shardstore.errors import SpecError
 
@@ -90,8 +89,7 @@ def check_prefix(prefix: str) -> str:
     return prefix
 
 
-@dataclass(frozen=True, slots=True)
-class ChunkKeyEncoding:
+class ChunkKeyEncoding(NamedTuple):
     """Spelling of chunk coordinates in the keys of one array."""
 
     style: Style

@@ -25,11 +25,11 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
-import crc32c
 import numpy as np
 import numpy.typing as npt
 
 from zarr_shardstore.errors import SpecError
+from zarr_shardstore.format import checksum
 from zarr_shardstore.format.keys import Coords
 
 Bytes: TypeAlias = bytes | memoryview
@@ -141,7 +141,7 @@ class ShardIndex:
         body = memoryview(data)[: spec.n_entries * ENTRY_NBYTES]
         if spec.index.checksum:
             stored = int.from_bytes(data[len(body) :], "little")
-            computed = crc32c.crc32c(body)
+            computed = checksum.crc32c(body)
             if stored != computed:
                 raise IndexDamageError(
                     f"the index has the checksum {stored:#010x}, its bytes give {computed:#010x}"
@@ -153,7 +153,7 @@ class ShardIndex:
         body = self.fields.astype(f"{form.byte_order}u8", copy=False).tobytes()
         if not form.checksum:
             return body
-        return body + crc32c.crc32c(body).to_bytes(CHECKSUM_NBYTES, "little")
+        return body + checksum.crc32c(body).to_bytes(CHECKSUM_NBYTES, "little")
 
     def without(self, entry_ids: Collection[int]) -> ShardIndex:
         """Return a copy in which some entries are missing."""

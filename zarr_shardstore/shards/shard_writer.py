@@ -49,9 +49,9 @@ import struct
 from collections.abc import Callable, Mapping, Sequence
 from typing import Literal, NamedTuple, TypeAlias
 
-import crc32c
 import numpy as np
 
+from zarr_shardstore.format import checksum
 from zarr_shardstore.format.journal import (
     JOURNAL_HEADER_NBYTES,
     JOURNAL_STATE_OFFSET,
@@ -127,7 +127,7 @@ class ShardWriter:
         self.owner = owner
         self.size = size
         self.body = bytearray(index[: spec.n_entries * ENTRY_NBYTES])
-        self.crc = crc32c.crc32c(self.body)
+        self.crc = checksum.crc32c(self.body)
         self._is_at_start = spec.index.location == "start"
         self.index_start = 0 if self._is_at_start else size - spec.index_nbytes
         self._entry = struct.Struct(f"{spec.index.byte_order}QQ")
@@ -257,7 +257,7 @@ class ShardWriter:
                 self.live_nbytes += place[1]
                 self.n_present += 1
             changed.append((entry_id, old, bytes(body[at : at + ENTRY_NBYTES])))
-        self.crc = crc32c.crc32c(body)
+        self.crc = checksum.crc32c(body)
         return changed
 
     def _index_writes(self, entry_ids: Sequence[int]) -> list[FileStep]:

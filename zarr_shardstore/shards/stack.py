@@ -20,9 +20,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, Protocol, TypeAlias, TypeVar, get_args
 
-import crc32c as _crc32c
-
 from zarr_shardstore.errors import CorruptValueError, SpecError, UnsupportedError
+from zarr_shardstore.format import checksum
 from zarr_shardstore.format.keys import ChunkKeyEncoding, Coords
 from zarr_shardstore.format.layout import ArrayLayout, ChunkRef, ShardRef
 from zarr_shardstore.format.ranges import column_of_ranges, resolve_range
@@ -452,7 +451,7 @@ class Crc32cTransformer(ValueTransformer):
 
     def encode(self, key: str, value: bytes | memoryview) -> bytes:  # noqa: ARG002
         """Return the value and its checksum."""
-        return b"".join([value, _crc32c.crc32c(value).to_bytes(_CHECKSUM_NBYTES, "little")])
+        return b"".join([value, checksum.crc32c(value).to_bytes(_CHECKSUM_NBYTES, "little")])
 
     def decode(self, key: str, stored: bytes | memoryview) -> memoryview:
         """Return the value without its checksum, without a copy."""
@@ -461,7 +460,7 @@ class Crc32cTransformer(ValueTransformer):
             raise CorruptValueError(f"{len(view)} bytes are too few for a checksum", key=key)
         value = view[:-_CHECKSUM_NBYTES]
         written = int.from_bytes(view[-_CHECKSUM_NBYTES:], "little")
-        computed = _crc32c.crc32c(value)
+        computed = checksum.crc32c(value)
         if written != computed:
             raise CorruptValueError(
                 f"the checksum is {written:#010x}, the {len(value)} bytes before it give "

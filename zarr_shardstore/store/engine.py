@@ -1,5 +1,7 @@
 """Engine of both public stores: a base store, the operations on it, and their driver.
 
+`EngineStore` is the zarr store on it, without operations.
+
 A read first asks the caches alone: array, shard index and open file of a chunk. A hit is the value
 that the flow would return. On a miss, or while a batch buffers writes, the flow is run.
 """
@@ -7,17 +9,19 @@ that the flow would return. On a miss, or while a batch buffers writes, the flow
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from typing import Any, TypeAlias
+from inspect import getdoc, isfunction
+from typing import Any, Self, TypeAlias, TypeVar
 
 from zarr.abc.store import Store
 from zarr.core.buffer import Buffer, cpu
+from zarr.storage import LocalStore
 
 from zarr_shardstore.arrays.stored_array import StoredArray
-from zarr_shardstore.errors import ShardStoreError, SpecError, UnsupportedError
+from zarr_shardstore.errors import ReadOnlyError, ShardStoreError, SpecError, UnsupportedError
 from zarr_shardstore.format.ranges import ByteRange, column_of_ranges, resolve_range
 from zarr_shardstore.io.backends.local import LocalBackend
 from zarr_shardstore.io.backends.resolve import BaseStore, backend_of
@@ -30,11 +34,15 @@ from zarr_shardstore.operations.upkeep import commit_compaction, compact_below, 
 from zarr_shardstore.operations.values import Operations
 from zarr_shardstore.operations.write_buffer import LateEntry
 from zarr_shardstore.shards.index_reads import try_read_indexes
-from zarr_shardstore.shards.requests import Flow
-from zarr_shardstore.store.direct_reads import ChunkReader
+from zarr_shardstore.shards.requests import Flow, Modify
 from zarr_shardstore.store.options import ShardingOptions
+from zarr_shardstore.zarr_hooks.pipeline import make_default
 
-Value: TypeAlias = bytes | memoryview
+C = TypeVar("C")
+F = TypeVar("F", bound=Callable[..., Any])
+T = TypeVar("T")
+Bytes: TypeAlias = bytes | memoryview
+Value: TypeAlias = Buffer | bytes | bytearray | memoryview
 KeyRange: TypeAlias = tuple[str, ByteRange | None]
 
 _MIN_TO_WARM = 8
@@ -92,7 +100,7 @@ class ShardingEngine:
             self._root = backend.path_of("")
         self._call_batcher = CallBatcher(self.get_many)
         self._views: dict[type[Buffer], ShardingEngine] = {}
-        self.chunk_readers: dict[str, tuple[StoredArray, ChunkReader]] = {}
+        self.chunk_readers: dict[str, tuple[StoredArray, Any]] = {}
         """By path, with the array that each was made for."""
 
     def of(self, cls: type[Buffer]) -> ShardingEngine:
@@ -113,13 +121,6 @@ class ShardingEngine:
         """Whether reads are of local files, whose open ones are cached."""
         return self._root is not None
 
-    def chunk_reader(self, path: str) -> ChunkReader | None:
-        """Return the cached reader of an array, unless its document was read again since."""
-        array, reader = self.chunk_readers.get(path, (None, None))
-        if array is not None and self._arrays.current().arrays.get(array.node) is array:
-            return reader
-        return None
-
     def __reduce__(self) -> tuple[Any, ...]:
         return ShardingEngine, (self.base, self.options)
 
@@ -134,21 +135,21 @@ class ShardingEngine:
 
     # -------------------------------------------------------------------- reads
 
-    async def get(self, key: str, byte_range: ByteRange | None) -> Value | None:
+    async def get(self, key: str, byte_range: ByteRange | None) -> Bytes | None:
         """Return one value, or a range of it; ``None`` if the key is missing."""
         value = self._get_cached(key, byte_range, may_wait=False)
         if value is MISS:
             value = await self._call_batcher.answer((key, byte_range))
         return value
 
-    def get_blocking(self, key: str, byte_range: ByteRange | None) -> Value | None:
+    def get_blocking(self, key: str, byte_range: ByteRange | None) -> Bytes | None:
         """As `get`."""
         value = self._get_cached(key, byte_range, may_wait=True)
         if value is MISS:
             (value,) = self.driver.run(self.operations.get_many([(key, byte_range)]))
         return value
 
-    async def get_many(self, key_ranges: Sequence[KeyRange]) -> Sequence[Value | None]:
+    async def get_many(self, key_ranges: Sequence[KeyRange]) -> Sequence[Bytes | None]:
         """Return values, or ranges of them; ``None`` for a missing key."""
         if self._root is not None:  # one hop to a thread, hits or not
             loop = asyncio.get_running_loop()
@@ -156,7 +157,7 @@ class ShardingEngine:
         flow = self.operations.get_many(key_ranges)
         return await self.driver.run_async(flow, only_reads=True)
 
-    def get_many_blocking(self, key_ranges: Sequence[KeyRange]) -> Sequence[Value | None]:
+    def get_many_blocking(self, key_ranges: Sequence[KeyRange]) -> Sequence[Bytes | None]:
         """As `get_many`."""
         if self._root is None or self._buffer.is_active:
             return self.driver.run(self.operations.get_many(key_ranges))
@@ -244,7 +245,7 @@ class ShardingEngine:
             job, _ = waiting[0]
             if not job.done():
                 await asyncio.wait([asyncio.wrap_future(job)])
-            with suppress(ValueError):  # a writer in another event loop has waited for it, too
+            with suppress(ValueError):  # another event loop has also waited for it
                 buffer.encoding.remove(waiting[0])
         if due := buffer.due():
             await self.driver.run_async(self.operations.flusher.flush_shards(due))
@@ -273,10 +274,112 @@ class ShardingEngine:
         return consolidate_below(operations.listing, operations.arrays, path)
 
     def check_consolidation(self) -> None:
-        """Raise `UnsupportedError` if the base store tells no versions."""
+        """Raise `UnsupportedError` if the base store has no versions of its objects."""
         if not self.driver.backend.has_lasting_versions:
             raise UnsupportedError(
                 f"{self.driver.backend!r} tells no versions of its objects, so no reader could "
                 "see that a consolidated index still holds: open the store by its path, or through "
                 "obstore"
             )
+
+
+def documented_like(method: Callable[..., Any], how: str) -> Callable[[F], F]:
+    """Make a decorator that copies the docstring of a method, with a note on the difference."""
+    first, _, rest = (getdoc(method) or "").partition("\n")
+
+    def decorate(other: F) -> F:
+        note = f"As `{method.__name__}`, {how}."
+        other.__doc__ = f"{first}\n\n{note}\n{rest}"
+        return other
+
+    return decorate
+
+
+def _as_base(name: str) -> property:
+    """Delegate a capability flag to the base store; mappings have all."""
+    return property(lambda self: getattr(self.base, name, True))
+
+
+def whole(cls: type[C]) -> type[C]:
+    """Make the methods of the parts of a store methods of the class that users know.
+
+    Help, pickles of methods, and warnings about missing awaits then name this class.
+    """
+    parts = [part for part in cls.__mro__[1:] if issubclass(part, EngineStore)]
+    for name, member in [item for part in parts for item in vars(part).items()]:
+        if isfunction(member) and name not in vars(cls):
+            member.__module__, member.__qualname__ = cls.__module__, f"{cls.__qualname__}.{name}"
+            setattr(cls, name, member)
+    return cls
+
+
+class EngineStore(Store):
+    """A zarr store that runs flows on an engine. Its subclasses have the operations."""
+
+    _engine: ShardingEngine
+
+    @classmethod
+    def _of(cls, engine: ShardingEngine, read_only: bool) -> Self:
+        """Return a store, not open, on the engine of another one."""
+        self = cls.__new__(cls)
+        Store.__init__(self, read_only=read_only)
+        self._engine = engine
+        make_default()
+        return self
+
+    @property
+    def base(self) -> BaseStore:
+        """The zarr store or the mapping that has the shards."""
+        return self._engine.base
+
+    # ----------------------------------------------------- open and capabilities
+
+    async def _open(self) -> None:
+        if self._is_open:
+            raise ValueError("store is already open")
+        await self._ensure_open()
+
+    async def _ensure_open(self) -> None:
+        if not self._is_open:
+            base = self.base
+            # That of a LocalStore to be written to makes its directory, even for a read.
+            if isinstance(base, Store) and (base.read_only or type(base) is not LocalStore):
+                try:
+                    await base._ensure_open()
+                except ValueError:
+                    # "already open": another thread, in a loop of its own, was faster.
+                    if not base._is_open:
+                        raise
+            self._is_open = True
+
+    def _check_writable(self) -> None:
+        if self.read_only:
+            raise ReadOnlyError
+
+    supports_writes = _as_base("supports_writes")
+    supports_deletes = _as_base("supports_deletes")
+    supports_listing = _as_base("supports_listing")
+    supports_consolidated_metadata = _as_base("supports_consolidated_metadata")
+
+    @property
+    def _supports_sync_io(self) -> bool:
+        # zarr's fused pipeline asks this. It writes one chunk a thread at a time: cheap where a
+        # chunk is appended to its shard, a rewrite of the shard elsewhere.
+        return self._engine.appends
+
+    # -------------------------------------------------------------------- flows
+
+    def _engine_for(self, value: Value | Modify | None) -> ShardingEngine:
+        is_own = isinstance(value, Buffer) and type(value) is not cpu.Buffer
+        return self._engine.of(type(value)) if is_own else self._engine  # type: ignore[arg-type]
+
+    async def _run(self, flow: Flow[T], *, only_reads: bool = False) -> T:
+        await self._ensure_open()
+        # In a batch a read may flush. A commit must not wait for another one in the worker pool.
+        only_reads = only_reads and not self._engine.operations.buffer.is_active
+        return await self._engine.driver.run_async(flow, only_reads=only_reads)
+
+    async def _write(self, flow: Flow[None], engine: ShardingEngine | None = None) -> None:
+        self._check_writable()
+        await self._ensure_open()
+        await (engine or self._engine).driver.run_async(flow)

@@ -65,20 +65,9 @@ class ShardingOptions:
     def __post_init__(self) -> None:
         if self.native not in get_args(Native):
             raise SpecError(f"native is 'flat' or 'passthrough', got {self.native!r}")
-        declaration = self.declaration
-        if declaration not in (None, *get_args(V3Declaration)):
-            raise SpecError(
-                f"declaration is 'codec' or 'storage_transformers', got {declaration!r}"
-            )
         transformers = _parse_transformers(self.storage_transformers)
         can_be_codec = self.native == "flat" and transformers is None
-        if declaration == "codec" and not can_be_codec:
-            raise SpecError(
-                "arrays declared by the codec are native sharded arrays: with "
-                "storage_transformers, or with native='passthrough', leave declaration away"
-            )
-        if declaration is None:
-            declaration = "codec" if can_be_codec else "storage_transformers"
+        declaration = _parse_declaration(self.declaration, can_be_codec=can_be_codec)
         check_order(self.order)
         if self.strategy not in get_args(Strategy):
             names = ", ".join(map(repr, get_args(Strategy)))
@@ -126,6 +115,17 @@ def _parse_nbytes(given: object) -> ByteBudget:
             raise SpecError(f"shard_nbytes is a number of bytes, or as '64 MB', got {given!r}")
         given = int(float(found[1]) * _UNITS[found[2]])
     return ByteBudget(whole_number("shard_nbytes", given, 1))
+
+
+def _parse_declaration(given: V3Declaration | None, *, can_be_codec: bool) -> V3Declaration:
+    if given not in (None, *get_args(V3Declaration)):
+        raise SpecError(f"declaration is 'codec' or 'storage_transformers', got {given!r}")
+    if given == "codec" and not can_be_codec:
+        raise SpecError(
+            "arrays declared by the codec are native sharded arrays: with "
+            "storage_transformers, or with native='passthrough', leave declaration away"
+        )
+    return given or ("codec" if can_be_codec else "storage_transformers")
 
 
 def _parse_transformers(given: Transformers) -> tuple[TransformerSpec, ...] | None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
+from functools import wraps
 from operator import index
 from reprlib import repr as short
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -17,18 +18,31 @@ from zarr_shardstore.format.keys import check_key, check_prefix
 from zarr_shardstore.format.ranges import ByteRange, Range, StartFrom, Suffix
 from zarr_shardstore.io.backends.resolve import BaseStore, BaseStoreLike
 from zarr_shardstore.io.buffers import as_view
-from zarr_shardstore.io.counters import Stats
-from zarr_shardstore.operations.batch import Batch
 from zarr_shardstore.operations.joint_update import Function
 from zarr_shardstore.operations.listing import Region, chunks_initialized, raise_first
 from zarr_shardstore.operations.locate import Location, locate
 from zarr_shardstore.shards.requests import Flow
+from zarr_shardstore.store.engine import documented_like
 from zarr_shardstore.store.options import ShardingOptions
 from zarr_shardstore.store.sharding_store import ShardingStore
 
+P = ParamSpec("P")
 T = TypeVar("T")
 Value: TypeAlias = bytes | bytearray | memoryview
 Keys: TypeAlias = list[str]
+
+
+def _of_store(
+    method: Callable[Concatenate[ShardingStore, P], T],
+) -> Callable[Concatenate[ShardingMapping, P], T]:
+    """Return a method of the mapping that calls a method of its store, with the same docstring."""
+
+    @wraps(method)
+    def call(self: ShardingMapping, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return method(self._store, *args, **kwargs)
+
+    call.__name__ = method.__name__.removesuffix("_sync")
+    return call
 
 
 class ShardingMapping(MutableMapping[str, bytes]):
@@ -93,33 +107,17 @@ class ShardingMapping(MutableMapping[str, bytes]):
         """The zarr store or the mapping that has the shards."""
         return self._store.base
 
-    def refresh(self) -> None:
-        """As `ShardingStore.refresh`."""
-        self._store.refresh()
+    refresh = _of_store(ShardingStore.refresh)
+    stats = _of_store(ShardingStore.stats)
+    flush = _of_store(ShardingStore.flush_sync)
+    compact = _of_store(ShardingStore.compact_sync)
+    consolidate_index = _of_store(ShardingStore.consolidate_index_sync)
+    shard_shape = _of_store(ShardingStore.shard_shape)
+    batch = _of_store(ShardingStore.batch)
 
-    def stats(self) -> Stats:
-        """As `ShardingStore.stats`."""
-        return self._store.stats()
-
-    def flush(self) -> None:
-        """As `ShardingStore.flush`."""
-        self._store.flush_sync()
-
-    def compact(self, prefix: str = "") -> None:
-        """As `ShardingStore.compact`."""
-        self._store.compact_sync(prefix)
-
-    def consolidate_index(self, path: str = "") -> list[str]:
-        """As `ShardingStore.consolidate_index`."""
-        return self._store.consolidate_index_sync(path)
-
+    @documented_like(ShardingStore.chunks_initialized, "blocking")
     def chunks_initialized(self, path: str, region: Region = None) -> npt.NDArray[np.bool_]:
-        """As `ShardingStore.chunks_initialized`."""
         return self._run(chunks_initialized(self._engine.operations.flusher, path, region))
-
-    def shard_shape(self, path: str) -> tuple[int, ...] | None:
-        """As `ShardingStore.shard_shape`."""
-        return self._store.shard_shape(path)
 
     def locate(self, keys: Iterable[str]) -> list[Location]:
         """Return where values are stored, from documents and indexes alone.
@@ -146,10 +144,6 @@ class ShardingMapping(MutableMapping[str, bytes]):
         """
         wanted = items_of("keys", keys)
         return self._run(locate(self._engine.operations.flusher, wanted))
-
-    def batch(self, *, max_nbytes: int | None = None) -> Batch:
-        """As `ShardingStore.batch`."""
-        return self._store.batch(max_nbytes=max_nbytes)
 
     def _run(self, flow: Flow[T]) -> T:
         return self._engine.driver.run(flow)

@@ -11,8 +11,7 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias, cast
 
 import numcodecs
 import numpy as np
@@ -27,7 +26,7 @@ from zarr.core.buffer import Buffer, NDBuffer
 _Step: TypeAlias = Callable[[Any, ArraySpec], Any]
 
 _OF_NUMCODECS = ("zarr.codecs._v2", "zarr.codecs.numcodecs._codecs")
-"""Modules of zarr 3.1 whose codecs await nothing but calls of numcodecs in threads."""
+"""Modules of zarr 3.1 whose codecs only await calls of numcodecs in threads."""
 
 _MAX_LEVEL = 5
 """Highest level of a cached compressor, which takes up to 5 MiB; higher levels take far more, and
@@ -46,8 +45,7 @@ _zstd = _Zstd()
 _numcodecs_zstd = numcodecs.Zstd()
 
 
-@dataclass(frozen=True)
-class ZstdCompress:
+class ZstdCompress(NamedTuple):
     """Compression as a codec of zarr does it; any thread may call it."""
 
     level: int
@@ -69,7 +67,10 @@ def zstd_compress_of(codec: ZstdCodec) -> Callable[[Any], bytes]:
     if codec.level > _MAX_LEVEL:
         of_zarr: Callable[[Any], bytes] = codec._zstd_codec.encode
         return of_zarr
-    return ZstdCompress(codec.level, codec.checksum)
+    ours: Callable[[Any], bytes] = cast(
+        Any, ZstdCompress(codec.level, codec.checksum)
+    )  # mypy: a tuple is no callable
+    return ours
 
 
 def zstd_decompress(value: Any) -> Any:

@@ -9,7 +9,7 @@ other. Three steps keep these apart:
    `ShardKeyEncoding`, which ends keys with `SHARD_MARK`: no key of a shard is taken for that of a
    chunk. An extra field marks its document. The store removes both; without the mark, as from
    another pipeline, zarr shards the array.
-2. `Unrolling` turns each shard of an array operation into an operation on its chunks.
+2. `ShardsArgument` turns each shard of an array operation into an operation on its chunks.
 3. The store erases a whole shard by its marked key, as for a resize, and refuses to read or write
    one: another pipeline took the array object over.
 """
@@ -110,8 +110,7 @@ class _Shard(NamedTuple):
         return len(self.chunks) * prod(self.chunks[0][1].shape) * itemsize if self.chunks else 0
 
 
-@dataclass(frozen=True)
-class Unrolling:
+class ShardsArgument(NamedTuple):
     """Operations on the shards of one array, as operations on its chunks."""
 
     codec: ShardingCodec
@@ -119,8 +118,10 @@ class Unrolling:
     """zarr's own pipeline of the array, where the document leaves its sharding to zarr."""
 
     @classmethod
-    def of(cls, metadata: ArrayMetadata, store: Store, usual: CodecPipeline) -> Unrolling | None:
-        """Return that of an array which the store addresses by its chunks; ``None`` otherwise."""
+    def of(
+        cls, metadata: ArrayMetadata, store: Store, usual: CodecPipeline
+    ) -> ShardsArgument | None:
+        """Make one for an array that the store addresses by its chunks; ``None`` for all others."""
         if not isinstance(metadata, ArrayV3Metadata):
             return None
         codecs = metadata.codecs
@@ -133,7 +134,7 @@ class Unrolling:
         if not isinstance(encoding, ShardKeyEncoding):
             cps = tuple(map(floordiv, shards, metadata.chunks))
             metadata.extra_fields.update(marked({}, "flat"))
-            # The object is new, and zarr's constructor sets its fields in this way, too.
+            # The object is new, and zarr's constructor also sets its fields in this way.
             object.__setattr__(metadata, "chunk_key_encoding", ShardKeyEncoding(encoding, cps))
         return cls(codecs[0], usual)
 

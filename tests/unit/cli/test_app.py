@@ -16,7 +16,7 @@ from importlib import import_module
 from inspect import signature
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, get_args
 
 import h5py
 import numpy as np
@@ -36,10 +36,12 @@ from zarr_shardstore import (
     ShardingStore,
     SpecError,
     UnsupportedError,
+    access,
 )
-from zarr_shardstore.cli import parameters
+from zarr_shardstore.cli import arguments, parameters
 from zarr_shardstore.cli.app import app
 from zarr_shardstore.cli.output import ProgressBars, progress_lines
+from zarr_shardstore.tools.check import findings
 from zarr_shardstore.tools.inspect.readers import ONLY_HERE
 from zarr_shardstore.tools.inspect.shard_map import printable
 
@@ -261,16 +263,24 @@ def test_native_commands_hand_over_what_their_options_say(tools: StandIn) -> Non
 )
 def test_chunks_per_shard(values: list[str], rule: Any) -> None:
     """All forms."""
-    assert parameters.parse_chunks_per_shard(values) == rule
+    assert arguments.parse_chunks_per_shard(values) == rule
+
+
+def test_choices_are_those_of_the_tools() -> None:
+    """The table of parameters spells them, because the tools would import zarr."""
+    for name in ("Level", "Keep"):
+        assert get_args(getattr(parameters, name)) == get_args(getattr(findings, name))
+    assert get_args(parameters.EntryOrder) == get_args(access.shard_format.EntryOrder)
+    assert get_args(parameters.V3Declaration) == get_args(access.policies.V3Declaration)
 
 
 def test_typer_takes_our_usage_errors() -> None:
     """They are typer's, so that it ends with 2."""
     with pytest.raises(typer.BadParameter):
-        parameters.parse_storage_options(["x"])
+        arguments.parse_storage_options(["x"])
     with pytest.raises(typer.BadParameter):
-        parameters.parse_storage_options(["=x"])
-    assert parameters.parse_storage_options([]) is None
+        arguments.parse_storage_options(["=x"])
+    assert arguments.parse_storage_options([]) is None
     assert run("info", "packed.zarr", "--source-option", "x").exit_code == 2
     one_sentence(
         run("info", "packed.zarr", "--source-option", "x=1"), says="storage_options go with a URL"
@@ -293,12 +303,12 @@ def test_chunks_per_shard_that_say_nothing_are_wrong_usage(
 
 def test_workers_and_processes() -> None:
     """Threads if a number is said, processes if they are asked for; these are spawned."""
-    with parameters.executor_of(None, processes=False) as executor:
+    with arguments.executor_of(None, processes=False) as executor:
         assert executor is None
-    with parameters.executor_of(3, processes=False) as executor:
+    with arguments.executor_of(3, processes=False) as executor:
         assert isinstance(executor, ThreadPoolExecutor)
         assert executor._max_workers == 3
-    with parameters.executor_of(1, processes=True) as executor:
+    with arguments.executor_of(1, processes=True) as executor:
         assert isinstance(executor, ProcessPoolExecutor)
         assert executor._mp_context is multiprocessing.get_context("spawn")
         assert executor.submit(pow, 3, 2).result() == 9
@@ -308,23 +318,23 @@ def test_a_dask_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its executor, whose tasks are run each time; with it nothing else says who works. Without
     dask, or without a scheduler, a sentence says what to do."""
     pytest.importorskip("distributed")
-    monkeypatch.setattr(parameters, "_DASK_WAIT_S", 0.1)
+    monkeypatch.setattr(arguments, "_DASK_WAIT_S", 0.1)
     for number, processes in ((2, False), (None, True)):
         with (
             pytest.raises(typer.BadParameter, match="leave --workers and --processes away"),
-            parameters.executor_of(number, processes, "tcp://127.0.0.1:1"),
+            arguments.executor_of(number, processes, "tcp://127.0.0.1:1"),
         ):
             pass
     for scheduler in ("tcp://127.0.0.1:1", "nowhere://x", "no-such-file.json"):
         with (
             pytest.raises(SpecError, match="no dask scheduler answers at"),
-            parameters.executor_of(None, False, scheduler),
+            arguments.executor_of(None, False, scheduler),
         ):
             pass
     monkeypatch.setitem(sys.modules, "distributed", None)
     with (
         pytest.raises(UnsupportedError, match=r"pip install 'zarr-shardstore\[dask\]'"),
-        parameters.executor_of(None, False, "tcp://127.0.0.1:1"),
+        arguments.executor_of(None, False, "tcp://127.0.0.1:1"),
     ):
         pass
 
@@ -334,7 +344,7 @@ def test_an_error_ends_the_workers() -> None:
     futures: list[Future[None]] = []
 
     def interrupted() -> None:
-        with parameters.executor_of(1, processes=False) as executor:
+        with arguments.executor_of(1, processes=False) as executor:
             assert executor is not None
             futures.extend(executor.submit(time.sleep, 0.2) for _ in range(3))
             raise KeyboardInterrupt
@@ -387,7 +397,7 @@ def test_on_a_terminal_it_asks(
     command: str, asks: str, tools: StandIn, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No is an answer."""
-    monkeypatch.setattr(parameters, "_can_ask", lambda: True)
+    monkeypatch.setattr(arguments, "_can_ask", lambda: True)
     result = run(command, "volume.zarr", input="n\n")
     assert result.exit_code == 1
     assert asks in result.stderr
@@ -415,11 +425,11 @@ def test_no_reader_of_v2_arrays_is_lost_without_a_word(
     assert "Zarr v2 (1 array) are read only through this package" in words
     assert "--native" in words
     assert "say --yes" in words
-    monkeypatch.setattr(parameters, "_can_ask", lambda: True)
+    monkeypatch.setattr(arguments, "_can_ask", lambda: True)
     assert run(*args, input="n\n").exit_code == 1
     assert not tools.calls
     assert run(*args, input="y\n").exit_code == 0
-    monkeypatch.setattr(parameters, "_can_ask", lambda: False)
+    monkeypatch.setattr(arguments, "_can_ask", lambda: False)
     assert run(*args, "--yes").exit_code == run(*args, "--dry-run").exit_code == 0
     assert len(tools.calls) == 3
     if command == "shard" and destination:

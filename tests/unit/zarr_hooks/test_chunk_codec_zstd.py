@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import numcodecs
 import numpy as np
@@ -38,7 +39,7 @@ def test_numcodecs_reads_it(data: bytes, another: bytes, level: int, checksum: b
 def test_many_are_compressed_to_the_same_bytes(
     chunks: list[bytes], level: int, checksum: bool
 ) -> None:
-    compress = ZstdCompress(level, checksum)
+    compress: Any = ZstdCompress(level, checksum)
     arrays = [np.frombuffer(chunk, "u1") for chunk in chunks]
     plain = PlainCodec(np.dtype("u1"), compress, None)
     assert list(plain.encode_many(arrays)) == [compress(array) for array in arrays]

@@ -8,7 +8,6 @@ from collections.abc import Hashable
 from typing import Any
 
 from fsspec import AbstractFileSystem
-from fsspec.implementations.dirfs import DirFileSystem
 from fsspec.implementations.local import LocalFileSystem
 from zarr.abc.store import Store
 from zarr.storage import FsspecStore, LocalStore, MemoryStore, ObjectStore, WrapperStore, ZipStore
@@ -173,6 +172,8 @@ def _protocols(store: FsspecStore) -> tuple[str, ...]:
 def file_system_of(fs: AbstractFileSystem, path: str) -> tuple[AbstractFileSystem, str]:
     """Return the file system of fsspec that has the objects, and the path there: without wrappers
     that make it async, and directories that stand for file systems."""
+    from fsspec.implementations.dirfs import DirFileSystem
+
     while True:
         if hasattr(fs, "sync_fs"):
             fs = fs.sync_fs

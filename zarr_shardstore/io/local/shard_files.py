@@ -19,7 +19,6 @@
 from __future__ import annotations
 
 import os
-import secrets
 import stat
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
@@ -54,7 +53,7 @@ class ShardFile:
         self.has_journal = False
         self._lock = KeptLock(beside(path, LOCK_SUFFIX))
         self._journal_path = beside(path, JOURNAL_SUFFIX)
-        self._token = secrets.randbits(64)
+        self._token = int.from_bytes(os.urandom(8), "little")
         self._fd: int | None = None
         self._journal: int | None = None
         self._writer: ShardWriter | None = None

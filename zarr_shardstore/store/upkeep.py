@@ -1,0 +1,193 @@
+"""`Upkeep`: facts about the arrays of a store; flush, compaction and consolidation."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+from zarr.abc.store import Store
+
+from zarr_shardstore.arrays.array_cache import invalidate_documents
+from zarr_shardstore.io.counters import Stats
+from zarr_shardstore.io.seal import seal_all, seal_all_async
+from zarr_shardstore.operations.listing import Region, chunks_initialized
+from zarr_shardstore.operations.locate import shard_shape
+from zarr_shardstore.store.engine import EngineStore, documented_like
+
+
+class Upkeep(EngineStore):
+    """Methods for facts about arrays and requests, and for the order of shard files."""
+
+    def refresh(self) -> None:
+        """Drop the cached metadata of arrays; the next use of an array reads it again.
+
+        Call it after another process created, removed, moved or re-declared an array that this
+        store has used, and after a change of metadata in the base store. The stores of this
+        process see each other's changes immediately. A resize by another process needs no call.
+        """
+        invalidate_documents()
+
+    def stats(self) -> Stats:
+        """Return counts of requests to the base store, bytes, rounds and cached indexes.
+
+        Examples
+        --------
+        >>> store = ShardingStore({}, chunks_per_shard=4)
+        >>> store.set_sync("data/root/a/c0", b"abc")
+        >>> before = store.stats()
+        >>> store.get_sync("data/root/a/c0").to_bytes()
+        b'abc'
+        >>> after = store.stats()  # two rounds: the index, the chunk
+        >>> after.requests - before.requests, after.rounds - before.rounds
+        (2, 2)
+        """
+        return self._engine.driver.counters.stats()
+
+    def shard_shape(self, path: str) -> tuple[int, ...] | None:
+        """Return the shape of the shards of an array in elements; ``None`` if it has none.
+
+        The call blocks. A write of a region that begins and ends at multiples of this shape stores
+        each shard once. Shards do not exceed the grid: ask again after the array has grown. zarr's
+        ``z.shards`` is ``None``, because users of this store see plain chunks.
+
+        Raises
+        ------
+        SpecError
+            If there is no array at `path`.
+
+        Examples
+        --------
+        >>> import zarr
+        >>> store = ShardingStore({}, chunks_per_shard=(2, 3))
+        >>> z = zarr.create_array(store, name="z", shape=(80, 80), chunks=(10, 10), dtype="u1")
+        >>> store.shard_shape("z")
+        (20, 30)
+        """
+        return self._engine.driver.run(shard_shape(self._engine.operations.arrays, path))
+
+    async def chunks_initialized(self, path: str, region: Region = None) -> npt.NDArray[np.bool_]:
+        """Return a mask of the stored chunks of a sharded array.
+
+        Parameters
+        ----------
+        path
+            Path of the array.
+        region : tuple of slice, optional
+            Part of the chunk grid, in chunk coordinates. By default the whole grid.
+
+        Returns
+        -------
+        ndarray of bool
+            One element for each chunk of the grid or the region.
+
+        Raises
+        ------
+        SpecError
+            If there is no sharded array at `path`, or the region is not valid.
+        CorruptShardError
+            If the index of a shard is damaged.
+
+        Notes
+        -----
+        Cost: a listing of the shards, and their indexes unless they are cached. After
+        `consolidate_index` the call reads a single object instead.
+
+        Examples
+        --------
+        >>> import asyncio, zarr
+        >>> store = ShardingStore({}, chunks_per_shard=(2, 2))
+        >>> z = zarr.create_array(store, name="z", shape=(4, 6), chunks=(2, 2), dtype="u1")
+        >>> z[:2, 2:] = 1
+        >>> asyncio.run(store.chunks_initialized("z"))
+        array([[False,  True,  True],
+               [False, False, False]])
+        """
+        flow = chunks_initialized(self._engine.operations.flusher, path, region)
+        return await self._run(flow, only_reads=True)
+
+    async def flush(self) -> None:
+        """Seal each shard file that this process has appended to.
+
+        All writes are stored already. Sealing a shard removes its journal and its gap for later
+        chunks, and compacts it if more than half of it is dead. `close` and the end of the
+        process also seal shards.
+        """
+        await seal_all_async(self._engine.driver.backend, self._engine.options.order)
+
+    @documented_like(flush, "blocking")
+    def flush_sync(self) -> None:
+        seal_all(self._engine.driver.backend, self._engine.options.order)
+
+    async def compact(self, prefix: str = "") -> None:
+        """Store the shards below a prefix again, without their dead bytes.
+
+        Erased and replaced chunks, and moved indexes, leave dead bytes in a file. Other writers may
+        continue meanwhile.
+
+        Raises
+        ------
+        CorruptShardError
+            If a shard is damaged. It stays unchanged; all others are compacted.
+        """
+        self._check_writable()
+        await self._run(self._engine.operations.flusher.flush_below(prefix))
+        driver, flow = self._engine.compaction(prefix)
+        await driver.run_async(flow)
+
+    @documented_like(compact, "blocking")
+    def compact_sync(self, prefix: str = "") -> None:
+        self._check_writable()
+        self._engine.driver.run(self._engine.operations.flusher.flush_below(prefix))
+        driver, flow = self._engine.compaction(prefix)
+        driver.run(flow)
+
+    async def consolidate_index(self, path: str = "") -> list[str]:
+        """Store a copy of the indexes of all shards, in one object for each array.
+
+        A reader of an object store then reads one object instead of an index for each shard. If a
+        shard has changed since, the version in its reply says so, and the reader takes the index
+        of the shard. So you may consolidate at any time, and again after many changes.
+
+        Parameters
+        ----------
+        path
+            Path of an array or a group. By default all sharded arrays of the store.
+
+        Returns
+        -------
+        list of str
+            Paths of the consolidated arrays. Arrays without a stored shard are left out, also those
+            that only ``chunks_per_shard`` declares, and those with transformers below the shards.
+
+        Raises
+        ------
+        UnsupportedError
+            If the base store is neither local files nor an obstore store with ETags.
+        SpecError
+            If there is no such array at or below a path that is not ``""``.
+
+        Notes
+        -----
+        On local files the versions are sizes and times of the last change. This helps readers by
+        HTTP; local readers do not need it. The call waits two seconds if a file has just changed.
+        An upload does not keep the times: consolidate the copy again.
+        """
+        self._check_writable()
+        flow = self._engine.consolidation(path)
+        await self.flush()
+        return await self._run(flow)
+
+    @documented_like(consolidate_index, "blocking")
+    def consolidate_index_sync(self, path: str = "") -> list[str]:
+        self._check_writable()
+        flow = self._engine.consolidation(path)
+        self.flush_sync()
+        return self._engine.driver.run(flow)
+
+    def close(self) -> None:
+        """Seal shards, see `flush`, and close this store and the base store."""
+        if not self.read_only:
+            self.flush_sync()
+            self._engine.operations.view.warn_of_names()
+        if isinstance(self.base, Store):
+            self.base.close()
+        super().close()

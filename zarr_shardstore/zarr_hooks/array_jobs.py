@@ -1,0 +1,298 @@
+"""Reads and writes of one array operation: its chunks, in units of whole shards.
+
+::
+
+    read:   get the values ──▶ decode in threads ──▶ put each part into the result
+    write:  get the values of partial chunks ──▶ encode in threads ──▶ set, each shard once
+
+A chunk of which a write has a part is encoded before its shard is locked. If another writer has
+changed the chunk meanwhile, it is encoded again inside the commit.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Hashable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
+
+import numpy as np
+import numpy.typing as npt
+from zarr.core.array_spec import ArraySpec
+from zarr.core.buffer import Buffer, BufferPrototype, NDBuffer
+
+from zarr_shardstore.io.buffers import own_bytes, to_buffer_of
+from zarr_shardstore.io.concurrency import map_in_threads, run_within
+from zarr_shardstore.shards.requests import Modify, swap
+from zarr_shardstore.zarr_hooks.chunk_codec import ChunkCodec, PlainCodec
+
+Value: TypeAlias = bytes | memoryview
+ChunkValues: TypeAlias = NDBuffer | npt.NDArray[Any]
+NewValue: TypeAlias = Buffer | bytes | Modify | None
+
+MIB = 1024 * 1024
+
+_MAX_NBYTES_AT_ONCE = 64 * MIB
+"""Decoded size of the chunks of one operation that are in memory at a time."""
+
+_WRITE_NBYTES = 16 * MIB
+"""Decoded size of the chunks in one write: the next are encoded while these are stored."""
+
+_READ_NBYTES = 32 * MIB
+"""Decoded size of the chunks in one read; more, because each read takes two round trips."""
+
+_SMALL_NBYTES = 4 * 1024
+"""Decoded size of a chunk that takes less time to be decoded than the Python around it."""
+
+
+class ChunkPart(NamedTuple):
+    """Part of one chunk that an array operation reads or writes."""
+
+    key: str
+    spec: ArraySpec
+    inside: Any
+    """Selection in the chunk."""
+    outside: Any
+    """Selection in the value of the operation."""
+    is_complete: bool
+    """Whether the part has all elements of the chunk that lie in the array."""
+
+    def chunk_to_write(
+        self, value: NDBuffer, old: NDBuffer | None, drop_axes: tuple[int, ...]
+    ) -> NDBuffer | None:
+        """Return the whole chunk with this part of `value` in it; ``None`` if it must be missing.
+
+        The chunk has memory of its own: neither `value` nor `old` can change it afterwards.
+        """
+        spec, dtype = self.spec, self.spec.dtype.to_native_dtype()
+        make = spec.prototype.nd_buffer
+        part = value if value.shape == () or self.inside == () else value[self.outside]
+        if old is not None:
+            chunk = old.copy()
+        elif self.is_complete and part.shape == spec.shape:
+            chunk = make.empty(shape=spec.shape, dtype=dtype, order=spec.order)
+        else:
+            fill = fill_value_of(spec)
+            chunk = make.create(shape=spec.shape, dtype=dtype, order=spec.order, fill_value=fill)
+        if drop_axes and part is not value:
+            axes = tuple(None if i in drop_axes else slice(None) for i in range(spec.ndim))
+            part = part[axes]
+        chunk[self.inside] = part
+        return None if _is_empty(chunk, spec) else chunk
+
+    def whole_chunk_in(self, values: npt.NDArray[Any]) -> npt.NDArray[Any] | None:
+        """Return the values of the chunk, as a view, if the part is all of a chunk."""
+        chunk = values[self.outside] if self.is_complete and values.shape else values
+        return chunk if self.is_complete and chunk.shape == self.spec.shape else None
+
+    def put(self, chunk: ChunkValues | None, out: ChunkValues, drop_axes: tuple[int, ...]) -> None:
+        """Put this part of a chunk, or of the fill value, into the result of a read."""
+        if chunk is None:
+            out[self.outside] = fill_value_of(self.spec)
+            return
+        part = chunk[self.inside]
+        out[self.outside] = part.squeeze(axis=drop_axes) if drop_axes else part
+
+
+def fill_value_of(spec: ArraySpec) -> Any:
+    """Return the value of missing elements; a document of Zarr v2 may leave it open."""
+    return spec.dtype.default_scalar() if spec.fill_value is None else spec.fill_value
+
+
+def _is_empty(chunk: ChunkValues, spec: ArraySpec) -> bool:
+    """Whether a chunk is not stored, because the array stores no chunks of fill values."""
+    if spec.config.write_empty_chunks:
+        return False
+    fill = fill_value_of(spec)
+    array: Any = chunk.as_ndarray_like() if isinstance(chunk, NDBuffer) else chunk
+    if isinstance(array, np.ndarray) and array.dtype.kind in "biuf" and array.size:
+        # Most chunks differ in their first element, and a look at all elements takes 20 µs.
+        first = array[(0,) * array.ndim]
+        is_nan = first != first
+        if first != fill and not is_nan:
+            return False
+    return spec.prototype.nd_buffer.from_ndarray_like(array).all_equal(fill)
+
+
+@runtime_checkable
+class TakesWholeOperations(Protocol):
+    """Methods of the stores of this package; zarr's wrappers around them do not have these."""
+
+    async def _shard_ids(self, keys: Sequence[str]) -> Sequence[Hashable]: ...
+
+    async def _set_or_erase(
+        self,
+        items: Iterable[tuple[str, Buffer | bytes | Modify | None]],
+        prototype: BufferPrototype | None = None,
+    ) -> None: ...
+
+    async def _get_values(
+        self, keys: Sequence[str], prototype: BufferPrototype | None = None
+    ) -> Sequence[Value | None]: ...
+
+
+class ReadJob(NamedTuple):
+    """Read of one array operation into `out`."""
+
+    store: TakesWholeOperations
+    codec: ChunkCodec
+    plain: PlainCodec | None
+    """Codec of chunks as numpy arrays, if `out` is one."""
+    out: NDBuffer
+    drop_axes: tuple[int, ...]
+    is_present: dict[int, bool]
+    """By position of the part in the operation."""
+
+    @property
+    def unit_nbytes(self) -> int:
+        return _READ_NBYTES
+
+    async def run(self, positions: list[int], parts: list[ChunkPart]) -> None:
+        """Read and decode one unit."""
+        keys = [part.key for part in parts]
+        values = await self.store._get_values(keys, parts[0].spec.prototype)
+        found = zip(positions, values, strict=True)
+        self.is_present.update((i, value is not None) for i, value in found)
+        nbytes = _nbytes(parts)
+        are_small = self.plain is not None and nbytes < len(parts) * _SMALL_NBYTES
+        items = list(zip(parts, values, strict=True))
+        await map_in_threads(self._put, items, nbytes, are_small=are_small)
+
+    def _put(self, items: Sequence[tuple[ChunkPart, Value | None]]) -> Sequence[None]:
+        """Decode chunks, and put the parts into the result."""
+        there = [(part.spec, value) for part, value in items if value is not None]
+        chunks: Iterator[ChunkValues]
+        target: Any = self.out
+        if self.plain is None:
+            buffers = ((spec.prototype.buffer.from_bytes(value), spec) for spec, value in there)
+            chunks = (self.codec.decode(*each) for each in buffers)
+        else:
+            target = target.as_ndarray_like()
+            shapes = [spec.shape for spec, _ in there]
+            chunks = iter(self.plain.decode_many([value for _, value in there], shapes))
+        for part, value in items:
+            part.put(None if value is None else next(chunks), target, self.drop_axes)
+        return [None] * len(items)
+
+
+class WriteJob(NamedTuple):
+    """Write of one array operation from `value`."""
+
+    store: TakesWholeOperations
+    codec: ChunkCodec
+    plain: PlainCodec | None
+    """Codec of chunks as numpy arrays, if `value` is one and the codec encodes."""
+    value: NDBuffer
+    array: Any
+    """`value` as a numpy array, if it is one."""
+    drop_axes: tuple[int, ...]
+    encoding: asyncio.Lock
+    """One unit is encoded at a time; the others are stored concurrently."""
+
+    @property
+    def unit_nbytes(self) -> int:
+        return _WRITE_NBYTES
+
+    async def run(self, _: list[int], parts: list[ChunkPart]) -> None:
+        """Encode and store one unit."""
+        partial = [part for part in parts if not part.is_complete]
+        prototype = parts[0].spec.prototype
+        keys = [part.key for part in partial]
+        found = iter(await self.store._get_values(keys, prototype) if partial else ())
+        async with self.encoding:
+            items = [(part, None if part.is_complete else next(found)) for part in parts]
+            encoded = await map_in_threads(self._encode_all, items, _nbytes(parts))
+        values = zip([part.key for part in parts], encoded, strict=True)
+        await self.store._set_or_erase(values, prototype)
+
+    async def buffer(self, part: ChunkPart) -> bool:
+        """Buffer a whole chunk in a batch of the store; false if it must be stored otherwise."""
+        store: Any = self.store
+        engine = getattr(store, "_engine", None)
+        if self.plain is None or engine is None or not engine.is_buffering:
+            return False
+        values = part.whole_chunk_in(self.array)
+        if values is None or _is_empty(values, part.spec):
+            return False
+        store._check_writable()
+        copy = np.array(values, self.plain.dtype, order="C")  # the caller may change its values
+        is_buffered: bool = await engine.buffer_chunk(part.key, copy, self.plain)
+        return is_buffered
+
+    def _encode_all(self, items: Sequence[tuple[ChunkPart, Value | None]]) -> list[NewValue]:
+        return [self._encode(part, old) for part, old in items]
+
+    def _encode(self, part: ChunkPart, old: Value | None) -> NewValue:
+        """Return the new value of a chunk, or the update that makes it of the stored one."""
+        new = self._chunk_with(part, old)
+        if part.is_complete:
+            return new
+        encoded = None if new is None else own_bytes(new)
+        seen = None if old is None else own_bytes(old)
+
+        def again(stored: Value | None) -> Value | None:
+            """Encode the chunk again, because another writer has changed it."""
+            chunk = self._chunk_with(part, stored)
+            return None if chunk is None else own_bytes(chunk)
+
+        def fill() -> bytes:
+            return own_bytes(self.codec.encode(*empty_chunk(part.spec)) or b"")
+
+        return swap(part.key, seen, encoded, again, fill)
+
+    def _chunk_with(self, part: ChunkPart, old: Value | None) -> Buffer | bytes | None:
+        """Return the encoded chunk with this part of the values in it."""
+        if self.plain is not None:
+            values = part.whole_chunk_in(self.array)
+            if values is not None:
+                return None if _is_empty(values, part.spec) else self.plain.encode(values)
+        before = to_buffer_of(old, part.spec.prototype)
+        old_chunk = None if before is None else self.codec.decode(before, part.spec)
+        chunk = part.chunk_to_write(self.value, old_chunk, self.drop_axes)
+        return None if chunk is None else self.codec.encode(chunk, part.spec)
+
+
+def empty_chunk(spec: ArraySpec) -> tuple[NDBuffer, ArraySpec]:
+    """Return a chunk of fill values, and a spec by which sharding codecs keep these."""
+    make, dtype = spec.prototype.nd_buffer, spec.dtype.to_native_dtype()
+    fill = make.create(
+        shape=spec.shape, dtype=dtype, order=spec.order, fill_value=fill_value_of(spec)
+    )
+    return fill, replace(spec, config=replace(spec.config, write_empty_chunks=True))
+
+
+def _nbytes(parts: Sequence[ChunkPart]) -> int:
+    """Return the size of decoded chunks in bytes; a text counts as a pointer."""
+    spec = parts[0].spec
+    return len(parts) * math.prod(spec.shape) * spec.dtype.to_native_dtype().itemsize
+
+
+async def run_in_units(job: ReadJob | WriteJob, batch: Sequence[tuple[Any, ...]]) -> None:
+    """Run a job for all parts together; if they are too large, for some whole shards at a time."""
+    parts = [ChunkPart(path.path, *rest) for path, *rest in batch]
+    unit_nbytes = job.unit_nbytes
+    if _nbytes(parts) <= unit_nbytes:
+        await job.run(list(range(len(parts))), parts)
+        return
+    ids = await job.store._shard_ids([part.key for part in parts])
+    shards: dict[Hashable, list[int]] = {}
+    for i, shard_id in enumerate(ids):
+        shards.setdefault(shard_id, []).append(i)
+
+    def units() -> Iterator[tuple[int, list[int]]]:
+        unit: list[int] = []
+        unit_size = 0
+        for shard in shards.values():
+            size = _nbytes([parts[i] for i in shard])
+            if unit and unit_size + size > unit_nbytes:
+                yield unit_size, unit
+                unit, unit_size = [], 0
+            unit += shard
+            unit_size += size
+        yield unit_size, unit
+
+    async def run_unit(positions: list[int]) -> None:
+        await job.run(positions, [parts[i] for i in positions])
+
+    await run_within(_MAX_NBYTES_AT_ONCE, units(), run_unit)
