@@ -16,7 +16,7 @@ from tests.simulation.programs import ViolationError, local_scenario, run_all, r
 from tests.simulation.test_object_store import SMALL
 from zarr_shardstore.io.backends import base, obstore
 from zarr_shardstore.io.backends.obstore import ObstoreBackend
-from zarr_shardstore.io.backends.remote_indexes import ObjectVersion
+from zarr_shardstore.io.remote_indexes import ObjectVersion
 from zarr_shardstore.shards.requests import Delete
 
 N_SEEDS = 20_000

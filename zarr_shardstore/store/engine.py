@@ -19,6 +19,7 @@ from zarr.core.buffer import Buffer, cpu
 from zarr_shardstore.arrays.stored_array import StoredArray
 from zarr_shardstore.errors import ShardStoreError, SpecError, UnsupportedError
 from zarr_shardstore.format.ranges import ByteRange, column_of_ranges, resolve_range
+from zarr_shardstore.io.backends.fsspec_store import FsspecBackend
 from zarr_shardstore.io.backends.local import LocalBackend
 from zarr_shardstore.io.backends.resolve import BaseStore, backend_of
 from zarr_shardstore.io.backends.zarr_store import ZarrBackend
@@ -97,7 +98,7 @@ class ShardingEngine:
 
     def of(self, cls: type[Buffer]) -> ShardingEngine:
         """Return this engine, which hands buffers of a class to the base store (`with_buffers`)."""
-        if cls is cpu.Buffer or type(self.driver.backend) is not ZarrBackend:
+        if cls is cpu.Buffer or type(self.driver.backend) not in (ZarrBackend, FsspecBackend):
             return self
         if cls not in self._views:
             view = object.__new__(ShardingEngine)

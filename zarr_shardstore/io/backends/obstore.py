@@ -10,8 +10,8 @@ So writers of any number of processes and hosts lose no update. The rules of an 
    object that was missing is not removed.
 3. A refusal (412, 409 or 404) or a failure does not tell what is stored, so the object is read.
    A client does not repeat a write with a condition when the connection fails.
-4. If it has the id of this write, the write took effect and its reply was lost: success. Its
-   bytes do not tell: two writers may count from 1 to 2. Each write has an id in the metadata of
+4. If it has the id of this write, the write took effect and its reply was lost: success. Equal
+   bytes prove nothing: two writers may count from 1 to 2. Each write has an id in the metadata of
    its object, before the ids of the writes that it builds on: later writers do not hide it. Where
    a server drops ids, the bytes decide after a failure, and not after a refusal.
 5. If its version is not the expected one, another writer was faster. `ReplacedMeanwhileError`
@@ -24,8 +24,7 @@ So writers of any number of processes and hosts lose no update. The rules of an 
    takes it ignores conditions, and one without ETags has none: there is a warning, and later
    updates are not optimistic.
 
-Each reply has the size of the whole object. A reply is *truncated* if it is shorter than the
-requested range, clipped to that size. The flows of `shards.read` compare, and read again.
+Each reply has the size of the whole object: the flows of `shards.read` find truncated replies.
 """
 
 from __future__ import annotations
@@ -46,37 +45,24 @@ from zarr_shardstore.errors import CorruptValueError
 from zarr_shardstore.format.consolidated_index import IndexCopy
 from zarr_shardstore.format.ranges import ByteRange, Range, StartFrom, Suffix, resolve_range
 from zarr_shardstore.io.backends import base
-from zarr_shardstore.io.backends.remote_indexes import ObjectVersion, RemoteIndexes
 from zarr_shardstore.io.backends.zarr_store import ZarrBackend
+from zarr_shardstore.io.remote_indexes import ObjectVersion, RemoteIndexes
 from zarr_shardstore.shards import requests
 from zarr_shardstore.shards.requests import Found, FoundIndex, Recorded, Request
 from zarr_shardstore.telemetry import warn
 
-_MIN_AGE_ON_WEB_SERVERS_S = 2.0
-"""Web servers make an ETag of the size and the second of the last change: a younger one proves
-nothing."""
-
+_MIN_AGE_ON_WEB_SERVERS_S = 2.0  # their ETags are made of the size and the second of the change
 _N_PUTS = 4
-"""Attempts of a write with a condition, if the server fails or is not reached. Often the first
-one took an old connection that the server had closed."""
+"""Attempts of a write with a condition, if the server fails or is not reached: often the first one
+took an old connection that the server had closed."""
 
-_LONGEST_PAUSE_S = 1.0
-"""Between two attempts; half of it on average."""
+_LONGEST_PAUSE_S = 1.0  # between two attempts; half of it on average
+_WRITE_ID = "shardwriteid"  # name of the ids in the metadata: Azure takes letters only
 
-_WRITE_ID = "shardwriteid"
-"""Name of the ids of writes in the metadata of their object: Azure takes letters only."""
-
-_WRITE_IDS_NBYTES = 16 * 32
-"""Of the last 16 writes; S3 takes 2 KB of metadata."""
-
-_REFUSALS = AlreadyExistsError, PreconditionError, FileNotFoundError
-"""Replies 409, 412 and 404 to a write with a condition."""
-
-_PARTS_AT_ONCE = 2
-"""Concurrent parts of one upload; more hide no more latency behind one reader of chunks."""
-
-_MAX_KEYS_OF_DELETE = 1000
-"""Keys in one request that deletes many objects (S3)."""
+_WRITE_IDS_NBYTES = 16 * 32  # of the last 16 writes; S3 takes 2 KB of metadata
+_REFUSALS = AlreadyExistsError, PreconditionError, FileNotFoundError  # 409, 412 and 404
+_PARTS_AT_ONCE = 2  # of one upload; more hide no more latency behind one reader of chunks
+_MAX_KEYS_OF_DELETE = 1000  # keys in one request that deletes many objects (S3)
 
 
 class ObstoreBackend(ZarrBackend):
@@ -89,7 +75,7 @@ class ObstoreBackend(ZarrBackend):
     ) -> None:
         super().__init__(store, options)
         self._indexes: RemoteIndexes = RemoteIndexes(
-            self, self.scope, is_static=options.is_static, read_consolidated=self._get_at_most
+            self.read, self.scope, is_static=options.is_static, read_consolidated=self._get_at_most
         )
         self.has_lasting_versions = True
         self._is_web_server = type(store.store).__name__ == "HTTPStore"
@@ -109,10 +95,10 @@ class ObstoreBackend(ZarrBackend):
             writer, lambda: writer.__exit__(RuntimeError, RuntimeError(), None), parts
         )
 
-    async def read(self, get: requests.Get, unless: ObjectVersion | None = None, /) -> Found | None:
+    async def read(self, get: requests.Get, unless: ObjectVersion | None, /) -> Found | None:
         byte_range = get.byte_range
         if unless is None or unless.etag is None or unless.size is None or byte_range is None:
-            return await super().read(get)
+            return await self.get(get)
         if "suffixes" in self.lacks:
             byte_range = Range(*resolve_range(byte_range, unless.size))
         try:
@@ -120,11 +106,11 @@ class ObstoreBackend(ZarrBackend):
         except NotModifiedError:
             return None
         except Exception:  # it is shorter now, or the server knows no conditions
-            return await super().read(get)
+            return await self.get(get)
         if found.version == unless:  # the server ignores conditions
             return None
         is_other_range = "suffixes" in self.lacks and found.size != unless.size
-        return await super().read(get) if is_other_range else found
+        return await self.get(get) if is_other_range else found
 
     async def perform_async(self, batch: list[Request]) -> list[Any]:
         keys = [request.key for request in batch if isinstance(request, requests.Delete)]
@@ -141,17 +127,11 @@ class ObstoreBackend(ZarrBackend):
         except Exception:  # GCS stops at a missing object, and some servers take one key a request
             return await super().perform_async(batch)
 
-    async def _reply(self, request: Request) -> Any:
-        match request:
-            case requests.RecordIndex():
-                return await self._record_index(request)
-            case requests.Move(key, to):
-                with suppress(FileNotFoundError):
-                    await obstore.rename_async(self.store.store, key, to)
-                return None
-        return await super()._reply(request)
+    async def move(self, request: requests.Move) -> None:
+        with suppress(FileNotFoundError):
+            await obstore.rename_async(self.store.store, request.key, request.to)
 
-    async def _record_index(self, request: requests.RecordIndex) -> Recorded:
+    async def record_index(self, request: requests.RecordIndex) -> Recorded:
         found = await self._indexes.get(requests.GetIndex(request.shard))
         version = found.version
         if found.decoded is None or found.size is None or not isinstance(version, ObjectVersion):
@@ -203,8 +183,8 @@ class ObstoreBackend(ZarrBackend):
     ) -> ObjectVersion | None:
         """Store an object if it has the expected version, or if there is none; return the new one.
 
-        Raises `ReplacedMeanwhileError` if the object has another version or the write was refused
-        twice, and the client's error if the server fails repeatedly, or is not reached.
+        Raises `ReplacedMeanwhileError` if it has another version or the write was refused twice,
+        and the client's error if the server fails repeatedly.
         """
         with self._indexes.changing(key):
             took_quotes, write_id = self._takes_quotes, uuid.uuid4().hex
@@ -245,7 +225,7 @@ class ObstoreBackend(ZarrBackend):
             raise base.ReplacedMeanwhileError(key)
 
     async def _read_back(self, key: str) -> Found:
-        """Read an object; all of its bytes, if no ids tell the writes that have stored it."""
+        """Read an object; all of its bytes, if it has no ids of writes."""
         found = await self._get_once(key, None)
         nbytes = len(found.value or b"")
         has_ids = isinstance(found.version, ObjectVersion) and found.version.write_ids is not None
@@ -291,7 +271,7 @@ class ObstoreBackend(ZarrBackend):
 
 
 class _Optimistic(base.Backend):
-    """View for one update, with the versions of the objects that it has read (rules 1 and 2)."""
+    """View for one update, which remembers the versions that it has read (rules 1 and 2)."""
 
     can_block = False
 

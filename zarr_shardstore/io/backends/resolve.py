@@ -21,15 +21,17 @@ from zarr_shardstore.format.arguments import storage_options_of
 from zarr_shardstore.io.backends.base import DEFAULT_OPTIONS, Backend, BackendOptions
 from zarr_shardstore.io.backends.cloud_urls import EXTRAS as EXTRAS
 from zarr_shardstore.io.backends.cloud_urls import store_of_url
+from zarr_shardstore.io.backends.fsspec_store import FsspecBackend
 from zarr_shardstore.io.backends.local import LocalBackend
 from zarr_shardstore.io.backends.mapping import MappingBackend
 from zarr_shardstore.io.backends.store_traits import (
     directory_of,
     file_system_of,
+    innermost,
     is_in_memory,
     root_of_files,
 )
-from zarr_shardstore.io.backends.wrapped_files import WrappedFilesBackend
+from zarr_shardstore.io.backends.wrapped_files import WrappedFilesBackend, WrappedFsspecBackend
 from zarr_shardstore.io.backends.zarr_store import ZarrBackend
 
 
@@ -184,6 +186,8 @@ def backend_of(store: BaseStore, options: BackendOptions = DEFAULT_OPTIONS) -> B
 
         return ObstoreBackend(store, options)
     if isinstance(store, Store):
-        kind = WrappedFilesBackend if is_on_files else ZarrBackend
-        return kind(store, options)
+        is_fsspec = isinstance(innermost(store), FsspecStore)
+        if is_on_files:
+            return (WrappedFsspecBackend if is_fsspec else WrappedFilesBackend)(store, options)
+        return (FsspecBackend if is_fsspec else ZarrBackend)(store, options)
     return MappingBackend(store)

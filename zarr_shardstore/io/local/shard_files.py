@@ -35,8 +35,7 @@ from zarr_shardstore.shards.shard_writer import Barrier, FileStep, ShardWriter, 
 
 JOURNAL_SUFFIX = ".__journal"
 
-_COPIED_NBYTES = 8 * 1024 * 1024
-"""In memory at a time."""
+_COPIED_NBYTES = 8 * 1024 * 1024  # in memory at a time
 
 _OWNER_OFFSET, _OWNER_NBYTES = 8, 8
 """Field of the journal with the writer that changed the shard last."""
@@ -180,8 +179,7 @@ class ShardFile:
     def _is_as_left(self, writer: ShardWriter, status: os.stat_result) -> bool:
         """Whether the file with that status is the open one, with the index of its writer.
 
-        Another program may have renamed a file over the path, or written into this one. If it left
-        the index as it was it changed no entry, and appended bytes go where no entry is.
+        Another program that left the index as it was changed no entry: appended bytes go elsewhere.
         """
         if not writer.is_valid or self._fd is None or status.st_size != writer.size:
             return False
@@ -191,12 +189,11 @@ class ShardFile:
     def take(self, steps: Sequence[FileStep], *, durable_below: str | None) -> None:
         """Take all steps of a change with the files; then the writer is valid.
 
-        With `durable_below`, a directory above, barriers sync, and the directories are synced once.
+        With `durable_below`, a directory above, barriers sync; the directories are synced once.
         """
         is_durable = durable_below is not None
         if durable_below is not None and not self._is_synced:
-            # The writer before may have been killed, or promised less. The journal is about to
-            # forget its change, and this change builds upon it.
+            # The journal forgets the last change, which may not be synced; this one builds on it.
             assert self._fd is not None, "steps are taken with an opened shard"
             fs.sync(self._fd)
             fs.sync_directories(self.path, durable_below)
