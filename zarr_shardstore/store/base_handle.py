@@ -182,11 +182,6 @@ class BaseStoreHandle:
         return not isinstance(self.store, Store) or is_in_memory(self.store)
 
     @property
-    def is_web(self) -> bool:
-        """True if a web server has the store."""
-        return "http" in str(getattr(getattr(self.store, "fs", None), "protocol", ""))
-
-    @property
     def supports_deletes(self) -> bool:
         """True if objects can be removed and replaced. In a zip they cannot."""
         has_deletes = not isinstance(self.store, Store) or self.store.supports_deletes

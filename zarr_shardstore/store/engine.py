@@ -98,13 +98,17 @@ class ShardingEngine:
 
     def of(self, cls: type[Buffer]) -> ShardingEngine:
         """Return this engine, which hands buffers of a class to the base store (`with_buffers`)."""
-        if cls is cpu.Buffer or type(self.driver.backend) not in (ZarrBackend, FsspecBackend):
+        backend = self.driver.backend
+        if cls is cpu.Buffer or type(backend) not in (ZarrBackend, FsspecBackend):
             return self
+        assert isinstance(backend, ZarrBackend)
         if cls not in self._views:
             view = object.__new__(ShardingEngine)
             vars(view).update(vars(self))  # `copy` would make an engine without the open batch
-            old, backend = self.driver, self.driver.backend.with_buffers(cls)
-            view.driver = Driver(backend, old.update_flow, old.counters, old.fits_inline)
+            old = self.driver
+            view.driver = Driver(
+                backend.with_buffers(cls), old.update_flow, old.counters, old.fits_inline
+            )
             view._call_batcher = CallBatcher(view.get_many)
             self._views[cls] = view
         return self._views[cls]

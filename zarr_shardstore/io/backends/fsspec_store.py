@@ -16,7 +16,6 @@ from zarr.abc.store import Store
 from zarr.storage import FsspecStore
 
 from zarr_shardstore.errors import UnsupportedError
-from zarr_shardstore.format.keys import check_no_loop
 from zarr_shardstore.format.ranges import ByteRange
 from zarr_shardstore.io.backends import base, store_traits
 from zarr_shardstore.io.backends.store import CHANGES
@@ -65,9 +64,7 @@ class FsspecBackend(ZarrBackend):
         self._read_only_kind = store_traits.kind_that_is_only_read(store)
         self._fs: Any = store.fs if type(store) is FsspecStore else None
         """File system, if no wrapper or subclass has methods of its own."""
-        fs: Any = getattr(store, "fs", None)
-        self._is_web = "http" in getattr(fs, "protocol", ())
-        self._has_inline_values = hasattr(fs, "references")
+        self._has_inline_values = hasattr(getattr(store, "fs", None), "references")
 
     def lock(
         self, key: str, fits: Callable[[ShardWriter], bool] | None = None
@@ -169,10 +166,6 @@ class FsspecBackend(ZarrBackend):
         except NotADirectoryError:  # a local file has this name
             return []
 
-    def _visible(self, names: list[str]) -> list[str]:
-        # A directory of HTTP is listed with a slash.
-        return super()._visible([name.rstrip("/") for name in names if self._is_name(name)])
-
     async def _listed(
         self, prefix: str, *, walks: bool = True
     ) -> AsyncGenerator[tuple[str, object], None]:
@@ -182,46 +175,14 @@ class FsspecBackend(ZarrBackend):
                 if path.startswith(prefix):
                     yield path, None
             return
-        if self._is_web:
-            async for key in self._listed_on_web(prefix):
-                yield key, None
-            return
         async with aclosing(super()._listed(prefix, walks=walks)) as listed:
             async for key, version in listed:
                 yield key, version
 
-    def _is_name(self, name: str) -> bool:
-        """Whether a name is one in its directory. On the web some are links that sort a listing, or
-        lead to the root."""
-        return not self._is_web or bool(name.strip("./") and not name.startswith("?"))
-
-    async def _names_on_web(self, directory: str) -> list[str]:
-        """List a directory, with a slash behind those in it, which zarr 3.4 takes off."""
-        store: Any = self.store
-        root = f"{store.path.rstrip('/')}/{directory}"
-        with suppress(FileNotFoundError):
-            paths = await store.fs._ls(root.rstrip("/"), detail=False)
-            return [path[len(root) :].removeprefix("./") for path in paths if path.startswith(root)]
-        return []
-
-    async def _listed_on_web(self, prefix: str) -> AsyncGenerator[str, None]:
-        """List keys by directories, which may be listed in each other."""
-        level = [prefix[: prefix.rfind("/") + 1]]
-        while level:
-            check_no_loop(level)
-            below = []
-            for directory in level:
-                for name in await self._names_on_web(directory):
-                    key = directory + name
-                    if self._is_name(name) and key.startswith(prefix[: len(key)]):
-                        if name.endswith("/"):
-                            below.append(key)
-                        elif key.startswith(prefix):
-                            yield key
-            level = below
-
     async def _paths_without_root(self, method: str, prefix: str) -> list[str] | None:
         """List a file system of fsspec whose root is ``""``, where zarr 3.1 lists other keys."""
+        if "http" in getattr(self._fs, "protocol", ()):
+            raise NotImplementedError("the directory pages of a web server are no listings")
         if self._fs is None or self.store.path.strip("/"):
             return None
         try:
