@@ -9,7 +9,7 @@ import numpy as np
 from zarr_shardstore.format.keys import ChunkKeyEncoding
 from zarr_shardstore.format.layout import ArrayLayout
 from zarr_shardstore.format.shard import ZEP2_INDEX, ShardingSpec, build_shard
-from zarr_shardstore.io.remote_indexes import ObjectVersion, RemoteIndexes
+from zarr_shardstore.io.remote_indexes import RemoteIndexes, Version
 from zarr_shardstore.shards.requests import Found, Get, GetIndex
 
 LAYOUT = ArrayLayout(
@@ -26,7 +26,7 @@ class SlowBase:
         self.asked: list[Get] = []
         self.may_reply = asyncio.Event()
 
-    async def read(self, request: Get, unless: ObjectVersion | None = None) -> Found:
+    async def read(self, request: Get, unless: Version | None = None) -> Found:
         assert unless is None, "nothing is known"
         self.asked.append(request)
         await self.may_reply.wait()

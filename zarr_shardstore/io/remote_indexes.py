@@ -33,7 +33,7 @@ the directory these differ, like the times of the shards."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class ObjectVersion:
+class Version:
     """Version of a remote object: an ETag, or the size and the time of a file.
 
     Two are equal if their ETags are. Without an ETag, as recorded of local files, they are equal if
@@ -48,7 +48,7 @@ class ObjectVersion:
     """Ids of the last writes, the latest first; ``None``: another program has stored the object."""
 
     def __eq__(self, other: object) -> bool:
-        if not isinstance(other, ObjectVersion):
+        if not isinstance(other, Version):
             return NotImplemented
         if self.etag is not None and other.etag is not None:
             return self.etag == other.etag
@@ -63,14 +63,14 @@ class ObjectVersion:
 
     def is_listed_as(self, listed: object) -> bool:
         """Whether a listing shows this version; some servers list ETags without quotes."""
-        if not isinstance(listed, ObjectVersion) or listed.etag is None or not listed.is_strong:
+        if not isinstance(listed, Version) or listed.etag is None or not listed.is_strong:
             return False
         if self.etag is None:
             return self == listed
         return self.etag.strip('"') == listed.etag.strip('"')
 
 
-_Read: TypeAlias = Callable[[Get, ObjectVersion | None], Awaitable[Found | None]]
+_Read: TypeAlias = Callable[[Get, Version | None], Awaitable[Found | None]]
 _ReadConsolidated: TypeAlias = Callable[[str, int], Awaitable[Found]]
 
 
@@ -128,7 +128,7 @@ class RemoteIndexes:
         if cached is not None and not request.consistent:
             version = cached.version
             is_verified = self._is_static and not cached.is_recorded
-            if request.revalidate and isinstance(version, ObjectVersion):
+            if request.revalidate and isinstance(version, Version):
                 is_verified |= version.is_listed_as(request.version)
         if cached is not None and (is_verified or not request.revalidate):
             found = FoundIndex(cached.index, cached.version, cached.size, was_requested=False)
@@ -155,7 +155,7 @@ class RemoteIndexes:
         """Read an index, or revalidate the cached one."""
         n_changes = self._n_changes
         version = None if cached is None else cached.version
-        unless = version if isinstance(version, ObjectVersion) else None
+        unless = version if isinstance(version, Version) else None
         reply = await self._read_if(index_get(request), unless)
         if reply is None:
             assert cached is not None, "without a version nothing is not modified"
@@ -173,7 +173,7 @@ class RemoteIndexes:
         if self._is_static:
             may_cache = n_changes == self._n_changes
         else:
-            may_cache = isinstance(found.version, ObjectVersion) and found.version.is_strong
+            may_cache = isinstance(found.version, Version) and found.version.is_strong
         if may_cache:
             item = CachedIndex(found.decoded, layout.spec, found.version, found.size)
             index_cache.put(scope, item)
@@ -199,9 +199,9 @@ class RemoteIndexes:
         # Another task may have read the index by now.
         if found is not None and index_cache.get(scope, layout.spec) is None:
             if isinstance(found.version, int):
-                version = ObjectVersion(None, found.size, found.version)
+                version = Version(None, found.size, found.version)
             else:
-                version = ObjectVersion(found.version, found.size)
+                version = Version(found.version, found.size)
             item = CachedIndex(found.index, layout.spec, version, found.size, is_recorded=True)
             index_cache.put(scope, item)
         return nbytes
@@ -222,7 +222,7 @@ class RemoteIndexes:
         nbytes = 0 if found.value is None else len(found.value)
         indexes = None
         version = found.version
-        if found.value is not None and isinstance(version, ObjectVersion) and version.is_strong:
+        if found.value is not None and isinstance(version, Version) and version.is_strong:
             indexes = ConsolidatedIndex.decode(found.value, layout.spec)
             if indexes is not None and indexes.has_file_times:
                 modified_s = -1 if version.modified_s is None else version.modified_s

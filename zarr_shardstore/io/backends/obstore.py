@@ -46,7 +46,7 @@ from zarr_shardstore.format.consolidated_index import IndexCopy
 from zarr_shardstore.format.ranges import ByteRange, Range, StartFrom, Suffix, resolve_range
 from zarr_shardstore.io.backends import base
 from zarr_shardstore.io.backends.zarr_store import ZarrBackend
-from zarr_shardstore.io.remote_indexes import ObjectVersion, RemoteIndexes
+from zarr_shardstore.io.remote_indexes import RemoteIndexes, Version
 from zarr_shardstore.shards import requests
 from zarr_shardstore.shards.requests import Found, FoundIndex, Recorded, Request
 from zarr_shardstore.telemetry import warn
@@ -95,7 +95,7 @@ class ObstoreBackend(ZarrBackend):
             writer, lambda: writer.__exit__(RuntimeError, RuntimeError(), None), parts
         )
 
-    async def read(self, get: requests.Get, unless: ObjectVersion | None, /) -> Found | None:
+    async def read(self, get: requests.Get, unless: Version | None, /) -> Found | None:
         byte_range = get.byte_range
         if unless is None or unless.etag is None or unless.size is None or byte_range is None:
             return await self.get(get)
@@ -134,7 +134,7 @@ class ObstoreBackend(ZarrBackend):
     async def record_index(self, request: requests.RecordIndex) -> Recorded:
         found = await self._indexes.get(requests.GetIndex(request.shard))
         version = found.version
-        if found.decoded is None or found.size is None or not isinstance(version, ObjectVersion):
+        if found.decoded is None or found.size is None or not isinstance(version, Version):
             return None
         etag = version.etag if version.is_strong else None
         return None if etag is None else IndexCopy(found.decoded, etag, found.size)
@@ -179,8 +179,8 @@ class ObstoreBackend(ZarrBackend):
     # ---------------------------------------------------------- conditional writes
 
     async def put_if(
-        self, key: str, value: bytes | memoryview, expected: ObjectVersion | None
-    ) -> ObjectVersion | None:
+        self, key: str, value: bytes | memoryview, expected: Version | None
+    ) -> Version | None:
         """Store an object if it has the expected version, or if there is none; return the new one.
 
         Raises `ReplacedMeanwhileError` if it has another version or the write was refused twice,
@@ -204,7 +204,7 @@ class ObstoreBackend(ZarrBackend):
                     if failure is None:
                         raise
                     raise failure from None
-                stored = found.version if isinstance(found.version, ObjectVersion) else None
+                stored = found.version if isinstance(found.version, Version) else None
                 ids = None if stored is None else stored.write_ids
                 if write_id in (ids or ""):
                     return stored
@@ -228,7 +228,7 @@ class ObstoreBackend(ZarrBackend):
         """Read an object; all of its bytes, if it has no ids of writes."""
         found = await self._get_once(key, None)
         nbytes = len(found.value or b"")
-        has_ids = isinstance(found.version, ObjectVersion) and found.version.write_ids is not None
+        has_ids = isinstance(found.version, Version) and found.version.write_ids is not None
         if found.value is not None and found.size != nbytes and not has_ids:
             raise CorruptValueError(
                 f"it has {found.size} bytes, and reading it gave {nbytes}", key=key
@@ -236,8 +236,8 @@ class ObstoreBackend(ZarrBackend):
         return found
 
     async def _put(
-        self, key: str, value: bytes | memoryview, expected: ObjectVersion | None, write_ids: str
-    ) -> ObjectVersion | None:
+        self, key: str, value: bytes | memoryview, expected: Version | None, write_ids: str
+    ) -> Version | None:
         mode: Any = "create"
         if expected is not None:
             given = expected.etag or ""
@@ -249,7 +249,7 @@ class ObstoreBackend(ZarrBackend):
             with suppress(*_REFUSALS):
                 await self._put_with({"e_tag": f'"{0:032}"'}, key, value, write_ids)
                 self.give_up_conditions("ignores the conditions of writes (If-Match)")
-        return None if etag is None else ObjectVersion(etag, write_ids=write_ids)
+        return None if etag is None else Version(etag, write_ids=write_ids)
 
     async def _put_with(
         self, mode: Any, key: str, value: bytes | memoryview, write_ids: str
@@ -277,7 +277,7 @@ class _Optimistic(base.Backend):
 
     def __init__(self, backend: ObstoreBackend) -> None:
         self._backend = backend
-        self._expected: dict[str, ObjectVersion | None] = {}
+        self._expected: dict[str, Version | None] = {}
 
     def scope(self, key: str) -> Hashable:
         return self._backend.scope(key)
@@ -307,7 +307,7 @@ class _Optimistic(base.Backend):
 
     def _expect(self, key: str, found: Found | FoundIndex, *, is_there: bool) -> None:
         version = found.version if is_there else None
-        if is_there and not isinstance(version, ObjectVersion):
+        if is_there and not isinstance(version, Version):
             self._backend.give_up_conditions("has no ETags")
             raise base.ReplacedMeanwhileError(key)  # the driver runs the update again, without them
         # The first version may be back when the write comes, but not what was read in between.
@@ -316,12 +316,12 @@ class _Optimistic(base.Backend):
         self._expected[key] = version  # type: ignore[assignment]
 
 
-def _version_of(meta: Any, write_ids: str | None = None) -> ObjectVersion | None:
+def _version_of(meta: Any, write_ids: str | None = None) -> Version | None:
     if meta["e_tag"] is None:
         return None
     modified = meta["last_modified"]
     modified_s = None if modified is None else int(modified.timestamp())
-    return ObjectVersion(meta["e_tag"], meta["size"], modified_s, write_ids)
+    return Version(meta["e_tag"], meta["size"], modified_s, write_ids)
 
 
 def _range_of(byte_range: ByteRange) -> Any:

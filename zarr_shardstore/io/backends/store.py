@@ -22,7 +22,7 @@ from zarr_shardstore.io.backends.store_traits import remedy_of
 from zarr_shardstore.io.buffers import as_view, byte_request_of
 from zarr_shardstore.io.concurrency import PerLoop, SingleFlight, gather_bounded
 from zarr_shardstore.io.local.files import is_hidden
-from zarr_shardstore.io.remote_indexes import ObjectVersion, RemoteIndexes
+from zarr_shardstore.io.remote_indexes import RemoteIndexes, Version
 from zarr_shardstore.metadata.documents import node_of_document
 from zarr_shardstore.shards import requests
 from zarr_shardstore.shards.index_reads import check_whole, found_index, index_get
@@ -181,7 +181,7 @@ class StoreBackend(base.Backend):
         async with self.slots.here():
             return await self._reply(request)
 
-    async def read(self, get: requests.Get, _: ObjectVersion | None, /) -> Found | None:
+    async def read(self, get: requests.Get, _: Version | None, /) -> Found | None:
         return await self.get(get)
 
     async def _reply(self, request: Request) -> Any:
