@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
 from logging import DEBUG
 from typing import Any, TypeVar
@@ -22,6 +22,9 @@ from zarr_shardstore.io.concurrency import PerLoop, backoff, worker_pool
 from zarr_shardstore.io.counters import Counters
 from zarr_shardstore.io.local.fs import max_shards_of_a_write
 from zarr_shardstore.io.update_queue import (
+    FitsInline,
+    Groups,
+    Outcomes,
     UpdateFlow,
     blocked_loop,
     commit,
@@ -32,8 +35,7 @@ from zarr_shardstore.io.update_queue import (
 )
 from zarr_shardstore.io.write_epochs import UNSTABLE, announced, version_of
 from zarr_shardstore.shards import requests
-from zarr_shardstore.shards.requests import EntryUpdate, Flow, PlainValue, Request, UpdateShard
-from zarr_shardstore.shards.shard_writer import ShardWriter
+from zarr_shardstore.shards.requests import Flow, PlainValue, Request, UpdateShard
 from zarr_shardstore.telemetry import LOG, TRACING, log_round, span
 
 T = TypeVar("T")
@@ -66,9 +68,7 @@ class Driver:
         backend: Backend,
         update_flow: UpdateFlow,
         counters: Counters | None = None,
-        fits_inline: Callable[
-            [UpdateShard, Sequence[EntryUpdate], ShardWriter], bool
-        ] = lambda *_: False,
+        fits_inline: FitsInline = lambda *_: False,
     ) -> None:
         self.backend = backend
         self.counters = counters or Counters()
@@ -224,9 +224,7 @@ class Driver:
 
     # ------------------------------------------------- for the update queue
 
-    async def update_async(
-        self, request: UpdateShard, groups: Sequence[Sequence[EntryUpdate]]
-    ) -> Sequence[Exception | None]:
+    async def update_async(self, request: UpdateShard, groups: Groups) -> Outcomes:
         """Commit groups of updates of one shard under the lock, or again after a foreign writer.
 
         Raises `ShardConflictError` if other writers were faster for two minutes.

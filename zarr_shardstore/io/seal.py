@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import atexit
 import os
-from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import cache
@@ -22,9 +21,9 @@ from zarr_shardstore.io.backends.local import LocalBackend
 from zarr_shardstore.io.driver import Driver
 from zarr_shardstore.io.local.open_shards import open_shards
 from zarr_shardstore.io.local.shard_files import ShardFile
-from zarr_shardstore.io.update_queue import commit
+from zarr_shardstore.io.update_queue import Groups, Outcomes, commit
 from zarr_shardstore.shards.append import seal_shard
-from zarr_shardstore.shards.requests import EntryUpdate, Flow, UpdateShard
+from zarr_shardstore.shards.requests import Flow, UpdateShard
 from zarr_shardstore.synchronized import in_forked_child
 
 
@@ -71,9 +70,7 @@ def _seal(file: ShardFile, order: EntryOrder) -> None:
         return
     is_another, share = False, file.owner.max_dead_share
 
-    def sealing(
-        _: UpdateShard, groups: Sequence[Sequence[EntryUpdate]]
-    ) -> Flow[Sequence[Exception | None]]:
+    def sealing(_: UpdateShard, groups: Groups) -> Flow[Outcomes]:
         nonlocal is_another
         is_another = not open_shards.files[file.path].is_what_was_opened()
         if not is_another:

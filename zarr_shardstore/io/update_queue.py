@@ -48,7 +48,7 @@ from typing import Any, Protocol, TypeAlias, TypeVar
 from zarr.core.sync import loop as loop_of_zarr
 
 from zarr_shardstore.errors import ShardConflictError
-from zarr_shardstore.io.backends.base import Backend
+from zarr_shardstore.io.backends.base import Backend, Fits
 from zarr_shardstore.io.concurrency import worker_pool, zarrs_loop
 from zarr_shardstore.shards.requests import EntryUpdate, Flow, UpdateShard, nbytes_of
 from zarr_shardstore.shards.shard_writer import ShardWriter
@@ -62,14 +62,16 @@ _MAX_END_S = 30.0  # longest wait of the interpreter, when it ends, for commits 
 
 T = TypeVar("T")
 
-_Outcome: TypeAlias = "Sequence[Exception | None] | Exception"
+_Outcome: TypeAlias = Sequence[Exception | None] | Exception
 _Loop: TypeAlias = asyncio.AbstractEventLoop
 
-UpdateFlow: TypeAlias = Callable[
-    [UpdateShard, Sequence[Sequence[EntryUpdate]]], Flow[Sequence[Exception | None]]
-]
-"""The write strategy: a flow that commits groups of updates of one shard, the first of which
-the request has."""
+Groups: TypeAlias = Sequence[Sequence[EntryUpdate]]
+Outcomes: TypeAlias = Sequence[Exception | None]
+UpdateFlow: TypeAlias = Callable[[UpdateShard, Groups], Flow[Outcomes]]
+"""The write strategy: a flow that commits groups of updates of one shard, beginning with those of
+the request."""
+FitsInline: TypeAlias = Callable[[UpdateShard, Sequence[EntryUpdate], ShardWriter], bool]
+"""Whether the strategy only writes small pieces of some updates into the open shard."""
 
 
 class Committer(Protocol):
@@ -77,17 +79,14 @@ class Committer(Protocol):
 
     backend: Backend
     update_flow: UpdateFlow
-    fits_inline: Callable[[UpdateShard, Sequence[EntryUpdate], ShardWriter], bool]
-    """Whether `update_flow` only writes small pieces into the open shard."""
+    fits_inline: FitsInline
     inline_from: float
     """Time from which event loops may commit inline, by the monotonic clock in s."""
 
     def run(self, flow: Flow[T], /) -> T:
         """Run a flow in this thread."""
 
-    async def update_async(
-        self, request: UpdateShard, groups: Sequence[Sequence[EntryUpdate]], /
-    ) -> Sequence[Exception | None]:
+    async def update_async(self, request: UpdateShard, groups: Groups, /) -> Outcomes:
         """Commit groups of updates of one shard in this task."""
 
 
@@ -293,9 +292,7 @@ def state_of_queue(scope: Hashable) -> tuple[int, bool]:
     return _n_closed[hash(scope) % len(_n_closed)], scope in _queues
 
 
-def _commit(
-    group: Sequence[QueuedUpdate], fits: Callable[[ShardWriter], bool] | None = None
-) -> bool:
+def _commit(group: Sequence[QueuedUpdate], fits: Fits | None = None) -> bool:
     """Commit one group; with `fits` only if `Backend.lock` says so. Return whether that was so."""
     driver, request = group[0].driver, group[0].request
     try:

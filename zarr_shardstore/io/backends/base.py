@@ -18,6 +18,7 @@ import numpy.typing as npt
 from zarr.core.sync import sync
 
 from zarr_shardstore.errors import SpecError, UnsupportedError
+from zarr_shardstore.format.shard import Bytes
 from zarr_shardstore.io.concurrency import gather_bounded, worker_pool
 from zarr_shardstore.io.local.locks import Locking
 from zarr_shardstore.shards import requests
@@ -25,6 +26,10 @@ from zarr_shardstore.shards.append import MAX_DEAD_SHARE
 from zarr_shardstore.shards.requests import Request
 from zarr_shardstore.shards.shard_listing import VersionedKeys
 from zarr_shardstore.shards.shard_writer import ShardWriter
+
+Lock: TypeAlias = AbstractContextManager[bool]
+Fits: TypeAlias = Callable[[ShardWriter], bool]
+Parts: TypeAlias = Iterable[Sequence[Bytes]]
 
 MAX_CONCURRENCY = 64  # requests of one batch, and of all calls of one event loop to a base store
 
@@ -104,11 +109,7 @@ class Backend(ABC):
     def scope(self, key: str) -> Hashable:
         """Return the identity of an object in this process, the same through every store."""
 
-    def lock(
-        self,
-        key: str,  # noqa: ARG002
-        fits: Callable[[ShardWriter], bool] | None = None,
-    ) -> AbstractContextManager[bool] | None:
+    def lock(self, key: str, fits: Fits | None = None) -> Lock | None:  # noqa: ARG002
         """Return a lock against other processes that update an object, if there is one.
 
         It waits. With `fits` it does not: it is true if it is free, the shard is open and
@@ -130,11 +131,7 @@ class Backend(ABC):
         """Return a link to a directory on the way to a directory, or below it, or ``None``."""
         return None
 
-    def perform(
-        self,
-        batch: list[Request],
-        opened: OpenFiles | None = None,  # noqa: ARG002
-    ) -> list[Any]:
+    def perform(self, batch: list[Request], opened: OpenFiles | None = None) -> list[Any]:  # noqa: ARG002
         """Perform requests, blocking; return one reply for each, in order.
 
         Files stay open for later batches of the flow in `opened`, which the caller closes.
@@ -164,7 +161,7 @@ class Backend(ABC):
         """Return the ranges of other objects that are the values of keys, if there are such."""
         return None
 
-    def upload(self, key: str, parts: Iterable[Sequence[bytes | memoryview]]) -> None:
+    def upload(self, key: str, parts: Parts) -> None:
         """Store an object piece by piece, in one step, blocking; nothing if an error is raised."""
         # In memory: the base store takes whole objects only.
         request = requests.Set(key, b"".join([b"".join(pieces) for pieces in parts]))
@@ -267,16 +264,14 @@ PART_NBYTES = 8 * 1024 * 1024
 """Size of a part of an upload; S3 takes 10,000 of them, 80 GB."""
 
 
-def write_stream(
-    stream: Any, discard: Callable[[], object], parts: Iterable[Sequence[bytes | memoryview]]
-) -> None:
+def write_stream(stream: Any, discard: Callable[[], object], parts: Parts) -> None:
     """Store an object by a file-like object of a client, which publishes it when it is closed.
 
     After an error the stream is given up by `discard`, as far as the client can.
     """
     try:
         for pieces in parts:
-            data: list[bytes | memoryview] = []
+            data: list[Bytes] = []
             nbytes = 0
             for piece in pieces:
                 data.append(piece)

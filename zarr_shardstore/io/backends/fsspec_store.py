@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Sequence
-from contextlib import AbstractContextManager, aclosing, asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Sequence
+from contextlib import aclosing, asynccontextmanager, suppress
 from functools import cache
 from typing import Any
 
@@ -18,11 +18,10 @@ from zarr.storage import FsspecStore
 from zarr_shardstore.errors import UnsupportedError
 from zarr_shardstore.format.ranges import ByteRange
 from zarr_shardstore.io.backends import base, store_traits
-from zarr_shardstore.io.backends.store import CHANGES
+from zarr_shardstore.io.backends.store import CHANGES, Listed
 from zarr_shardstore.io.backends.zarr_store import ZarrBackend
 from zarr_shardstore.shards import requests
 from zarr_shardstore.shards.requests import Found, Request
-from zarr_shardstore.shards.shard_writer import ShardWriter
 from zarr_shardstore.synchronized import in_forked_child
 from zarr_shardstore.telemetry import warn
 
@@ -66,9 +65,7 @@ class FsspecBackend(ZarrBackend):
         """File system, if no wrapper or subclass has methods of its own."""
         self._has_inline_values = hasattr(getattr(store, "fs", None), "references")
 
-    def lock(
-        self, key: str, fits: Callable[[ShardWriter], bool] | None = None
-    ) -> AbstractContextManager[bool] | None:
+    def lock(self, key: str, fits: base.Fits | None = None) -> base.Lock | None:
         if not store_traits.is_in_memory(self.store) and self._options.locking != "none":
             _warn_of_other_writers()
         return super().lock(key, fits)
@@ -86,7 +83,7 @@ class FsspecBackend(ZarrBackend):
                 "written; write into another store, or into the one behind it"
             )
 
-    def upload(self, key: str, parts: Iterable[Sequence[bytes | memoryview]]) -> None:
+    def upload(self, key: str, parts: base.Parts) -> None:
         change: list[Request] = [requests.Set(key, b"")]
         self._check_changes(change)
         fs, path = self._fs, self._path_of(key)
@@ -166,9 +163,7 @@ class FsspecBackend(ZarrBackend):
         except NotADirectoryError:  # a local file has this name
             return []
 
-    async def _listed(
-        self, prefix: str, *, walks: bool = True
-    ) -> AsyncGenerator[tuple[str, object], None]:
+    async def _listed(self, prefix: str, *, walks: bool = True) -> Listed:
         paths = await self._paths_without_root("_find", prefix)
         if paths is not None:
             for path in paths:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from collections.abc import Hashable, Iterable, Iterator, Sequence
+from contextlib import nullcontext, suppress
 from typing import Any, Literal, TypeAlias
 
 from zarr.abc.store import Store
@@ -20,6 +20,7 @@ from zarr_shardstore.io.backends import base
 from zarr_shardstore.io.backends.store_traits import directory_of
 from zarr_shardstore.io.index_cache import index_cache
 from zarr_shardstore.io.local import cached_files, files, fs
+from zarr_shardstore.io.local.cached_files import CachedShardFile, ShardFileReader
 from zarr_shardstore.io.local.locks import LOCK_SUFFIX, beside, shared
 from zarr_shardstore.io.local.open_shards import ShardLock, lock_to_replace, open_shards
 from zarr_shardstore.io.local.shard_files import JOURNAL_SUFFIX, find_repair_of
@@ -68,9 +69,7 @@ class LocalBackend(base.BlockingBackend):
     def scope(self, key: str) -> Hashable:
         return ("file", self.real_root + key)
 
-    def lock(
-        self, key: str, fits: Callable[[ShardWriter], bool] | None = None
-    ) -> AbstractContextManager[bool]:
+    def lock(self, key: str, fits: base.Fits | None = None) -> base.Lock:
         if fits is not None and (not self.can_append or self._is_durable):
             return nullcontext(False)
         if self.can_append:
@@ -132,12 +131,12 @@ class LocalBackend(base.BlockingBackend):
         return files.names_in(self._root, request.prefix)
 
     def _open(
-        self, key: str, opened: base.OpenFiles, cached: cached_files.CachedShardFile | None = None
-    ) -> cached_files.ShardFileReader | None:
+        self, key: str, opened: base.OpenFiles, cached: CachedShardFile | None = None
+    ) -> ShardFileReader | None:
         if len(opened) > 1 and len(opened) >= fs.max_files_of_a_read():
             opened.close_one(next(iter(opened)))  # the oldest
         try:
-            reader = opened[key] = cached_files.ShardFileReader(self._root + key, cached)
+            reader = opened[key] = ShardFileReader(self._root + key, cached)
         except fs.NO_FILE:
             return None
         return reader
@@ -269,7 +268,7 @@ class LocalBackend(base.BlockingBackend):
     def tidy(self, directory: str) -> None:
         files.tidy(self._root + directory)
 
-    def upload(self, key: str, parts: Iterable[Sequence[Bytes]]) -> None:
+    def upload(self, key: str, parts: base.Parts) -> None:
         self._store(key, ((None, pieces) for pieces in parts))
 
     def _store(

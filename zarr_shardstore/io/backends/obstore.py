@@ -33,7 +33,7 @@ import asyncio
 import random
 import time
 import uuid
-from collections.abc import AsyncGenerator, Hashable, Iterable, Sequence
+from collections.abc import Hashable
 from contextlib import ExitStack, suppress
 from typing import Any
 
@@ -44,7 +44,9 @@ from zarr.storage import ObjectStore
 from zarr_shardstore.errors import CorruptValueError
 from zarr_shardstore.format.consolidated_index import IndexCopy
 from zarr_shardstore.format.ranges import ByteRange, Range, StartFrom, Suffix, resolve_range
+from zarr_shardstore.format.shard import Bytes
 from zarr_shardstore.io.backends import base
+from zarr_shardstore.io.backends.store import Listed
 from zarr_shardstore.io.backends.zarr_store import ZarrBackend
 from zarr_shardstore.io.remote_indexes import RemoteIndexes, Version
 from zarr_shardstore.shards import requests
@@ -86,7 +88,7 @@ class ObstoreBackend(ZarrBackend):
     def optimistic(self) -> base.Backend | None:
         return _Optimistic(self) if self._has_conditions else None
 
-    def upload(self, key: str, parts: Iterable[Sequence[bytes | memoryview]]) -> None:
+    def upload(self, key: str, parts: base.Parts) -> None:
         writer: Any = obstore.open_writer(
             self.store.store, key, buffer_size=base.PART_NBYTES, max_concurrency=_PARTS_AT_ONCE
         )
@@ -139,12 +141,7 @@ class ObstoreBackend(ZarrBackend):
         etag = version.etag if version.is_strong else None
         return None if etag is None else IndexCopy(found.decoded, etag, found.size)
 
-    async def _listed(
-        self,
-        prefix: str,
-        *,
-        walks: bool = True,  # noqa: ARG002
-    ) -> AsyncGenerator[tuple[str, object], None]:
+    async def _listed(self, prefix: str, *, walks: bool = True) -> Listed:  # noqa: ARG002
         async for page in obstore.list(self.store.store, prefix=prefix):
             for meta in page:
                 yield meta["path"], _version_of(meta)
@@ -178,9 +175,7 @@ class ObstoreBackend(ZarrBackend):
 
     # ---------------------------------------------------------- conditional writes
 
-    async def put_if(
-        self, key: str, value: bytes | memoryview, expected: Version | None
-    ) -> Version | None:
+    async def put_if(self, key: str, value: Bytes, expected: Version | None) -> Version | None:
         """Store an object if it has the expected version, or if there is none; return the new one.
 
         Raises `ReplacedMeanwhileError` if it has another version or the write was refused twice,
@@ -236,7 +231,7 @@ class ObstoreBackend(ZarrBackend):
         return found
 
     async def _put(
-        self, key: str, value: bytes | memoryview, expected: Version | None, write_ids: str
+        self, key: str, value: Bytes, expected: Version | None, write_ids: str
     ) -> Version | None:
         mode: Any = "create"
         if expected is not None:
@@ -251,9 +246,7 @@ class ObstoreBackend(ZarrBackend):
                 self.give_up_conditions("ignores the conditions of writes (If-Match)")
         return None if etag is None else Version(etag, write_ids=write_ids)
 
-    async def _put_with(
-        self, mode: Any, key: str, value: bytes | memoryview, write_ids: str
-    ) -> str | None:
+    async def _put_with(self, mode: Any, key: str, value: Bytes, write_ids: str) -> str | None:
         # In one part: multi-part uploads take no conditions.
         named: Any = {_WRITE_ID: write_ids}
         reply = await obstore.put_async(

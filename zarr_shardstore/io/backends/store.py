@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Hashable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Hashable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from copy import copy
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, TypeAlias
 
 from zarr.abc.store import RangeByteRequest, Store
 from zarr.core.buffer import Buffer, BufferPrototype, cpu
@@ -29,9 +29,8 @@ from zarr_shardstore.shards.index_reads import check_whole, found_index, index_g
 from zarr_shardstore.shards.requests import Found, FoundIndex, Request
 from zarr_shardstore.shards.shard_listing import VersionedKeys
 
-T = TypeVar("T")
-
-_N_ATTEMPTS_OF_RANGE = 10  # attempts to read a range of an object that is replaced repeatedly
+Listed: TypeAlias = AsyncGenerator[tuple[str, object], None]
+"""Keys, with versions where the base store tells them."""
 
 _REMOVALS: set[type] = {requests.Delete, requests.DeletePrefix}
 CHANGES: set[type] = _REMOVALS | {requests.Set, requests.SetIfNotExists, requests.Move}
@@ -281,11 +280,8 @@ class StoreBackend(base.Backend):
         # fsspec lists an object of that name with a path.
         return [name for name in names if not is_hidden(name) and "/" not in name]
 
-    async def _listed(self, prefix: str) -> AsyncGenerator[tuple[str, object], None]:
-        """List the keys in a directory, recursively, with versions where the base store tells them.
-
-        Closing it closes the listing of the store.
-        """
+    async def _listed(self, prefix: str) -> Listed:
+        """List the keys in a directory, recursively; closing it closes the listing of the store."""
         keys: Any = self.store.list_prefix(prefix)
         try:
             async for key in keys:
@@ -295,9 +291,7 @@ class StoreBackend(base.Backend):
                 await keys.aclose()
 
 
-async def next_page(
-    listed: AsyncIterator[tuple[str, object]], n_keys: int, *, shows_all: bool = False
-) -> VersionedKeys:
+async def next_page(listed: Listed, n_keys: int, *, shows_all: bool = False) -> VersionedKeys:
     """Return at most so many of the next keys and versions; none if there are no more."""
     page: list[tuple[str, object]] = []
     async for item in listed:

@@ -13,14 +13,12 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Callable
-from contextlib import AbstractContextManager
 
 from zarr.abc.store import Store
 from zarr.storage import LocalStore, ObjectStore
 
 from zarr_shardstore.io.backends import store_traits
-from zarr_shardstore.io.backends.base import DEFAULT_OPTIONS, BackendOptions
+from zarr_shardstore.io.backends.base import DEFAULT_OPTIONS, BackendOptions, Fits, Lock
 from zarr_shardstore.io.backends.fsspec_store import FsspecBackend
 from zarr_shardstore.io.backends.local import LocalBackend
 from zarr_shardstore.io.backends.zarr_store import ZarrBackend
@@ -30,7 +28,6 @@ from zarr_shardstore.io.local.open_shards import lock_to_replace, open_shards
 from zarr_shardstore.io.local.shard_files import JOURNAL_SUFFIX
 from zarr_shardstore.io.write_epochs import UNSTABLE, version_of
 from zarr_shardstore.shards.requests import DeletePrefix, Found, Get, ListDir
-from zarr_shardstore.shards.shard_writer import ShardWriter
 
 _PAUSE_S = 0.001  # before a read that met a write in place is repeated: a write takes as long
 _MAX_TORN_S = 10.0  # then the reply is taken as it is: its checks find what is torn
@@ -50,11 +47,7 @@ class WrappedFilesBackend(ZarrBackend):
         self.max_requests_at_once = None
         self._overwrites = store_traits.is_local_fsspec(store_traits.innermost(store))
 
-    def lock(
-        self,
-        key: str,
-        fits: Callable[[ShardWriter], bool] | None = None,  # noqa: ARG002  it is async
-    ) -> AbstractContextManager[bool]:
+    def lock(self, key: str, fits: Fits | None = None) -> Lock:  # noqa: ARG002  it is async
         return lock_to_replace(self._root + key, self._options.locking, overwrites=self._overwrites)
 
     def refuse_links(self, key: str) -> None:

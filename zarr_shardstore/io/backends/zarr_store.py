@@ -13,7 +13,7 @@ from typing import TypeVar
 
 from zarr_shardstore.format.ranges import ByteRange, Range, Suffix, resolve_range
 from zarr_shardstore.io.backends import store_traits
-from zarr_shardstore.io.backends.store import StoreBackend, is_longer, part_of
+from zarr_shardstore.io.backends.store import Listed, StoreBackend, is_longer, part_of
 from zarr_shardstore.io.backends.store_traits import remedy_of
 from zarr_shardstore.io.local.files import is_hidden
 from zarr_shardstore.shards import requests
@@ -157,9 +157,7 @@ class ZarrBackend(StoreBackend):
         except (ValueError, TypeError, NotImplementedError):  # no key can be called so
             return False
 
-    async def _listed(
-        self, prefix: str, *, walks: bool = True
-    ) -> AsyncGenerator[tuple[str, object], None]:
+    async def _listed(self, prefix: str, *, walks: bool = True) -> Listed:
         directory: str | None = prefix
         while directory is not None and "list_prefix" not in self.lacks:
             try:

@@ -71,6 +71,7 @@ class Miss(Enum):
 
 
 MISS: Final = Miss.MISS
+_Pread: TypeAlias = Callable[[int, int, int], bytes | memoryview]
 CachedValue: TypeAlias = "bytes | memoryview | Literal[Miss.MISS] | None"
 
 
@@ -153,9 +154,7 @@ class CachedShardFile(CachedIndex):
             values.append(value)
         return values if self.is_current(path) else None
 
-    def _read_most(
-        self, entry_ids: Sequence[int]
-    ) -> Callable[[int, int, int], bytes | memoryview] | None:
+    def _read_most(self, entry_ids: Sequence[int]) -> _Pread | None:
         """Read all data if at least half of them are wanted; return as a `pread` of these."""
         handle, start = self.handle, self._data_start
         n_stored = self._data_stop - start
@@ -167,12 +166,7 @@ class CachedShardFile(CachedIndex):
         data = memoryview(at_offset.pread(handle.fd, n_stored, start))
         return lambda _, nbytes, offset: data[offset - start : offset - start + nbytes]
 
-    def _read(
-        self,
-        entry_id: int,
-        byte_range: ByteRange | None,
-        pread: Callable[[int, int, int], bytes | memoryview],
-    ) -> CachedValue:
+    def _read(self, entry_id: int, byte_range: ByteRange | None, pread: _Pread) -> CachedValue:
         """Return bytes of an entry, of whatever state of the file."""
         offset, nbytes = self._entries[2 * entry_id], self._entries[2 * entry_id + 1]
         if offset == nbytes == MISSING:
