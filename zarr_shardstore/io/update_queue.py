@@ -147,8 +147,7 @@ async def commit_async(driver: Committer, request: UpdateShard) -> None:
                 # One turn of the loop: siblings that are ready to write join this commit.
                 await asyncio.sleep(0)
             except (asyncio.CancelledError, GeneratorExit):
-                # This loop may be about to end, and others wait: zarr's loop does not.
-                _lead_apart(scope, update, zarrs_loop(), is_interrupted=True)
+                _lead_apart(scope, update, None)
                 raise
             _lead_apart(scope, update, loop)
     except (asyncio.CancelledError, GeneratorExit):
@@ -162,12 +161,10 @@ async def commit_async(driver: Committer, request: UpdateShard) -> None:
         await asyncio.wrap_future(update.done)
 
 
-def _lead_apart(
-    scope: Hashable, update: QueuedUpdate, loop: _Loop, *, is_interrupted: bool = False
-) -> None:
+def _lead_apart(scope: Hashable, update: QueuedUpdate, loop: _Loop | None) -> None:
     """Lead apart from the caller, which may be cancelled without harm to the others.
 
-    If it `is_interrupted`, perhaps by the garbage collector, nothing is committed inline.
+    Without a `loop` it is interrupted, perhaps by the garbage collector: it commits nothing inline.
     """
     match update.driver.backend.mode:
         case "inline":
@@ -177,13 +174,14 @@ def _lead_apart(
         case "thread":
             _claim(scope, update, update, None)  # callers that block this loop may wait from now on
             taken = _take(scope, update)
-            if not is_interrupted and _commit_inline(taken):
+            if loop is not None and _commit_inline(taken):
                 taken = _take(scope, update)
             if taken:
                 _lead_in_thread(scope, update, taken)
-        case "async" if is_interrupted:
-            _lead_in_loop(scope, update, loop)
         case "async":
+            if loop is None:  # the caller's may be about to end; zarr's does not
+                _lead_in_loop(scope, update, zarrs_loop())
+                return
             task = loop.create_task(_lead_async(scope, update))
 
             def done(task: asyncio.Task[None]) -> None:

@@ -48,14 +48,18 @@ class OpenFiles(dict[str, Any]):
             self.pop(key).close()
 
 
+_METHODS = {
+    kind: re.sub("(?!^)([A-Z])", r"_\1", kind.__name__).lower() for kind in get_args(Request)
+}
+"""Name of the method that performs a request: ``get_index`` for `GetIndex`."""
+
+
 class Replies(dict[type, Callable[..., Any]]):
-    """Methods of a class of backends, by the type of the request: `get_index` for `GetIndex`."""
+    """Methods of a class of backends, by the type of the request."""
 
     def __init__(self, cls: type[Backend], suffix: str = "") -> None:
-        for kind in get_args(Request):
-            name = re.sub("(?!^)(?=[A-Z])", "_", kind.__name__).lower() + suffix
-            if hasattr(cls, name):
-                self[kind] = getattr(cls, name)
+        names = {kind: name + suffix for kind, name in _METHODS.items()}
+        super().__init__({k: getattr(cls, name) for k, name in names.items() if hasattr(cls, name)})
 
     def __missing__(self, kind: type) -> Callable[..., Any]:
         raise TypeError(f"a backend does not perform {kind.__name__}")
