@@ -63,7 +63,9 @@ class FsspecBackend(ZarrBackend):
         self._read_only_kind = store_traits.kind_that_is_only_read(store)
         self._fs: Any = store.fs if type(store) is FsspecStore else None
         """File system, if no wrapper or subclass has methods of its own."""
-        self._has_inline_values = hasattr(getattr(store, "fs", None), "references")
+        fs: Any = getattr(store, "fs", None)
+        self._is_web = "http" in getattr(fs, "protocol", ())
+        self._has_inline_values = hasattr(fs, "references")
 
     def lock(self, key: str, fits: base.Fits | None = None) -> base.Lock | None:
         if not store_traits.is_in_memory(self.store) and self._options.locking != "none":
@@ -101,8 +103,10 @@ class FsspecBackend(ZarrBackend):
             base.write_stream(stream, getattr(stream, "discard", stream.close), parts)
 
     async def _deletes_by_key(self, prefix: str) -> bool:
-        if not prefix or await super()._deletes_by_key(prefix):
-            return await super()._deletes_by_key(prefix)
+        if await super()._deletes_by_key(prefix):
+            return True
+        if not prefix:
+            return False
         # FsspecStore.delete_dir also removes an object with the name of the directory. It may
         # be a shard: the name of a shard may be the path of a chunk of another shard.
         inner: Any = self._inner
@@ -176,7 +180,7 @@ class FsspecBackend(ZarrBackend):
 
     async def _paths_without_root(self, method: str, prefix: str) -> list[str] | None:
         """List a file system of fsspec whose root is ``""``, where zarr 3.1 lists other keys."""
-        if "http" in getattr(self._fs, "protocol", ()):
+        if self._is_web:
             raise NotImplementedError("the directory pages of a web server are no listings")
         if self._fs is None or self.store.path.strip("/"):
             return None
