@@ -92,15 +92,18 @@ class FsspecBackend(ZarrBackend):
         if fs is None:
             super().upload(key, parts)
             return
-        with self._refusing(change):
-            if hasattr(fs, "sync_fs"):
-                fs = fs.sync_fs
-            else:
-                fs = type(fs)(*fs.storage_args, **{**fs.storage_options, "asynchronous": False})
-            with suppress(Exception):  # object stores have no directories
-                fs.makedirs(path.rpartition("/")[0], exist_ok=True)
+        if hasattr(fs, "sync_fs"):
+            fs = fs.sync_fs
+        else:
+            fs = type(fs)(*fs.storage_args, **{**fs.storage_options, "asynchronous": False})
+        with suppress(Exception):  # object stores have no directories
+            fs.makedirs(path.rpartition("/")[0], exist_ok=True)
+        try:
             stream: Any = fs.open(path, "wb", block_size=base.PART_NBYTES)
             base.write_stream(stream, getattr(stream, "discard", stream.close), parts)
+        except NotImplementedError as error:
+            self._refuse(change, error)
+            raise
 
     async def _deletes_by_key(self, prefix: str) -> bool:
         if await super()._deletes_by_key(prefix):

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Hashable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import AsyncGenerator, Hashable, Sequence
+from contextlib import suppress
 from copy import copy
 from functools import partial
 from typing import Any, TypeAlias
@@ -104,30 +104,29 @@ class StoreBackend(base.Backend):
         find = getattr(self._store, "ranges_in_files", None)  # of `ReferenceStore`
         return None if find is None else find(keys)
 
-    @contextmanager
-    def _refusing(self, batch: Sequence[Request]) -> Iterator[None]:
+    def _refuse(self, batch: Sequence[Request], error: Exception) -> None:
         """Raise `UnsupportedError` for what the store, or its server, never does."""
-        try:
-            yield
-        except Exception as error:
-            if remedy_of(error) != "another way":
-                raise
-            kinds = {type(request) for request in batch}
-            if kinds & _REMOVALS:
-                self.lacks.add("delete")
-            what = "read this; copy the objects into another store, and read them there"
-            if kinds & CHANGES:
-                what = "store or remove this, it was not done; write into another store"
-            elif kinds & _LISTINGS:
-                what = "list keys; name the paths of arrays, which are found without a listing"
-            why = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
-            raise UnsupportedError(f"{self!r} cannot {what} ({why})") from error
+        if remedy_of(error) != "another way":
+            return
+        kinds = {type(request) for request in batch}
+        if kinds & _REMOVALS:
+            self.lacks.add("delete")
+        what = "read this; copy the objects into another store, and read them there"
+        if kinds & CHANGES:
+            what = "store or remove this, it was not done; write into another store"
+        elif kinds & _LISTINGS:
+            what = "list keys; name the paths of arrays, which are found without a listing"
+        why = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+        raise UnsupportedError(f"{self!r} cannot {what} ({why})") from error
 
     # ------------------------------------------------------------ blocking
 
     def perform(self, batch: list[Request], _: base.OpenFiles | None = None) -> list[Any]:
-        with self._refusing(batch):
+        try:
             return [self._reply_sync(request) for request in batch]
+        except Exception as error:
+            self._refuse(batch, error)
+            raise
 
     def _reply_sync(self, request: Request) -> Any:
         method = self.replies_sync.get(type(request))
@@ -171,8 +170,11 @@ class StoreBackend(base.Backend):
     # --------------------------------------------------------------- async
 
     async def perform_async(self, batch: list[Request]) -> list[Any]:
-        with self._refusing(batch):
+        try:
             return await super().perform_async(batch)
+        except Exception as error:
+            self._refuse(batch, error)
+            raise
 
     async def _reply_in_turn(self, request: Request) -> Any:
         if isinstance(request, requests.GetMany):  # each of its reads takes a turn
