@@ -156,7 +156,7 @@ class Driver:
 
         A concurrent change of a part may have read the value before the write, and store it after.
         Then the write is lost, and its update is also returned. The queue knows the changes of this
-        process, the backend those of others (`Backend.locks_whole_writes`).
+        process, the backend the changes of others (`Backend.locks_whole_writes`).
         """
         if self.backend.locks_whole_writes:
             return updates

@@ -227,7 +227,7 @@ class RemoteIndexes:
             if indexes is not None and indexes.has_file_times:
                 modified_s = -1 if version.modified_s is None else version.modified_s
                 if abs(modified_s - indexes.written_s) > _MAX_LAG_S:
-                    indexes = None  # the times of the shards are others, too
+                    indexes = None  # the times of the shards also differ
         if indexes is None or indexes.nbytes > index_cache.max_nbytes:
             self._unusable.add(key)
         if indexes is not None:

@@ -58,7 +58,7 @@ def _sealing_thread() -> ThreadPoolExecutor:
 
 def _seal_later(file: ShardFile) -> None:
     with suppress(RuntimeError):  # the process ends, and seals all
-        # Its error is dropped: an unsealed shard is whole, too, and flush reports what is wrong.
+        # Its error is dropped: an unsealed shard is also whole, and flush reports what is wrong.
         _sealing_thread().submit(_seal, file, "morton")
 
 
@@ -75,7 +75,7 @@ def _seal(file: ShardFile, order: EntryOrder) -> None:
         is_another = not open_shards.files[file.path].is_what_was_opened()
         if not is_another:
             yield from seal_shard(shard, order=order, max_dead_share=share)
-        elif shard.layout.spec.index.checksum:  # otherwise nothing tells that it has this layout
+        elif shard.layout.spec.index.checksum:  # otherwise it may have another layout
             with suppress(CorruptShardError):
                 yield from seal_shard(shard, order=order, max_dead_share=share)
         return [None] * len(groups)
@@ -86,7 +86,7 @@ def _seal(file: ShardFile, order: EntryOrder) -> None:
 
 
 def _seal_at_exit() -> None:
-    with suppress(Exception):  # unsealed shards are whole, too
+    with suppress(Exception):  # unsealed shards are also whole
         seal_all()
 
 

@@ -68,8 +68,7 @@ _Loop: TypeAlias = asyncio.AbstractEventLoop
 Groups: TypeAlias = Sequence[Sequence[EntryUpdate]]
 Outcomes: TypeAlias = Sequence[Exception | None]
 UpdateFlow: TypeAlias = Callable[[UpdateShard, Groups], Flow[Outcomes]]
-"""The write strategy: a flow that commits groups of updates of one shard, beginning with those of
-the request."""
+"""The write strategy: a flow that commits groups of updates of one shard, the request's first."""
 FitsInline: TypeAlias = Callable[[UpdateShard, Sequence[EntryUpdate], ShardWriter], bool]
 """Whether the strategy only writes small pieces of some updates into the open shard."""
 

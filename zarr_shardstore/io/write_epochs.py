@@ -1,4 +1,4 @@
-"""Write epochs: versions of objects for base stores that tell none (a seqlock).
+"""Write epochs: versions of objects for base stores without versions (a seqlock).
 
 Every write of this process announces itself before and after. Two reads of one object with no
 write in between saw the same state; otherwise the read flow retries. Writes of other processes are

@@ -184,7 +184,7 @@ class BlockingBackend(Backend):
 
     @abstractmethod
     def keys(self, prefix: str, *, shows_all: bool = False) -> Iterator[str]:
-        """Return the keys in a directory, recursively; also those of side files if it shows all."""
+        """Return the keys in a directory, recursively; with side files if it shows all."""
 
     def list_prefix(self, request: requests.ListPrefix, _: object = None) -> list[str]:
         return list(self.keys(request.prefix))

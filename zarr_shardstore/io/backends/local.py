@@ -50,7 +50,7 @@ class LocalBackend(base.BlockingBackend):
         self._locking = options.locking
         self.max_dead_share = options.max_dead_share
         self.can_append = options.locking == "os" and fs.IS_POSIX
-        self.locks_whole_writes = not fs.IS_POSIX  # lock files may be left behind there
+        self.locks_whole_writes = not fs.IS_POSIX  # a lock file may stay there
         # With lock files they are on a network file system, see `cached_files`.
         self.keeps_handles = options.locking != "lockfile" and fs.IS_POSIX
         self._is_durable = options.durability == "power"
@@ -177,7 +177,7 @@ class LocalBackend(base.BlockingBackend):
                 if reader is not None:
                     value = reader.read(byte_range, find_repair_of(path, reader.handle.fd))
                     found = Found(value, reader.version, reader.size)
-            # Without a lock a writer may have come before the bytes were read. If it is gone, too,
+            # Without a lock a writer may have come before the bytes were read. If it is also gone,
             # it has replaced the file, or made it longer: a shard without a journal has no gap.
             if is_locked:
                 return found

@@ -8,7 +8,7 @@ So writers of any number of processes and hosts lose no update. The rules of an 
 2. Its write has the condition ``If-Match`` with that ETag, or ``If-None-Match: *`` without one. A
    removal cannot have a condition: an emptied shard is replaced by one without entries, and an
    object that was missing is not removed.
-3. A refusal (412, 409 or 404) or a failure does not tell what is stored, so the object is read.
+3. A refusal (412, 409 or 404) or a failure leaves open what is stored, so the object is read.
    A client does not repeat a write with a condition when the connection fails.
 4. If it has the id of this write, the write took effect and its reply was lost: success. Equal
    bytes prove nothing: two writers may count from 1 to 2. Each write has an id in the metadata of

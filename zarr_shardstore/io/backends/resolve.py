@@ -107,7 +107,7 @@ def base_store_of(
         store = local_path(store)
     elif isinstance(store, fsspec.AbstractFileSystem):
         store = FSMap(store.root_marker or "/", store)
-    elif hasattr(store, "fs") and hasattr(store, "path"):  # a UPath may be a Path, too
+    elif hasattr(store, "fs") and hasattr(store, "path"):  # a UPath may also be a Path
         store = FSMap(store.path, store.fs)
     if isinstance(store, FSMap):
         fs, path = file_system_of(store.fs, store.root)
@@ -135,7 +135,7 @@ def local_path(path: str) -> Path:
 
 
 def _below(store: Store, path: str) -> Store:
-    """Return a store of the objects below a path: their locks and caches are those of `store`."""
+    """Return a store of the objects below a path: with the locks and caches of `store`."""
     if not path:
         return store
     directory = directory_of(store)

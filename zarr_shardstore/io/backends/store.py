@@ -30,7 +30,7 @@ from zarr_shardstore.shards.requests import Found, FoundIndex, Request
 from zarr_shardstore.shards.shard_listing import VersionedKeys
 
 Listed: TypeAlias = AsyncGenerator[tuple[str, object], None]
-"""Keys, with versions where the base store tells them."""
+"""Keys, with versions where the base store has them."""
 
 _REMOVALS: set[type] = {requests.Delete, requests.DeletePrefix}
 CHANGES: set[type] = _REMOVALS | {requests.Set, requests.SetIfNotExists, requests.Move}

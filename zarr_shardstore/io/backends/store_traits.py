@@ -1,4 +1,4 @@
-"""Traits of zarr stores that zarr does not tell: files, identity, faults, other writers."""
+"""Traits of zarr stores that zarr does not state: files, identity, faults, other writers."""
 
 from __future__ import annotations
 

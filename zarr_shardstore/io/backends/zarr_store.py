@@ -1,8 +1,8 @@
 """Backend for any zarr ``Store`` that is not local files: memory, archives, wrappers, others.
 
-A client may know no suffix ranges, no ranges, no listing of one kind, or raise for a range behind
-the end of an object. The backend then takes another way, or says what is lacking. It finds out by
-trying, see decisions/0028-base-stores.md.
+A client may lack suffix ranges, all ranges, or one kind of listing, or raise for a range after the
+end of an object. The backend tries, then takes another way, or says what is lacking: see
+decisions/0028-base-stores.md.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class ZarrBackend(StoreBackend):
         try:
             found = await self._get_once(key, byte_range)
         except Exception as error:
-            # No suffix ranges here (Azure), or an error for a range behind the end (obstore).
+            # No suffix ranges here (Azure), or an error for a range after the end (obstore).
             if byte_range is not None:
                 if isinstance(byte_range, Suffix) and remedy_of(error) == "another way":
                     self.lacks.add("suffixes")

@@ -222,7 +222,7 @@ def forget_below(directory: str) -> None:
 
 @_synchronized
 def keep_open(path: str) -> None:
-    """Keep the descriptor of a cached file open, and close those of others beyond the limit."""
+    """Keep the descriptor of a cached file open, and close others beyond the limit."""
     most = fs.max_cached_files()
     _open[path] = None
     _open.move_to_end(path)

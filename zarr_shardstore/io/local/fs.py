@@ -282,7 +282,7 @@ def read_at(fd: int, start: int, stop: int) -> memoryview:
 
 
 def write_at(fd: int, pieces: Sequence[bytes | memoryview], offset: int) -> None:
-    """Write all pieces, one behind the other."""
+    """Write all pieces, one after the other."""
     is_one = len(pieces) == 1 and len(pieces[0]) <= _MAX_NBYTES
     if is_one and at_offset.pwrite(fd, pieces[0], offset) == len(pieces[0]):
         return  # otherwise all of it is written again
@@ -334,8 +334,8 @@ def truncate(fd: int, nbytes: int) -> None:
 def renew_time(fd: int, last_ns: int) -> None:
     """Give a changed file a time that no file of its name ever had; the last one was `last_ns`.
 
-    tensorstore tells versions of a file by inode and time. The clock of most file systems ticks
-    every 1 to 10 ms, and ext4 gives a new file the inode of one that was just removed.
+    tensorstore compares inode and time. The clock of many file systems ticks every 1 to 10 ms. ext4
+    gives a new file the inode of one that was just removed.
     """
     if not IS_POSIX:  # NTFS gives each file a number of its own, and Windows sets no such time
         return
@@ -388,7 +388,7 @@ def check_name(key: str) -> None:
 
 
 def plain_path(path: str) -> str:
-    r"""Return a path of Windows without ``\\?\``, behind which a slash separates no names."""
+    r"""Return a path of Windows without ``\\?\``, after which a slash separates no names."""
     if os.sep == "/" or not path.startswith("\\\\?\\"):
         return path
     is_share = path[4:8].upper() == "UNC\\"
@@ -398,7 +398,7 @@ def plain_path(path: str) -> str:
 FileState: TypeAlias = tuple[int, int, int] | None
 """Inode, size, and time of the last write of a file; ``None``: there is none."""
 
-MIN_AGE_NS = 20_000_000  # at this age the time of a file tells its version
+MIN_AGE_NS = 20_000_000  # at this age the time of a file is its version
 MIN_AGE_OF_CACHED_NS = 0 if IS_POSIX else 2_100_000_000
 """On FAT the clock ticks every 2 s, and on Windows no open file keeps its number."""
 
@@ -441,7 +441,7 @@ def new_file(
             written.append(state_of(fds[0]))
         if durable_below is not None:
             sync(fds[0])  # first: otherwise the name may survive, and the bytes not
-        os.close(fds.pop())  # once: afterwards the number may be that of another thread's file
+        os.close(fds.pop())  # once: afterwards another thread's file may have the number
         replace(temporary, path)
         if durable_below is not None:
             sync_directories(path, durable_below)

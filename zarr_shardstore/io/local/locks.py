@@ -142,7 +142,7 @@ class KeptLock:
             if self._fds:
                 _set_lock(self._fds[0], "LOCK_UN")
         except OSError:
-            self.close()  # which releases it, too
+            self.close()  # which also releases it
         except BaseException:
             self.close()
             raise
@@ -294,7 +294,7 @@ def _set_lock(fd: int, kind: _Kind) -> bool:
             try:
                 fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _OFD_LOCKS[kind])
             except OSError as error:
-                if error.errno not in _NO_OFD:  # tensorstore takes ``flock`` in this case, too
+                if error.errno not in _NO_OFD:  # tensorstore also takes ``flock`` then
                     raise
             else:
                 return True

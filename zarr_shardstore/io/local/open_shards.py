@@ -4,7 +4,7 @@ All stores of the process share it. There is one `ShardFile` for a path. One thr
 the lock of a shard (`zarr_shardstore.io.update_queue` sees to that) and uses its `ShardFile`.
 
 1. A shard is registered while it is locked, and afterwards as long as it has a journal.
-2. The files of the shards that were used last stay open; those of the others are closed.
+2. The files of the shards that were used last stay open; all others are closed.
 3. Of more than `_MAX_UNSEALED` shards with a journal one of the oldest is sealed in a thread.
 4. A shard that is replaced as a whole is locked by other means. It is named here, so that the
    readers of this process know that no change in its place is under way.

@@ -107,7 +107,7 @@ class ShardFile:
         self._left = state_of(self.path) if is_same_file else None
 
     def close(self) -> None:
-        """Close the files, but not that of the lock."""
+        """Close the files, but not the lock's file."""
         fds = self._fd, self._journal
         self._fd = self._journal = None  # also if closing fails: the numbers are free
         with ExitStack() as stack:
@@ -227,7 +227,7 @@ class ShardFile:
             return self._fd
         if self._journal is None:
             path = self._journal_path
-            self.has_journal = True  # first: otherwise it is left behind if an exception comes
+            self.has_journal = True  # first: otherwise an exception would leave it
             self._journal = fs.open_to_change(path, create=True)
             if is_durable:
                 fs.sync_file(os.path.dirname(path))
@@ -273,7 +273,7 @@ def _write_repair(fd: int, repair: Repair) -> None:
 
 
 def _is_shared(status: os.stat_result) -> bool:
-    """Whether a file has other names, which a change in its place would change, too."""
+    """Whether a file has other names, which a change in its place would also change."""
     return stat.S_ISLNK(status.st_mode) or status.st_nlink > 1
 
 
@@ -312,7 +312,7 @@ def end_journal(path: str, is_durable: bool) -> None:
     """Remove a journal. It is emptied first: a process that has it open is not its owner then."""
     name = beside(path, JOURNAL_SUFFIX)
     with suppress(*NOT_FOUND):
-        if not _is_shared(os.lstat(name)):  # otherwise its missing name tells that process
+        if not _is_shared(os.lstat(name)):  # otherwise that process sees its missing name
             fd = fs.open_to_change(name)
             try:
                 fs.truncate(fd, 0)
