@@ -40,7 +40,7 @@ ROOMS = {
     "core/shards": 2_550,
     "core/arrays": 1_600,
     "core/operations": 2_150,
-    "core/io": 6_200,
+    "core/io": 6_150,
     "core/zarr_hooks": 1_200,
     "core/store": 2_600,
     "tools": 9_100,

@@ -70,6 +70,12 @@ def changes(refusal: Refused) -> Outcomes:
     return dict.fromkeys(COLUMNS[3:], refusal)
 
 
+LISTS_AND_STORES_NOT: Outcomes = {
+    **dict.fromkeys(("list", "source", *COLUMNS[4:]), LISTS_NOT),
+    "write": NO_PUT,
+}
+
+
 @dataclass
 class Place:
     """A directory for a test, and what is closed when it ends."""
@@ -440,7 +446,7 @@ def served(place: Place, objects: Objects) -> str:
     "fsspec, `http://`, a server without ranges",
     "fsspec",
     "aiohttp",
-    refused={**changes(NO_PUT), "in place": NO_REMOVAL},
+    refused=LISTS_AND_STORES_NOT,
 )
 def _(place: Place, objects: Objects) -> Any:
     return served(place, objects)
@@ -469,10 +475,7 @@ def _(place: Place, objects: Objects) -> Any:
 @row(
     "obstore, `HTTPStore`, a server without ranges and WebDAV",
     "obstore",
-    refused={
-        **dict.fromkeys(("list", "source", *COLUMNS[4:]), LISTS_NOT),
-        "write": NO_PUT,
-    },
+    refused=LISTS_AND_STORES_NOT,
 )
 def _(place: Place, objects: Objects) -> Any:
     import obstore

@@ -29,7 +29,7 @@ INNER = {"<listcomp>", "<dictcomp>", "<setcomp>", "<genexpr>", "<lambda>"}
 
 Function = tuple[str, str]
 
-APPEND = 80
+APPEND = 79
 APPEND_ASYNC = 89
 """Most functions of a write of one chunk into a shard that is open."""
 
@@ -97,8 +97,8 @@ def test_a_cold_read(root: Path) -> None:
     with calls() as seen:
         assert read() == b"\x01"
     functions, files = n_functions(seen)
-    assert functions <= 110
-    assert files <= 30
+    assert functions <= 108
+    assert files <= 24
 
 
 def test_a_listing(root: Path) -> None:
@@ -109,8 +109,8 @@ def test_a_listing(root: Path) -> None:
     with calls() as seen:
         assert len([*mapping]) == 256 + 2
     functions, files = n_functions(seen)
-    assert functions <= 110
-    assert files <= 30
+    assert functions <= 88
+    assert files <= 21
 
 
 def test_a_warm_read(root: Path) -> None:

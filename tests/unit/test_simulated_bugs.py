@@ -16,7 +16,7 @@ from tests.simulation.programs import ViolationError, local_scenario, run_all, r
 from tests.simulation.test_object_store import SMALL
 from zarr_shardstore.io.backends import base, obstore
 from zarr_shardstore.io.backends.obstore import ObstoreBackend
-from zarr_shardstore.io.backends.remote_indexes import ObjectVersion
+from zarr_shardstore.io.remote_indexes import Version
 from zarr_shardstore.shards.requests import Delete
 
 N_SEEDS = 20_000
@@ -57,7 +57,7 @@ def equal_bytes_are_ours() -> Iterator[None]:
 @contextmanager
 def cached_index_is_believed() -> Iterator[None]:
     """The bytes of an entry are not compared with the version of the index."""
-    with mock.patch.object(ObjectVersion, "__eq__", mock.Mock(return_value=True)):
+    with mock.patch.object(Version, "__eq__", mock.Mock(return_value=True)):
         yield
 
 

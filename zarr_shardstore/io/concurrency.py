@@ -1,10 +1,11 @@
-"""Ways to run work concurrently in an event loop, bounded in number, bytes or threads."""
+"""Ways to run work concurrently, bounded in number, bytes or threads, and to try it again."""
 
 from __future__ import annotations
 
 import asyncio
 import os
-import weakref
+import random
+import time
 from collections.abc import (
     AsyncGenerator,
     Awaitable,
@@ -12,41 +13,60 @@ from collections.abc import (
     Coroutine,
     Hashable,
     Iterable,
+    Iterator,
     Sequence,
 )
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from typing import Any, Generic, TypeVar
+from weakref import WeakKeyDictionary
 
 from zarr.core.config import config
+from zarr.core.sync import loop as loop_of_zarr
+from zarr.core.sync import sync
 
 from zarr_shardstore.synchronized import in_forked_child
 
 T = TypeVar("T")
 R = TypeVar("R")
 
-_INLINE_NBYTES = 64 * 1024
-"""Work on less is done in the event loop: a hop to a thread and back takes about 150 µs."""
-
-_INLINE_NBYTES_OF_SMALL = 512 * 1024
-"""Of small items: 512 of 1 kB take about 2 ms there, and longer in threads."""
-
+_INLINE_NBYTES = 64 * 1024  # less is worked on in the event loop: a hop to a thread takes 150 µs
+_INLINE_NBYTES_OF_SMALL = 512 * 1024  # 512 items of 1 kB take about 2 ms there
 _RUN_LENGTH, _RUN_NBYTES = 16, 512 * 1024
-"""Neighbouring items for one thread: two threads that lay neighbouring chunks share cache lines,
-which took a third longer."""
+"""Neighbouring items for one thread: two threads on neighbouring chunks share cache lines, which
+takes a third longer."""
 
 
 @cache
 def worker_pool() -> ThreadPoolExecutor:
-    """Return the threads for blocking work of async callers.
-
-    A pool of our own, none of whose threads waits for a commit: leaders always find a thread.
-    """
+    """Return the threads for blocking work of async callers. None of them waits for a commit."""
     n_threads = min(32, (os.cpu_count() or 1) + 4)
     return ThreadPoolExecutor(n_threads, thread_name_prefix="zarr-shardstore")
 
 
 in_forked_child(worker_pool.cache_clear)  # the child has none of its parent's threads
+
+
+def backoff(
+    first_s: float, longest_s: float, limit_s: float, *, is_random: bool = False
+) -> Iterator[float]:
+    """Yield the pause after each attempt, in s, until the limit is over: each is twice the last.
+
+    If it `is_random` it is a random share of that, so that two writers do not meet again.
+    """
+    end, pause_s = time.monotonic() + limit_s, first_s
+    while True:
+        yield random.uniform(0, pause_s) if is_random else pause_s
+        if time.monotonic() > end:
+            return
+        pause_s = min(2 * pause_s, longest_s)
+
+
+def zarrs_loop() -> asyncio.AbstractEventLoop:
+    """Return zarr's event loop, which never ends. After a fork there is another."""
+    while loop_of_zarr[0] is None:
+        sync(asyncio.sleep(0))  # zarr makes its loop for the first call
+    return loop_of_zarr[0]
 
 
 async def map_in_threads(
@@ -58,11 +78,9 @@ async def map_in_threads(
 ) -> list[R]:
     """Return the results of `work` for all items, in order; one hop to each of a few threads.
 
-    `work` is called for runs of items, of up to 16 and 512 KiB. Little work, by the `nbytes` of all
-    items, is done in the event loop. If the items `are_small`, most of it is Python's own steps,
-    and threads would wait for each other.
-
-    The first error of `work` is raised after every thread has stopped.
+    `work` gets runs of up to 16 items and 512 KiB. Little work, by the `nbytes` of all items, is
+    done in the event loop; more so if the items `are_small`, because threads would wait for each
+    other. The first error of `work` is raised after every thread has stopped.
     """
     if nbytes <= (_INLINE_NBYTES_OF_SMALL if are_small else _INLINE_NBYTES):
         return list(work(items))
@@ -93,10 +111,7 @@ async def map_in_threads(
 
 
 async def gather_bounded(coros: Sequence[Coroutine[Any, Any, R]], n_at_once: int) -> list[R]:
-    """Return the results of coroutines, in order, with some of them under way at a time.
-
-    The first error is raised; the other coroutines are cancelled.
-    """
+    """Return the results of coroutines, in order; the first error cancels the others."""
     slots = asyncio.Semaphore(n_at_once)
 
     async def one(coro: Coroutine[Any, Any, R]) -> R:
@@ -114,30 +129,28 @@ async def gather_bounded(coros: Sequence[Coroutine[Any, Any, R]], n_at_once: int
     return [task.result() for task in tasks]
 
 
-class Slots:
-    """So many places for work in each event loop that uses them."""
+class PerLoop(WeakKeyDictionary[asyncio.AbstractEventLoop, T]):
+    """One object for each event loop, made when it is first asked for."""
 
-    def __init__(self, n: Callable[[], int]) -> None:
-        self._n = n
-        self._of_loops: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = (
-            weakref.WeakKeyDictionary()
-        )
+    def __init__(self, make: Callable[[], T]) -> None:
+        super().__init__()
+        self._make = make
 
-    def here(self) -> asyncio.Semaphore:
-        """Return the places of the running loop; enter it to take one."""
+    def here(self) -> T:
+        """Return the object of the running loop."""
         loop = asyncio.get_running_loop()
-        return self._of_loops.get(loop) or self._of_loops.setdefault(
-            loop, asyncio.Semaphore(self._n())
-        )
+        if loop not in self:
+            self[loop] = self._make()
+        return self[loop]
 
 
 async def run_within(
     limit_nbytes: int, units: Iterable[tuple[int, T]], run: Callable[[T], Coroutine[Any, Any, None]]
 ) -> None:
-    """Run units concurrently, begun in this order; their sizes together stay within a limit.
+    """Run units concurrently, begun in this order, while their sizes stay within a limit.
 
-    A unit that is larger than the limit runs alone. After the first error no other unit is begun;
-    it is raised when nothing is left running.
+    A larger unit runs alone. After the first error no other unit is begun; the error is raised
+    when none runs any more.
     """
     tasks: dict[asyncio.Task[None], int] = {}
     try:
@@ -169,7 +182,7 @@ def _raise_first(outcomes: Iterable[object]) -> None:
 
 
 def _n_threads() -> int:
-    """Return the number of threads for codecs: zarr's configuration, or one for each core."""
+    """Return the number of threads for codecs, by zarr's configuration or the cores."""
     for name in ("codec_pipeline.max_workers", "threading.max_workers"):
         given = config.get(name, None)
         if isinstance(given, int) and given > 0:
@@ -180,7 +193,7 @@ def _n_threads() -> int:
 async def one_ahead(step: Callable[[], Coroutine[Any, Any, T | None]]) -> AsyncGenerator[T, None]:
     """Yield the results of steps until one is ``None``, each step begun one result ahead.
 
-    A caller that breaks off closes the generator, which cancels the step under way.
+    Closing the generator cancels the step under way.
     """
     task = asyncio.create_task(step())
     try:
@@ -194,23 +207,17 @@ async def one_ahead(step: Callable[[], Coroutine[Any, Any, T | None]]) -> AsyncG
 
 
 class SingleFlight(Generic[T]):
-    """Requests under way, by what they ask for: concurrent askers share one.
+    """Requests under way, by their scope: concurrent callers of one event loop share one.
 
-    Thread safety: may be used from any thread; tasks of one event loop wait for each other's.
+    Thread safety: may be used from any thread.
     """
 
     def __init__(self) -> None:
-        self._under_way: weakref.WeakKeyDictionary[
-            asyncio.AbstractEventLoop, dict[Hashable, asyncio.Task[T]]
-        ] = weakref.WeakKeyDictionary()
+        self._under_way: PerLoop[dict[Hashable, asyncio.Task[T]]] = PerLoop(dict)
 
     async def join(self, scope: Hashable, ask: Callable[[], Awaitable[T]]) -> tuple[T, bool]:
-        """Return the reply to the request under way, or to a new one; and whether it is new.
-
-        The reply to an older request may be older than this call.
-        """
-        loop = asyncio.get_running_loop()
-        tasks = self._under_way.setdefault(loop, {})
+        """Return a reply, which may be older than this call, and whether the request is new."""
+        tasks = self._under_way.here()
         task = tasks.get(scope)
         is_ours = task is None or task.done()
         if task is None or is_ours:
@@ -222,8 +229,8 @@ class SingleFlight(Generic[T]):
                     tasks.pop(scope, None)
 
             # A task of its own: the first caller may be cancelled without harm to the others.
-            task = tasks[scope] = loop.create_task(run())
-            # Its error is taken, also if its last caller is cancelled: asyncio warns otherwise.
+            task = tasks[scope] = asyncio.create_task(run())
+            # asyncio warns of an error that no caller takes, because all are cancelled.
             task.add_done_callback(lambda task: task.cancelled() or task.exception())
         return await asyncio.shield(task), is_ours
 
@@ -234,25 +241,22 @@ _Turn = list[tuple[T, "asyncio.Future[R]"]]
 class CallBatcher(Generic[T, R]):
     """Batches of the questions that are asked in one turn of an event loop.
 
-    zarr asks for one chunk at a time, in ten or more concurrent tasks. Batched, their reads ask for
-    each index once, and for neighbouring chunks in one span. On local files they take one hop to a
-    worker thread.
+    zarr asks for one chunk at a time, in ten or more concurrent tasks. Batched, they read each
+    index once, and neighbouring chunks in one span.
 
-    `ask` answers questions, in order. If it fails for many questions, they are asked one by one:
-    each caller gets the error of its own question.
+    `ask` answers questions, in order. If it fails for many, each question is asked alone: each
+    caller gets its own error.
 
-    Thread safety: may be used from any thread; those of one event loop are gathered.
+    Thread safety: may be used from any thread.
     """
 
     def __init__(self, ask: Callable[[Sequence[T]], Awaitable[Sequence[R]]]) -> None:
         self._ask = ask
-        self._turns: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _Turn[T, R]] = (
-            weakref.WeakKeyDictionary()
-        )
+        self._turns: WeakKeyDictionary[asyncio.AbstractEventLoop, _Turn[T, R]] = WeakKeyDictionary()
         self._running: set[asyncio.Task[None]] = set()
 
     async def answer(self, question: T) -> R:
-        """Return the answer to a question, asked with the others of this turn of the loop."""
+        """Return the answer to a question, asked with the others of this turn."""
         loop = asyncio.get_running_loop()
         turn = self._turns.get(loop)
         if turn is None:

@@ -82,7 +82,7 @@ class Counters:
 
     @_synchronized
     def stats(self) -> Stats:
-        # A look at such a counter counts, too.
+        # A look at such a counter also counts.
         n_fast_reads = next(self._fast_reads) - self._n_looks
         self._n_looks += 1
         hits = self._index_hits + n_fast_reads, n_fast_reads

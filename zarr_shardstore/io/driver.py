@@ -1,31 +1,31 @@
 """Driver of flows: performs their requests, blocking or async.
 
-Flows decide what is requested. The driver decides about retries and their pauses only.
-
-Both ways share one coroutine, `Driver._run`. To run it blocking, no event loop is needed:
-nothing that it awaits then waits.
+Both ways share one coroutine, `Driver._run`. A blocking caller needs no event loop for it: then it
+awaits only what is done. The driver decides about retries of updates; all else is decided by flows.
 """
 
 from __future__ import annotations
 
 import asyncio
-import random
 import sys
-import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
 from logging import DEBUG
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeVar
 
 from zarr.core.sync import sync
 
 from zarr_shardstore.errors import ShardConflictError
 from zarr_shardstore.io.backends.base import Backend, OpenFiles, ReplacedMeanwhileError
 from zarr_shardstore.io.backends.store_traits import note_cause
-from zarr_shardstore.io.concurrency import Slots, worker_pool
+from zarr_shardstore.io.concurrency import PerLoop, backoff, worker_pool
 from zarr_shardstore.io.counters import Counters
 from zarr_shardstore.io.local.fs import max_shards_of_a_write
 from zarr_shardstore.io.update_queue import (
+    FitsInline,
+    Groups,
+    Outcomes,
+    UpdateFlow,
     blocked_loop,
     commit,
     commit_async,
@@ -35,17 +35,10 @@ from zarr_shardstore.io.update_queue import (
 )
 from zarr_shardstore.io.write_epochs import UNSTABLE, announced, version_of
 from zarr_shardstore.shards import requests
-from zarr_shardstore.shards.requests import EntryUpdate, Flow, PlainValue, Request, UpdateShard
-from zarr_shardstore.shards.shard_writer import ShardWriter
+from zarr_shardstore.shards.requests import Flow, PlainValue, Request, UpdateShard
 from zarr_shardstore.telemetry import LOG, TRACING, log_round, span
 
 T = TypeVar("T")
-
-UpdateFlow: TypeAlias = Callable[
-    [UpdateShard, Sequence[Sequence[EntryUpdate]]], Flow[Sequence[Exception | None]]
-]
-"""The write strategy: a flow that commits groups of updates of one shard, the first of which
-the request has."""
 
 _READS = (requests.Get, requests.GetIndex)
 _WRITES = (
@@ -56,24 +49,16 @@ _WRITES = (
     requests.Delete,
     requests.DeletePrefix,
 )
-"""Requests after which an object may be another one: readers of this process are told."""
+"""Requests that may change an object: they are announced to the readers of this process."""
 
-MAX_CONFLICT_S = 120.0
-"""As long as for a lock. At 10 requests a second that is some hundred attempts."""
-
-_FIRST_BACKOFF_S = 0.005
-_LONGEST_BACKOFF_S = 0.5
-"""Half of it on average, so that two writers do not meet again."""
-
-_commits = Slots(max_shards_of_a_write)
-"""Commits of one event loop; each has its shard in memory."""
+MAX_CONFLICT_S = 120.0  # as long as for a lock: some hundred attempts
+_commits = PerLoop(lambda: asyncio.Semaphore(max_shards_of_a_write()))  # shards in memory
 
 
 class Driver:
     """Runs flows against a backend.
 
-    `fits_inline` tells for updates of a shard whether `update_flow` only writes small pieces into
-    the open shard; without it event loops commit nothing inline.
+    Without `fits_inline` event loops commit nothing inline, see the protocol of the update queue.
 
     Thread safety: all methods may be called from any thread and any task.
     """
@@ -83,14 +68,11 @@ class Driver:
         backend: Backend,
         update_flow: UpdateFlow,
         counters: Counters | None = None,
-        fits_inline: Callable[
-            [UpdateShard, Sequence[EntryUpdate], ShardWriter], bool
-        ] = lambda *_: False,
+        fits_inline: FitsInline = lambda *_: False,
     ) -> None:
         self.backend = backend
         self.counters = counters or Counters()
         self.inline_from = 0.0
-        """From this time on, by the monotonic clock in s, event loops may commit inline."""
         self.update_flow = update_flow
         self.fits_inline = fits_inline
         end_with_the_process()
@@ -121,8 +103,8 @@ class Driver:
     async def run_async(self, flow: Flow[T], *, only_reads: bool = False) -> T:
         """Run a flow in this task.
 
-        With `only_reads`, which says that the flow writes nothing, blocking work takes one
-        hop to a thread for the whole flow instead of one for each batch.
+        With `only_reads` blocking work takes one hop to a thread for the whole flow, not for each
+        batch. The flow must not write then.
         """
         if only_reads and self.backend.mode == "thread":
             loop = asyncio.get_running_loop()
@@ -130,7 +112,7 @@ class Driver:
         return await self._run(flow, None)
 
     async def _run(self, flow: Flow[T], opened: OpenFiles | None) -> T:
-        """Run a flow: blocking, with the files that it has opened, or else in this task."""
+        """Run a flow: blocking with `opened`, or else in this task."""
         with span(flow) if TRACING in sys.modules else nullcontext():
             try:
                 batch = next(flow)
@@ -172,9 +154,9 @@ class Driver:
     ) -> list[UpdateShard]:
         """Perform the whole writes of plain values beside the queue; return the other updates.
 
-        A part of such a value may have been read before the write and be stored after it. Then the
-        write is lost, and its update is returned, too: it waits for the part. Of the parts of this
-        process the queue tells, of those of others the backend (see `Backend.locks_whole_writes`).
+        A concurrent change of a part may have read the value before the write, and store it after.
+        Then the write is lost, and its update is also returned. The queue knows the changes of this
+        process, the backend the changes of others (`Backend.locks_whole_writes`).
         """
         if self.backend.locks_whole_writes:
             return updates
@@ -192,7 +174,7 @@ class Driver:
         ]
 
     async def _commit_all(self, updates: Sequence[UpdateShard]) -> None:
-        """Commit all, a few at a time; then raise the first error, when nothing runs on."""
+        """Commit all, a few at a time; then raise the first error."""
         slots = asyncio.Semaphore(max_shards_of_a_write())
 
         async def one(update: UpdateShard) -> None:
@@ -204,7 +186,7 @@ class Driver:
                 raise outcome
 
     async def _ask(self, batch: list[Request], opened: OpenFiles | None) -> list[Any]:
-        """Ask the backend, and announce the writes among the requests as long as it takes."""
+        """Ask the backend; meanwhile announce the writes among the requests."""
         backend = self.backend
         before = None if backend.has_versions else self._epochs(batch)
         writes = [
@@ -242,28 +224,28 @@ class Driver:
 
     # ------------------------------------------------- for the update queue
 
-    async def update_async(
-        self, request: UpdateShard, groups: Sequence[Sequence[EntryUpdate]]
-    ) -> Sequence[Exception | None]:
+    async def update_async(self, request: UpdateShard, groups: Groups) -> Outcomes:
         """Commit groups of updates of one shard under the lock, or again after a foreign writer.
 
-        Raises `ShardConflictError` if others were quicker for two minutes; nothing was stored.
+        Raises `ShardConflictError` if other writers were faster for two minutes.
         """
-        end = time.monotonic() + MAX_CONFLICT_S
-        backoff = _FIRST_BACKOFF_S
-        while (view := self.backend.optimistic()) is not None:
+        key = ""
+        for pause_s in backoff(0.005, 0.5, MAX_CONFLICT_S, is_random=True):
+            view = self.backend.optimistic()
+            if view is None:
+                break
             try:
                 driver = Driver(view, self.update_flow, self.counters)
                 async with _commits.here():
                     return await driver.run_async(self.update_flow(request, groups))
             except ReplacedMeanwhileError as error:
-                if time.monotonic() > end:
-                    raise ShardConflictError(
-                        f"other writers have replaced {error.args[0]!r} again and again, for "
-                        f"{MAX_CONFLICT_S:.0f} s; it was not written"
-                    ) from None
-            await asyncio.sleep(random.uniform(0, backoff))
-            backoff = min(2 * backoff, _LONGEST_BACKOFF_S)
+                key = error.args[0]
+            await asyncio.sleep(pause_s)
+        else:
+            raise ShardConflictError(
+                f"other writers have replaced {key!r} again and again, for "
+                f"{MAX_CONFLICT_S:.0f} s; it was not written"
+            )
         lock = self.backend.lock(request.shard.key)
         async with nullcontext() if lock is None else _locked_by_worker(lock), _commits.here():
             return await self.run_async(self.update_flow(request, groups))

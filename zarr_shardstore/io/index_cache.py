@@ -15,11 +15,8 @@ from zarr_shardstore.format.arguments import whole_number
 from zarr_shardstore.format.shard import ENTRY_NBYTES, ShardIndex, ShardingSpec
 from zarr_shardstore.synchronized import synchronized
 
-_DEFAULT_MAX_NBYTES = 64 * 1024 * 1024
-"""Four million entries."""
-
-_ITEM_NBYTES = 1024
-"""Of what is stored with the entries of an index, about."""
+_DEFAULT_MAX_NBYTES = 64 * 1024 * 1024  # four million entries
+_ITEM_NBYTES = 1024  # of what is stored with the entries of an index, about
 
 
 @dataclass(slots=True, eq=False)
@@ -46,17 +43,14 @@ _synchronized = synchronized()
 class IndexCache:
     """Indexes by the identity of their object; second-chance eviction, the oldest first.
 
-    An item, also a consolidated index, has a `spec`, its `nbytes`, and `was_used`.
-
-    Thread safety: may be used from any thread.
+    An item has a `spec`, its `nbytes`, and `was_used`. Thread safety: may be used from any thread.
     """
 
     def __init__(self, max_nbytes: int) -> None:
         self.max_nbytes = max_nbytes
         self.nbytes = 0
         self._items: OrderedDict[Hashable, Any] = OrderedDict()
-        self.find = self._items.get
-        """Return the item of an object; its user sets `was_used`."""
+        self.find = self._items.get  # its user sets `was_used`
 
     def get(self, scope: Hashable, spec: ShardingSpec) -> Any:
         """Return the index of an object, if it was decoded with this spec."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import atexit
 import os
-from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import cache
@@ -22,9 +21,9 @@ from zarr_shardstore.io.backends.local import LocalBackend
 from zarr_shardstore.io.driver import Driver
 from zarr_shardstore.io.local.open_shards import open_shards
 from zarr_shardstore.io.local.shard_files import ShardFile
-from zarr_shardstore.io.update_queue import commit
+from zarr_shardstore.io.update_queue import Groups, Outcomes, commit
 from zarr_shardstore.shards.append import seal_shard
-from zarr_shardstore.shards.requests import EntryUpdate, Flow, UpdateShard
+from zarr_shardstore.shards.requests import Flow, UpdateShard
 from zarr_shardstore.synchronized import in_forked_child
 
 
@@ -59,7 +58,7 @@ def _sealing_thread() -> ThreadPoolExecutor:
 
 def _seal_later(file: ShardFile) -> None:
     with suppress(RuntimeError):  # the process ends, and seals all
-        # Its error is dropped: an unsealed shard is whole, too, and flush reports what is wrong.
+        # Its error is dropped: an unsealed shard is also whole, and flush reports what is wrong.
         _sealing_thread().submit(_seal, file, "morton")
 
 
@@ -71,14 +70,12 @@ def _seal(file: ShardFile, order: EntryOrder) -> None:
         return
     is_another, share = False, file.owner.max_dead_share
 
-    def sealing(
-        _: UpdateShard, groups: Sequence[Sequence[EntryUpdate]]
-    ) -> Flow[Sequence[Exception | None]]:
+    def sealing(_: UpdateShard, groups: Groups) -> Flow[Outcomes]:
         nonlocal is_another
         is_another = not open_shards.files[file.path].is_what_was_opened()
         if not is_another:
             yield from seal_shard(shard, order=order, max_dead_share=share)
-        elif shard.layout.spec.index.checksum:  # otherwise nothing tells that it has this layout
+        elif shard.layout.spec.index.checksum:  # otherwise it may have another layout
             with suppress(CorruptShardError):
                 yield from seal_shard(shard, order=order, max_dead_share=share)
         return [None] * len(groups)
@@ -89,7 +86,7 @@ def _seal(file: ShardFile, order: EntryOrder) -> None:
 
 
 def _seal_at_exit() -> None:
-    with suppress(Exception):  # unsealed shards are whole, too
+    with suppress(Exception):  # unsealed shards are also whole
         seal_all()
 
 

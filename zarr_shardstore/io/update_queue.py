@@ -15,11 +15,11 @@ Theory of operation
 5. *Locks stay in their thread.* The thread that locks a shard commits and unlocks it. Only for
    async base stores a worker waits for the file lock. A commit that holds a shard lock never waits
    for the worker pool: all workers may be blocked on that lock.
-6. *An event loop never blocks.* It waits for no lock, and commits inline only a predicted little
-   work: few and small updates of a shard that is open, ours and lockable immediately, whose
-   strategy only writes small pieces into it. Otherwise a worker thread does the whole commit.
-7. *Slow disks.* A commit inline that takes longer than `_MAX_INLINE_S` sends those of its store to
-   worker threads for `_WORKER_TIME_RATIO` times as long: the loop is held up for 1 % of the time.
+6. *An event loop never blocks.* It waits for no lock. It commits inline only few and small updates
+   of a shard that is open, ours and lockable immediately, if the strategy writes small pieces into
+   it. Otherwise a worker thread does the whole commit.
+7. *Slow disks.* A commit inline that takes longer than `_MAX_INLINE_S` sends the next ones of its
+   store to worker threads for `_WORKER_TIME_RATIO` times as long.
 8. *An event loop may end or block.* The queue remembers the loop in which its leader is a task.
    If that loop is closed, its waiting updates fail. A caller that blocks this very loop is
    refused: its wait would never end. If no caller waits in the leader's loop any more, the lead
@@ -43,43 +43,57 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import cache, partial
 from itertools import groupby
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, Protocol, TypeAlias, TypeVar
 
-from zarr.core.sync import _get_loop
-from zarr.core.sync import loop as zarrs_loop
+from zarr.core.sync import loop as loop_of_zarr
 
 from zarr_shardstore.errors import ShardConflictError
-from zarr_shardstore.io.concurrency import worker_pool
-from zarr_shardstore.shards.requests import UpdateShard, nbytes_of
+from zarr_shardstore.io.backends.base import Backend, Fits
+from zarr_shardstore.io.concurrency import worker_pool, zarrs_loop
+from zarr_shardstore.shards.requests import EntryUpdate, Flow, UpdateShard, nbytes_of
 from zarr_shardstore.shards.shard_writer import ShardWriter
 from zarr_shardstore.synchronized import in_forked_child, synchronized
 
-if TYPE_CHECKING:
-    from zarr_shardstore.io.driver import Driver
-
-_MAX_INLINE_UPDATES = 64
-"""Of one shard, together: each takes some µs."""
-
-_MAX_INLINE_NBYTES = 256 * 1024
-"""Of an update that an event loop commits inline: 256 KiB are copied in about 50 µs."""
-
-_MAX_INLINE_S = 0.001
-"""Several times what a commit inline takes on a local disk."""
-
+_MAX_INLINE_UPDATES = 64  # each takes some µs
+_MAX_INLINE_NBYTES = 256 * 1024  # are copied in about 50 µs
+_MAX_INLINE_S = 0.001  # several times what a commit inline takes on a local disk
 _WORKER_TIME_RATIO = 100
+_MAX_END_S = 30.0  # longest wait of the interpreter, when it ends, for commits in zarr's event loop
 
-_MAX_END_S = 30.0
-"""Longest wait of the interpreter, when it ends, for commits in zarr's event loop."""
+T = TypeVar("T")
 
-_Outcome: TypeAlias = "Sequence[Exception | None] | Exception"
+_Outcome: TypeAlias = Sequence[Exception | None] | Exception
 _Loop: TypeAlias = asyncio.AbstractEventLoop
+
+Groups: TypeAlias = Sequence[Sequence[EntryUpdate]]
+Outcomes: TypeAlias = Sequence[Exception | None]
+UpdateFlow: TypeAlias = Callable[[UpdateShard, Groups], Flow[Outcomes]]
+"""The write strategy: a flow that commits groups of updates of one shard, the request's first."""
+FitsInline: TypeAlias = Callable[[UpdateShard, Sequence[EntryUpdate], ShardWriter], bool]
+"""Whether the strategy only writes small pieces of some updates into the open shard."""
+
+
+class Committer(Protocol):
+    """Driver of a store, as the queue needs it."""
+
+    backend: Backend
+    update_flow: UpdateFlow
+    fits_inline: FitsInline
+    inline_from: float
+    """Time from which event loops may commit inline, by the monotonic clock in s."""
+
+    def run(self, flow: Flow[T], /) -> T:
+        """Run a flow in this thread."""
+
+    async def update_async(self, request: UpdateShard, groups: Groups, /) -> Outcomes:
+        """Commit groups of updates of one shard in this task."""
 
 
 @dataclass(slots=True, eq=False)
 class QueuedUpdate:
-    """An update that waits for its commit by the driver of its store."""
+    """Update that waits for its commit by the driver of its store."""
 
-    driver: Driver
+    driver: Committer
     request: UpdateShard
     loop: _Loop | None = None
     """The event loop in which its caller waits; ``None`` for a caller that blocks."""
@@ -98,25 +112,21 @@ class _Queue:
 
 _synchronized = synchronized()
 _queues: dict[Hashable, _Queue] = {}
-_n_closed = [0] * 4096
-"""Queues that were closed, by the hash of their scope."""
-_leading: set[asyncio.Task[Any]] = set()
-"""Leaders in event loops, which hold their tasks only weakly."""
+_n_closed = [0] * 4096  # queues that were closed, by the hash of their scope
+_leading: set[asyncio.Task[Any]] = set()  # leaders in event loops, which hold tasks only weakly
 
 blocked_loop: ContextVar[_Loop | None] = ContextVar("blocked_loop", default=None)
 """The event loop that is blocked by a caller of this task, so that no task of it can commit."""
 
 
-# ------------------------------------------------------------------------------ callers
-
-
-def commit(driver: Driver, request: UpdateShard) -> None:
+def commit(driver: Committer, request: UpdateShard) -> None:
     """Commit an update in this thread, or wait for the leader that does (rules 3, 4 and 8)."""
     scope = driver.backend.scope(request.shard.key)
     update = QueuedUpdate(driver, request)
     try:
         if _join(scope, update):
-            _commit_all(_take(scope, update))
+            for group in _groups(_take(scope, update)):
+                _commit(group)
             if others := _take(scope, update):
                 _lead_in_thread(scope, update, others)
     except BaseException:
@@ -125,7 +135,7 @@ def commit(driver: Driver, request: UpdateShard) -> None:
     update.done.result()
 
 
-async def commit_async(driver: Driver, request: UpdateShard) -> None:
+async def commit_async(driver: Committer, request: UpdateShard) -> None:
     """As `commit`, waiting in this task."""
     loop = asyncio.get_running_loop()
     scope = driver.backend.scope(request.shard.key)
@@ -136,8 +146,7 @@ async def commit_async(driver: Driver, request: UpdateShard) -> None:
                 # One turn of the loop: siblings that are ready to write join this commit.
                 await asyncio.sleep(0)
             except (asyncio.CancelledError, GeneratorExit):
-                # This loop may be about to end, and others wait: zarr's loop does not.
-                _lead_apart(scope, update, _get_loop(), is_interrupted=True)
+                _lead_apart(scope, update, None)
                 raise
             _lead_apart(scope, update, loop)
     except (asyncio.CancelledError, GeneratorExit):
@@ -151,38 +160,34 @@ async def commit_async(driver: Driver, request: UpdateShard) -> None:
         await asyncio.wrap_future(update.done)
 
 
-def _lead_apart(
-    scope: Hashable, update: QueuedUpdate, loop: _Loop, *, is_interrupted: bool = False
-) -> None:
+def _lead_apart(scope: Hashable, update: QueuedUpdate, loop: _Loop | None) -> None:
     """Lead apart from the caller, which may be cancelled without harm to the others.
 
-    If it `is_interrupted`, then perhaps by the garbage collector, in the middle of anything:
-    nothing is committed inline.
+    Without a `loop` it is interrupted, perhaps by the garbage collector: it commits nothing inline.
     """
     match update.driver.backend.mode:
         case "inline":
-            while taken := _take(scope, update):
-                _commit_all(taken)
+            while groups := _groups(_take(scope, update)):
+                for group in groups:
+                    _commit(group)
         case "thread":
             _claim(scope, update, update, None)  # callers that block this loop may wait from now on
             taken = _take(scope, update)
-            if not is_interrupted and _commit_inline(taken):
+            if loop is not None and _commit_inline(taken):
                 taken = _take(scope, update)
             if taken:
                 _lead_in_thread(scope, update, taken)
-        case "async" if is_interrupted:
-            _lead_in_loop(scope, update, loop)
         case "async":
+            if loop is None:  # the caller's may be about to end; zarr's does not
+                _lead_in_loop(scope, update, zarrs_loop())
+                return
             task = loop.create_task(_lead_async(scope, update))
 
             def done(task: asyncio.Task[None]) -> None:
                 if task.cancelled():  # perhaps before it began, because the loop ended
-                    _lead_in_loop(scope, update, _get_loop())
+                    _lead_in_loop(scope, update, zarrs_loop())
 
             task.add_done_callback(done)
-
-
-# ------------------------------------------------------------------------------ leaders
 
 
 def _lead_in_thread(scope: Hashable, leader: object, taken: Sequence[QueuedUpdate]) -> None:
@@ -194,7 +199,8 @@ def _lead_in_thread(scope: Hashable, leader: object, taken: Sequence[QueuedUpdat
         try:
             if _claim(scope, leader, heir, None):
                 while left:
-                    _commit_all(left)
+                    for group in _groups(left):
+                        _commit(group)
                     left = _take(scope, heir)
         except BaseException:
             _abandon(scope, heir)
@@ -243,9 +249,9 @@ async def _lead_async(scope: Hashable, former: object) -> None:
                 _settle(group, outcome)
             queue = _queues.get(scope)
             loops = [] if queue is None else [update.loop for update in queue.waiting]
-            if loops and loop not in loops and loop is not _get_loop():
+            if loops and loop not in loops and loop is not zarrs_loop():
                 alive = (other for other in loops if other is not None and not other.is_closed())
-                _lead_in_loop(scope, leader, next(alive, _get_loop()))
+                _lead_in_loop(scope, leader, next(alive, zarrs_loop()))
                 return
     except BaseException:
         _abandon(scope, leader)
@@ -260,7 +266,7 @@ def end_with_the_process() -> None:
 
 def _end_zarrs_loop() -> None:
     """Wait for the commits in zarr's event loop, and cancel its other tasks (rule 9)."""
-    loop = zarrs_loop[0]
+    loop = loop_of_zarr[0]
 
     async def end() -> None:
         while leaders := _leading & asyncio.all_tasks():
@@ -276,21 +282,14 @@ def _end_zarrs_loop() -> None:
 
 
 def state_of_queue(scope: Hashable) -> tuple[int, bool]:
-    """Return a state of the updates of an object: it changes when one ends.
+    """Return a number that changes when an update of an object ends, and whether one is under way.
 
-    Also tell whether one is under way. A write that the queue does not see compares both.
+    A write that the queue does not see compares both.
     """
     return _n_closed[hash(scope) % len(_n_closed)], scope in _queues
 
 
-def _commit_all(taken: Sequence[QueuedUpdate]) -> None:
-    for group in _groups(taken):
-        _commit(group)
-
-
-def _commit(
-    group: Sequence[QueuedUpdate], fits: Callable[[ShardWriter], bool] | None = None
-) -> bool:
+def _commit(group: Sequence[QueuedUpdate], fits: Fits | None = None) -> bool:
     """Commit one group; with `fits` only if `Backend.lock` says so. Return whether that was so."""
     driver, request = group[0].driver, group[0].request
     try:
@@ -340,9 +339,6 @@ def _settle(updates: Sequence[QueuedUpdate], outcome: _Outcome) -> None:
             update.done.set_result(None)
         elif not update.done.done():
             update.done.set_exception(error)
-
-
-# ------------------------------------------------------------------------------- queues
 
 
 @_synchronized

@@ -1,4 +1,4 @@
-"""Write epochs: versions of objects for base stores that tell none (a seqlock).
+"""Write epochs: versions of objects for base stores without versions (a seqlock).
 
 Every write of this process announces itself before and after. Two reads of one object with no
 write in between saw the same state; otherwise the read flow retries. Writes of other processes are
@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Hashable, Iterator
 from contextlib import contextmanager
+from typing import TypeAlias
 
 from zarr_shardstore.synchronized import in_forked_child, synchronized
 
@@ -28,10 +29,11 @@ class _Unstable:
 
 
 UNSTABLE = _Unstable()
+_Loop: TypeAlias = asyncio.AbstractEventLoop
 
 _synchronized = synchronized()
 _n_finished = [0] * _N_BUCKETS
-_under_way: dict[int, dict[object, asyncio.AbstractEventLoop | None]] = {}
+_under_way: dict[int, dict[object, _Loop | None]] = {}
 """By bucket: each write under way, and its event loop; ``None`` for a write that blocks."""
 
 
@@ -52,7 +54,7 @@ def _is_under_way(bucket: int) -> bool:
 
 
 @_synchronized
-def _begin(buckets: list[int], write: object, loop: asyncio.AbstractEventLoop | None) -> None:
+def _begin(buckets: list[int], write: object, loop: _Loop | None) -> None:
     for bucket in buckets:
         _under_way.setdefault(bucket, {})[write] = loop
 
@@ -70,9 +72,7 @@ def _end(buckets: list[int], write: object) -> None:
 
 
 @contextmanager
-def announced(
-    scopes: list[Hashable], loop: asyncio.AbstractEventLoop | None = None
-) -> Iterator[None]:
+def announced(scopes: list[Hashable], loop: _Loop | None = None) -> Iterator[None]:
     """Announce a write of objects for as long as the block runs, which may wait in `loop`."""
     write = object()
     buckets = [hash(scope) % _N_BUCKETS for scope in scopes]

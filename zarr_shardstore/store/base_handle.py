@@ -24,8 +24,8 @@ from zarr_shardstore.io.backends.base import Backend, BackendOptions
 from zarr_shardstore.io.backends.local import LocalBackend
 from zarr_shardstore.io.backends.resolve import BaseStore, BaseStoreLike, backend_of, base_store_of
 from zarr_shardstore.io.backends.store_traits import (
-    has_no_such_key,
     is_in_memory,
+    remedy_of,
     root_of_files,
     scope_of_store,
     url_of_store,
@@ -182,11 +182,6 @@ class BaseStoreHandle:
         return not isinstance(self.store, Store) or is_in_memory(self.store)
 
     @property
-    def is_web(self) -> bool:
-        """True if a web server has the store."""
-        return "http" in str(getattr(getattr(self.store, "fs", None), "protocol", ""))
-
-    @property
     def supports_deletes(self) -> bool:
         """True if objects can be removed and replaced. In a zip they cannot."""
         has_deletes = not isinstance(self.store, Store) or self.store.supports_deletes
@@ -208,7 +203,7 @@ class BaseStoreHandle:
         except NotImplementedError:
             return
         except Exception as error:
-            if not has_no_such_key(error) and not isinstance(error, ODD_KEY_ERRORS):
+            if remedy_of(error) != "missing" and not isinstance(error, ODD_KEY_ERRORS):
                 raise
             raise UnsupportedError(
                 f"{type(self.store).__name__} takes documents of Zarr v3 and chunks only, and a "

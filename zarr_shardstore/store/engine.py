@@ -23,6 +23,7 @@ from zarr.storage import LocalStore
 from zarr_shardstore.arrays.stored_array import StoredArray
 from zarr_shardstore.errors import ReadOnlyError, ShardStoreError, SpecError, UnsupportedError
 from zarr_shardstore.format.ranges import ByteRange, column_of_ranges, resolve_range
+from zarr_shardstore.io.backends.fsspec_store import FsspecBackend
 from zarr_shardstore.io.backends.local import LocalBackend
 from zarr_shardstore.io.backends.resolve import BaseStore, backend_of
 from zarr_shardstore.io.backends.zarr_store import ZarrBackend
@@ -105,13 +106,17 @@ class ShardingEngine:
 
     def of(self, cls: type[Buffer]) -> ShardingEngine:
         """Return this engine, which hands buffers of a class to the base store (`with_buffers`)."""
-        if cls is cpu.Buffer or type(self.driver.backend) is not ZarrBackend:
+        backend = self.driver.backend
+        if cls is cpu.Buffer or type(backend) not in (ZarrBackend, FsspecBackend):
             return self
+        assert isinstance(backend, ZarrBackend)
         if cls not in self._views:
             view = object.__new__(ShardingEngine)
             vars(view).update(vars(self))  # `copy` would make an engine without the open batch
-            old, backend = self.driver, self.driver.backend.with_buffers(cls)
-            view.driver = Driver(backend, old.update_flow, old.counters, old.fits_inline)
+            old = self.driver
+            view.driver = Driver(
+                backend.with_buffers(cls), old.update_flow, old.counters, old.fits_inline
+            )
             view._call_batcher = CallBatcher(view.get_many)
             self._views[cls] = view
         return self._views[cls]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from pathlib import Path
 
 import pytest
@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.bases import temporary_directory
-from zarr_shardstore.io.backends.base import IteratorPages, next_page
+from zarr_shardstore.io.backends.base import Pages
+from zarr_shardstore.io.backends.store import next_page
 from zarr_shardstore.io.local import files
 from zarr_shardstore.io.local.files import is_side_file, keys_below
 
@@ -94,13 +95,13 @@ def test_closing_leaves_nothing_open(tmp_path: Path, monkeypatch: pytest.MonkeyP
     for i in range(9):
         (tmp_path / "d" / str(i)).touch()
     before = len(os.listdir("/proc/self/fd"))
-    pages = IteratorPages(keys_below(f"{tmp_path}/", ""))
+    pages = Pages(keys_below(f"{tmp_path}/", ""))
     assert len(pages.next_page(3)) == 3
     assert len(os.listdir("/proc/self/fd")) > before
     pages.close()
     assert len(os.listdir("/proc/self/fd")) == before
     assert pages.next_page(3) == []
-    pages = IteratorPages(keys_below(f"{tmp_path}/", ""))
+    pages = Pages(keys_below(f"{tmp_path}/", ""))
     pages.next_page(3)
     del pages
     assert len(os.listdir("/proc/self/fd")) == before
@@ -109,12 +110,12 @@ def test_closing_leaves_nothing_open(tmp_path: Path, monkeypatch: pytest.MonkeyP
 async def test_pages_of_a_store() -> None:
     """Full ones, then fewer keys; side files are no keys."""
 
-    async def keys() -> AsyncIterator[tuple[str, object]]:
+    async def keys() -> AsyncGenerator[tuple[str, object], None]:
         for i in range(7):
             yield f"k{i}", i
             yield f"k{i}.__lock", None
 
-    listed = aiter(keys())
+    listed = keys()
     pages = [await next_page(listed, 3) for _ in range(4)]
     assert pages == [["k0", "k1", "k2"], ["k3", "k4", "k5"], ["k6"], []]
     assert [page.versions for page in pages] == [[0, 1, 2], [3, 4, 5], [6], []]

@@ -9,7 +9,7 @@ import numpy as np
 from zarr_shardstore.format.keys import ChunkKeyEncoding
 from zarr_shardstore.format.layout import ArrayLayout
 from zarr_shardstore.format.shard import ZEP2_INDEX, ShardingSpec, build_shard
-from zarr_shardstore.io.backends.remote_indexes import ObjectVersion, RemoteIndexes
+from zarr_shardstore.io.remote_indexes import RemoteIndexes, Version
 from zarr_shardstore.shards.requests import Found, Get, GetIndex
 
 LAYOUT = ArrayLayout(
@@ -26,7 +26,7 @@ class SlowBase:
         self.asked: list[Get] = []
         self.may_reply = asyncio.Event()
 
-    async def read(self, request: Get, unless: ObjectVersion | None = None) -> Found:
+    async def read(self, request: Get, unless: Version | None = None) -> Found:
         assert unless is None, "nothing is known"
         self.asked.append(request)
         await self.may_reply.wait()
@@ -39,7 +39,7 @@ async def test_only_who_asks_gets_the_whole_shard() -> None:
     the server before the second task began."""
     base = SlowBase()
     scope = object()
-    indexes = RemoteIndexes(base, lambda key: (scope, key), is_static=False)
+    indexes = RemoteIndexes(base.read, lambda key: (scope, key), is_static=False)
     tasks = []
     for _ in range(2):
         tasks.append(
@@ -65,7 +65,7 @@ async def test_what_is_static_is_not_older_than_our_own_writes() -> None:
     """A request that is under way while this process writes is neither joined nor remembered."""
     base = SlowBase()
     scope = object()
-    indexes = RemoteIndexes(base, lambda key: (scope, key), is_static=True)
+    indexes = RemoteIndexes(base.read, lambda key: (scope, key), is_static=True)
     request = GetIndex(SHARD, revalidate=False)
     before = asyncio.create_task(indexes.get(request))
     await asyncio.sleep(0.01)
@@ -84,7 +84,7 @@ async def test_a_whole_shard_is_welcome_where_the_index_comes_alone() -> None:
     """Who joins a request for the index alone reads what it needs in a second one."""
     base = SlowBase()
     scope = object()
-    indexes = RemoteIndexes(base, lambda key: (scope, key), is_static=False)
+    indexes = RemoteIndexes(base.read, lambda key: (scope, key), is_static=False)
     requests = [GetIndex(SHARD, revalidate=False, with_data=whole) for whole in (False, True)]
     tasks = []
     for request in requests:

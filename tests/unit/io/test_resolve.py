@@ -29,12 +29,12 @@ from zarr.storage import (
 from tests.support.bases import OtherMapping, fsspec_local
 from tests.support.kit import objects_of
 from zarr_shardstore import ReadOnlyError, ShardingMapping, ShardingStore, SpecError, get_shard_info
+from zarr_shardstore.io.backends.fsspec_store import FsspecBackend
 from zarr_shardstore.io.backends.local import LocalBackend
 from zarr_shardstore.io.backends.mapping import MappingBackend
 from zarr_shardstore.io.backends.obstore import ObstoreBackend
 from zarr_shardstore.io.backends.resolve import backend_of, base_store_of
-from zarr_shardstore.io.backends.wrapped_files import WrappedFilesBackend
-from zarr_shardstore.io.backends.zarr_store import ZarrBackend
+from zarr_shardstore.io.backends.wrapped_files import WrappedFilesBackend, WrappedFsspecBackend
 from zarr_shardstore.store.base_handle import open_base
 
 
@@ -69,13 +69,13 @@ FORMS: dict[str, tuple[Any, type, type]] = {
     "wrapped fsspec": (
         lambda tmp: WrapperStore(fsspec_local(tmp)),
         WrapperStore,
-        WrappedFilesBackend,
+        WrappedFsspecBackend,
     ),
-    "memory URL": (lambda _: memory_url(), FsspecStore, ZarrBackend),
-    "file system": (lambda _: fsspec.filesystem("memory"), FsspecStore, ZarrBackend),
-    "memory mapper": (lambda _: fsspec.get_mapper(memory_url()), FsspecStore, ZarrBackend),
+    "memory URL": (lambda _: memory_url(), FsspecStore, FsspecBackend),
+    "file system": (lambda _: fsspec.filesystem("memory"), FsspecStore, FsspecBackend),
+    "memory mapper": (lambda _: fsspec.get_mapper(memory_url()), FsspecStore, FsspecBackend),
     "local mapper": (lambda tmp: fsspec.get_mapper(str(tmp)), LocalStore, LocalBackend),
-    "universal path": (lambda _: universal("memory", "/resolve-u"), FsspecStore, ZarrBackend),
+    "universal path": (lambda _: universal("memory", "/resolve-u"), FsspecStore, FsspecBackend),
     "local universal path": (lambda tmp: universal("file", str(tmp)), LocalStore, LocalBackend),
     "obstore": (lambda _: obstore_memory(), ObjectStore, ObstoreBackend),
     "StorePath": (lambda tmp: StorePath(LocalStore(tmp)), LocalStore, LocalBackend),

@@ -21,7 +21,8 @@ from zarr.storage import FsspecStore, LocalStore, MemoryStore, ObjectStore, Wrap
 
 from zarr_shardstore import ShardingMapping, ShardingStore
 from zarr_shardstore.format.ranges import Range, StartFrom, Suffix
-from zarr_shardstore.io.backends import zarr_store
+from zarr_shardstore.io.backends import fsspec_store
+from zarr_shardstore.io.backends.fsspec_store import FsspecBackend
 from zarr_shardstore.io.backends.resolve import backend_of
 from zarr_shardstore.io.backends.store_traits import scope_of_store
 from zarr_shardstore.io.backends.zarr_store import ZarrBackend
@@ -87,7 +88,7 @@ class Remote(MemoryFileSystem):  # type: ignore[misc]  # fsspec has no types
 
 def test_a_store_that_nothing_protects_warns_once() -> None:
     """Who updates shards through fsspec is told to be alone, unless he says that he knows."""
-    zarr_store._warn_of_other_writers.cache_clear()
+    fsspec_store._warn_of_other_writers.cache_clear()
     store = FsspecStore(AsyncFileSystemWrapper(Remote(), asynchronous=True), path="/warns-once")
     ShardingMapping(store, chunks_per_shard=2, locking="none")["data/root/a/c0"] = b"0"
     m = ShardingMapping(store, chunks_per_shard=2)
@@ -120,7 +121,7 @@ async def test_an_error_does_not_mean_that_an_object_is_missing() -> None:
     fs = Remote()
     store = FsspecStore(AsyncFileSystemWrapper(fs, asynchronous=True), path="/fails")
     fs.pipe_file("/fails/a", b"0")
-    backend = ZarrBackend(store)
+    backend = FsspecBackend(store)
     assert await backend.perform_async([Exists("a"), Exists("b")]) == [True, False]
     broken = OSError(errno.EIO, "broken")
     with mock.patch.object(store.fs, "_info", mock.AsyncMock(side_effect=broken)):

@@ -30,10 +30,11 @@ class FailingBackend(LocalBackend):
 
     refused: tuple[str, ...] = ()
 
-    def _perform_one(self, request: Any, files: Any) -> Any:
-        if isinstance(request, Get | GetIndex) and request.key.endswith(self.refused):
-            raise PermissionError(13, "Permission denied", request.key)
-        return super()._perform_one(request, files)
+    def perform(self, batch: list[Any], opened: Any = None) -> list[Any]:
+        for request in batch:
+            if isinstance(request, Get | GetIndex) and request.key.endswith(self.refused):
+                raise PermissionError(13, "Permission denied", request.key)
+        return super().perform(batch, opened)
 
 
 def test_a_shard_that_the_base_store_refuses_is_reported(
@@ -65,9 +66,9 @@ def test_indexes_alone_are_read_and_in_rounds(
     rounds: list[int] = []
 
     class Recording(LocalBackend):
-        def _perform_one(self, request: Any, files: Any) -> Any:
+        def get(self, request: Get, opened: Any) -> Any:
             asked.append(request)
-            return super()._perform_one(request, files)
+            return super().get(request, opened)
 
     read_round = occupancy._read_round
 

@@ -30,17 +30,17 @@ def test_dense_grids_are_walked(n_samples: int, n_pages: int) -> None:
     """Some places tell it, or half of a listing: as soon as that has seen half of what the grid
     may hold, it is given up."""
     asked: list[str] = []
-    original = MappingBackend._perform_one
+    original = MappingBackend.perform
 
-    def count(self: MappingBackend, request: Any) -> Any:
-        asked.append(type(request).__name__)
-        return original(self, request)
+    def count(self: MappingBackend, batch: list[Any], opened: Any = None) -> list[Any]:
+        asked.extend(type(request).__name__ for request in batch)
+        return original(self, batch, opened)
 
     coords: list[Coords] = [(i, j) for i in range(100) for j in range(100)]
     base = sparse(coords, (100, 100)).objects()
     with (
         mock.patch.object(regions, "_N_SAMPLES", n_samples),
-        mock.patch.object(MappingBackend, "_perform_one", count),
+        mock.patch.object(MappingBackend, "perform", count),
     ):
         report = shard_store(base, chunks_per_shard=10)
     assert (asked.count("ListPage"), asked.count("CloseListing")) == (n_pages, n_pages > 0)
@@ -100,14 +100,14 @@ def place_of(array: ArrayOf, base: Any, cps: Coords | None) -> ArrayLocation:
 def test_requests_of_a_sparse_conversion() -> None:
     """Of a grid of a million places with two chunks: the places of two regions."""
     asked = 0
-    original = MappingBackend._perform_one
+    original = MappingBackend.perform
 
-    def count(self: MappingBackend, request: Any) -> Any:
+    def count(self: MappingBackend, batch: list[Any], opened: Any = None) -> list[Any]:
         nonlocal asked
-        asked += len(request.keys) if isinstance(request, GetMany) else 1
-        return original(self, request)
+        asked += sum(len(r.keys) if isinstance(r, GetMany) else 1 for r in batch)
+        return original(self, batch, opened)
 
     base = sparse([(0, 0), (500, 500)], (1000, 1000)).objects()
-    with mock.patch.object(MappingBackend, "_perform_one", count):
+    with mock.patch.object(MappingBackend, "perform", count):
         shard_store(base, {}, chunks_per_shard=8)
     assert asked < 64 + 2 * 64 + 100

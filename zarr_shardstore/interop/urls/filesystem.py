@@ -39,7 +39,8 @@ from zarr.abc.store import (
     SuffixByteRequest,
 )
 from zarr.core.buffer import default_buffer_prototype
-from zarr.core.sync import _get_loop
+from zarr.core.sync import loop as loop_of_zarr
+from zarr.core.sync import sync
 
 from zarr_shardstore.access import ShardingMapping, ShardingStore, gather_bounded, metadata, resolve
 from zarr_shardstore.errors import SpecError, UnsupportedError
@@ -113,7 +114,9 @@ class ShardFileSystem(AsyncFileSystem):  # type: ignore[misc]
     @property
     def loop(self) -> asyncio.AbstractEventLoop:
         """zarr's event loop: a client such as s3fs works in one. After a fork there is another."""
-        return _get_loop()
+        while loop_of_zarr[0] is None:
+            sync(asyncio.sleep(0))  # zarr makes its loop for the first call
+        return loop_of_zarr[0]
 
     # -------------------------------------------------------------------- paths
 

@@ -3,17 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import (
-    AsyncIterator,
-    Callable,
-    Generator,
-    Hashable,
-    Iterable,
-    Iterator,
-    Sequence,
-)
+from collections.abc import Callable, Generator, Hashable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -25,16 +18,20 @@ import numpy.typing as npt
 from zarr.core.sync import sync
 
 from zarr_shardstore.errors import SpecError, UnsupportedError
+from zarr_shardstore.format.shard import Bytes
 from zarr_shardstore.io.concurrency import gather_bounded, worker_pool
-from zarr_shardstore.io.local.files import is_hidden
 from zarr_shardstore.io.local.locks import Locking
+from zarr_shardstore.shards import requests
 from zarr_shardstore.shards.append import MAX_DEAD_SHARE
-from zarr_shardstore.shards.requests import Request, Set
+from zarr_shardstore.shards.requests import Request
 from zarr_shardstore.shards.shard_listing import VersionedKeys
 from zarr_shardstore.shards.shard_writer import ShardWriter
 
-MAX_CONCURRENCY = 64
-"""Concurrent requests of one batch, and of all calls of one event loop to a base store."""
+Lock: TypeAlias = AbstractContextManager[bool]
+Fits: TypeAlias = Callable[[ShardWriter], bool]
+Parts: TypeAlias = Iterable[Sequence[Bytes]]
+
+MAX_CONCURRENCY = 64  # requests of one batch, and of all calls of one event loop to a base store
 
 
 class OpenFiles(dict[str, Any]):
@@ -45,24 +42,52 @@ class OpenFiles(dict[str, Any]):
         while self:
             self.popitem()[1].close()
 
+    def close_one(self, key: str) -> None:
+        """Close a file after its key got another one, or none."""
+        if key in self:
+            self.pop(key).close()
+
+
+_METHODS = {
+    kind: re.sub("(?!^)([A-Z])", r"_\1", kind.__name__).lower() for kind in get_args(Request)
+}
+"""Name of the method that performs a request: ``get_index`` for `GetIndex`."""
+
+
+class Replies(dict[type, Callable[..., Any]]):
+    """Methods of a class of backends, by the type of the request."""
+
+    def __init__(self, cls: type[Backend], suffix: str = "") -> None:
+        names = {kind: name + suffix for kind, name in _METHODS.items()}
+        super().__init__({k: getattr(cls, name) for k, name in names.items() if hasattr(cls, name)})
+
+    def __missing__(self, kind: type) -> Callable[..., Any]:
+        raise TypeError(f"a backend does not perform {kind.__name__}")
+
 
 class Backend(ABC):
     """Base store to which requests are sent in batches.
 
-    A subclass defines `scope`, and how requests are performed: `_reply` (mode "async"), or
-    `perform` ("inline" and "thread"). It replies to `Get`, `GetIndex` (see `index_get`), `GetMany`,
-    `Exists`, `GetSize`, `Set`, `SetIfNotExists`, `Delete`, `DeletePrefix`, `Move`, `ListPrefix`,
-    `ListPage`, `CloseListing` and `ListDir`. `RecordIndex` comes only with `has_lasting_versions`;
-    `OpenShard`, `ChangeShard`, `SetWithGaps` and a `Get` with ``opened`` only with `can_append`,
-    which `LocalBackend` alone has: sealing and warm reads rely on its files.
+    A subclass defines `scope`, and a method for each request: coroutines (mode "async"), or
+    blocking ones with `perform` ("inline" and "thread"). `RecordIndex` comes only with
+    `has_lasting_versions`; `OpenShard`, `ChangeShard`, `SetWithGaps` and a `Get` with ``opened``
+    only with `can_append`, which `LocalBackend` alone has.
 
-    The driver adds a version to a `Found` that has ``None``. Errors of the base store pass through.
-    The other defaults are those of a store without locks, versions and conditions.
+    The driver adds a version to a `Found` without one. Errors of the base store pass through.
+    The defaults are for a store without locks, versions and conditions.
     """
 
+    replies: Replies
+    """Methods of the class."""
+    replies_sync: Replies
+    """Blocking methods beside coroutines, such as `get_sync`."""
+
+    def __init_subclass__(cls) -> None:
+        cls.replies, cls.replies_sync = Replies(cls), Replies(cls, "_sync")
+
     mode: Literal["inline", "thread", "async"] = "async"
-    """Place of the work for an async caller: in the call itself (memory), in a worker thread
-    (blocking I/O, one hop for each batch), or in the event loop (an async base store)."""
+    """Place of the work for an async caller: the call itself, a worker thread, one hop for each
+    batch, or the event loop."""
     can_block: bool = True
     """Whether `perform` may be called."""
     has_versions: bool = False
@@ -70,15 +95,14 @@ class Backend(ABC):
     has_lasting_versions: bool = False
     """Whether any later process can compare versions: `RecordIndex` works."""
     can_append: bool = False
-    """Whether shards can be changed in place: `OpenShard` and its companions work."""
+    """Whether shards can be changed in place."""
     locks_whole_writes: bool = False
-    """Whether writes of whole values take the lock, because `Set` and `Delete` do not reply
-    ``"disturbed"`` where the lock of another process may have changed the value meanwhile."""
+    """True if `Set` and `Delete` cannot detect a concurrent update under the lock of another
+    process. The driver then queues whole writes."""
     max_shards_at_once: Callable[[], int] | None = None
-    """Number of shards that a read may now touch in two rounds; larger reads run in parts."""
+    """Returns the number of shards that a read may touch in two rounds."""
     max_requests_at_once: int | None = None
-    """Number of concurrent requests of one batch behind a network; ``None``: no network. There a
-    round of requests takes much longer than the bytes of a small shard."""
+    """Number of concurrent requests of one batch behind a network; ``None``: no network."""
 
     @cached_property
     def lacks(self) -> set[str]:
@@ -89,15 +113,11 @@ class Backend(ABC):
     def scope(self, key: str) -> Hashable:
         """Return the identity of an object in this process, the same through every store."""
 
-    def lock(
-        self,
-        key: str,  # noqa: ARG002
-        fits: Callable[[ShardWriter], bool] | None = None,
-    ) -> AbstractContextManager[bool] | None:
+    def lock(self, key: str, fits: Fits | None = None) -> Lock | None:  # noqa: ARG002
         """Return a lock against other processes that update an object, if there is one.
 
-        It waits. With `fits` it does not, and says whether an event loop can commit under it: if it
-        is free, the shard is open and unchanged, and `fits` is true of its writer.
+        It waits. With `fits` it does not: it is true if it is free, the shard is open and
+        unchanged, and `fits` is true of its writer.
         """
         return None if fits is None else nullcontext(False)
 
@@ -115,14 +135,10 @@ class Backend(ABC):
         """Return a link to a directory on the way to a directory, or below it, or ``None``."""
         return None
 
-    def perform(
-        self,
-        batch: list[Request],
-        opened: OpenFiles | None = None,  # noqa: ARG002
-    ) -> list[Any]:
+    def perform(self, batch: list[Request], opened: OpenFiles | None = None) -> list[Any]:  # noqa: ARG002
         """Perform requests, blocking; return one reply for each, in order.
 
-        Files may stay open for later batches of a flow, which closes what it has `opened`.
+        Files stay open for later batches of the flow in `opened`, which the caller closes.
         """
         return sync(self.perform_async(batch))
 
@@ -139,49 +155,52 @@ class Backend(ABC):
         return await gather_bounded([self._reply_in_turn(r) for r in batch], MAX_CONCURRENCY)
 
     async def _reply_in_turn(self, request: Request) -> Any:
-        """As `_reply`; a client of a network waits here if too many requests are under way."""
+        """Reply; a client of a network waits here if too many requests are under way."""
         return await self._reply(request)
 
     async def _reply(self, request: Request) -> Any:
-        raise TypeError(f"a backend does not perform {request!r}")
+        return await self.replies[type(request)](self, request)
 
     def ranges_of(self, keys: Sequence[str]) -> RangesOfKeys | None:  # noqa: ARG002
-        """Return where the values of keys lie in other objects, if they do.
-
-        ``None``: each is an object of its own.
-        """
+        """Return the ranges of other objects that are the values of keys, if there are such."""
         return None
 
-    def upload(self, key: str, parts: Iterable[Sequence[bytes | memoryview]]) -> None:
-        """Store an object piece by piece, in one step, blocking; nothing if an error is raised.
-
-        Here the object is in memory: the base store takes whole objects only.
-        """
-        request = Set(key, b"".join([b"".join(pieces) for pieces in parts]))
+    def upload(self, key: str, parts: Parts) -> None:
+        """Store an object piece by piece, in one step, blocking; nothing if an error is raised."""
+        # In memory: the base store takes whole objects only.
+        request = requests.Set(key, b"".join([b"".join(pieces) for pieces in parts]))
         sync(self.perform_async([request]))
 
     def persist(self) -> None:  # noqa: B027
         """Wait until all that was written would survive a loss of power, blocking."""
 
     def tidy(self, directory: str) -> None:  # noqa: B027
-        """Remove directories without files, and temporary files of killed writers, blocking.
-
-        Nothing may write below the directory.
-        """
+        """Remove empty directories and temporary files of killed writers below a directory, which
+        has no writers now; blocking."""
 
 
-class RangesOfKeys(NamedTuple):
-    """Byte ranges in objects, one for each of some keys."""
+class BlockingBackend(Backend):
+    """Backend whose methods block; it replies by `perform`."""
 
-    names: list[str]
-    """Keys of the objects."""
-    which: npt.NDArray[np.int64]
-    """Position in `names`; -1: there is no value."""
-    starts: npt.NDArray[np.int64]
-    stops: npt.NDArray[np.int64]
+    @abstractmethod
+    def keys(self, prefix: str, *, shows_all: bool = False) -> Iterator[str]:
+        """Return the keys in a directory, recursively; with side files if it shows all."""
+
+    def list_prefix(self, request: requests.ListPrefix, _: object = None) -> list[str]:
+        return list(self.keys(request.prefix))
+
+    def list_page(self, request: requests.ListPage, _: object = None) -> VersionedKeys:
+        cursor = request.cursor
+        cursor.pages = cursor.pages or Pages(self.keys(cursor.prefix, shows_all=cursor.shows_all))
+        page: VersionedKeys = cursor.pages.next_page(request.n_keys)
+        return page
+
+    def close_listing(self, request: requests.CloseListing, _: object = None) -> None:
+        if request.cursor.pages is not None:
+            request.cursor.pages.close()
 
 
-class IteratorPages:
+class Pages:
     """Pages of an iterator of keys. Any thread may close it, and waits for a page being read."""
 
     def __init__(self, keys: Iterator[str]) -> None:
@@ -198,17 +217,15 @@ class IteratorPages:
                 self._keys.close()
 
 
-async def next_page(
-    listed: AsyncIterator[tuple[str, object]], n_keys: int, *, shows_all: bool = False
-) -> VersionedKeys:
-    """Return at most so many of the next keys and versions; none if there are no more."""
-    page: list[tuple[str, object]] = []
-    async for item in listed:
-        if shows_all or not is_hidden(item[0]):
-            page.append(item)
-            if len(page) == n_keys:
-                break
-    return VersionedKeys([key for key, _ in page], [version for _, version in page])
+class RangesOfKeys(NamedTuple):
+    """Byte ranges in objects, one for each of some keys."""
+
+    names: list[str]
+    """Keys of the objects."""
+    which: npt.NDArray[np.int64]
+    """Position in `names`; -1: there is no value."""
+    starts: npt.NDArray[np.int64]
+    stops: npt.NDArray[np.int64]
 
 
 class UnreadableSourceError(UnsupportedError):
@@ -251,16 +268,14 @@ PART_NBYTES = 8 * 1024 * 1024
 """Size of a part of an upload; S3 takes 10,000 of them, 80 GB."""
 
 
-def write_stream(
-    stream: Any, discard: Callable[[], object], parts: Iterable[Sequence[bytes | memoryview]]
-) -> None:
+def write_stream(stream: Any, discard: Callable[[], object], parts: Parts) -> None:
     """Store an object by a file-like object of a client, which publishes it when it is closed.
 
     After an error the stream is given up by `discard`, as far as the client can.
     """
     try:
         for pieces in parts:
-            data: list[bytes | memoryview] = []
+            data: list[Bytes] = []
             nbytes = 0
             for piece in pieces:
                 data.append(piece)

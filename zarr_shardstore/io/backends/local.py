@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Hashable, Iterable, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
-from typing import Any, Literal
+from collections.abc import Hashable, Iterable, Iterator, Sequence
+from contextlib import nullcontext, suppress
+from typing import Any, Literal, TypeAlias
 
 from zarr.abc.store import Store
 from zarr.core.buffer import cpu
@@ -14,27 +14,29 @@ from zarr.core.sync import sync
 from zarr.storage import LocalStore
 
 from zarr_shardstore.format.consolidated_index import IndexCopy
-from zarr_shardstore.format.layout import ShardRef
 from zarr_shardstore.format.ranges import ByteRange
 from zarr_shardstore.format.shard import Bytes
 from zarr_shardstore.io.backends import base
 from zarr_shardstore.io.backends.store_traits import directory_of
 from zarr_shardstore.io.index_cache import index_cache
 from zarr_shardstore.io.local import cached_files, files, fs
+from zarr_shardstore.io.local.cached_files import CachedShardFile, ShardFileReader
 from zarr_shardstore.io.local.locks import LOCK_SUFFIX, beside, shared
 from zarr_shardstore.io.local.open_shards import ShardLock, lock_to_replace, open_shards
 from zarr_shardstore.io.local.shard_files import JOURNAL_SUFFIX, find_repair_of
 from zarr_shardstore.shards import requests
 from zarr_shardstore.shards.index_reads import found_index, index_get
+from zarr_shardstore.shards.requests import Found, FoundIndex, Recorded, Request
 from zarr_shardstore.shards.shard_writer import ShardWriter
 
+_Disturbed: TypeAlias = Literal["disturbed"] | None
+
 _MIN_AGE_ON_WEB_SERVERS_NS = 2_100_000_000
-"""Of a file whose time tells its version. A web server that serves the file tells whole seconds,
-some file systems know times to two seconds, and the clock may be a little off."""
+"""At this age the time of a file is its version: some file systems know times to two seconds."""
 
 
-class LocalBackend(base.Backend):
-    """Reads files by itself; writes as ``LocalStore`` does (temporary file and rename)."""
+class LocalBackend(base.BlockingBackend):
+    """Reads files by itself; writes a temporary file and renames it, as ``LocalStore`` does."""
 
     mode = "thread"
     has_versions = True
@@ -48,7 +50,7 @@ class LocalBackend(base.Backend):
         self._locking = options.locking
         self.max_dead_share = options.max_dead_share
         self.can_append = options.locking == "os" and fs.IS_POSIX
-        self.locks_whole_writes = not fs.IS_POSIX  # lock files may be left behind there
+        self.locks_whole_writes = not fs.IS_POSIX  # a lock file may stay there
         # With lock files they are on a network file system, see `cached_files`.
         self.keeps_handles = options.locking != "lockfile" and fs.IS_POSIX
         self._is_durable = options.durability == "power"
@@ -67,9 +69,7 @@ class LocalBackend(base.Backend):
     def scope(self, key: str) -> Hashable:
         return ("file", self.real_root + key)
 
-    def lock(
-        self, key: str, fits: Callable[[ShardWriter], bool] | None = None
-    ) -> AbstractContextManager[bool]:
+    def lock(self, key: str, fits: base.Fits | None = None) -> base.Lock:
         if fits is not None and (not self.can_append or self._is_durable):
             return nullcontext(False)
         if self.can_append:
@@ -85,18 +85,13 @@ class LocalBackend(base.Backend):
     def linked_directory(self, prefix: str) -> str | None:
         return files.link_on_way(self._root, prefix) or files.link_below(self._root + prefix)
 
-    def perform(
-        self, batch: list[requests.Request], opened: base.OpenFiles | None = None
-    ) -> list[Any]:
+    def perform(self, batch: list[Request], opened: base.OpenFiles | None = None) -> list[Any]:
         readers = base.OpenFiles() if opened is None else opened
         try:
             if not fs.IS_POSIX:
                 for request in batch:
-                    if not isinstance(request, requests.Get):  # it replies that there is none
-                        # The last name of a prefix may be the beginning of another one.
-                        directory = getattr(request, "prefix", "").rpartition("/")[0]
-                        fs.check_name(getattr(request, "key", directory))
-            return [self._perform_one(request, readers) for request in batch]
+                    _check_name(request)
+            return [self.replies[type(request)](self, request, readers) for request in batch]
         except OSError as error:
             fs.refuse_long(error)
             raise
@@ -104,100 +99,49 @@ class LocalBackend(base.Backend):
             if opened is None:
                 readers.close()
 
-    def _perform_one(self, request: requests.Request, opened: base.OpenFiles) -> Any:
-        match request:
-            case requests.Get(key) if not fs.IS_POSIX and fs.is_reserved(key):
-                return requests.Found(None, None)
-            case requests.Get(key, byte_range, opened=True):
-                file = open_shards.files[self.real_root + key]
-                return requests.Found(file.read(byte_range), None)
-            case requests.Get(key, byte_range, consistent=True):
-                return self._get_consistent(key, byte_range, opened)
-            case requests.Get(key, byte_range):
-                reader = opened.get(key) or self._open(key, opened)
-                if reader is None:
-                    return requests.Found(None, None)
-                value = reader.read(byte_range)
-                return requests.Found(value, reader.version_now(), reader.size)
-            case requests.GetIndex():
-                return self._get_index(request, opened)
-            case requests.RecordIndex(shard, waits):
-                return self._record_index(shard, waits=waits)
-            case requests.OpenShard(shard, data_end):
-                file = open_shards.files[self.real_root + shard.key]
-                file.owner = self
-                return file.open(shard, data_end)
-            case requests.ChangeShard(key, steps, closes):
-                file = open_shards.files[self.real_root + key]
-                if steps or not closes:
-                    file.take(steps, durable_below=self.real_root if self._is_durable else None)
-                if closes:
-                    file.end_journal()
-                _close(opened, key)  # it has another size now
-            case requests.GetMany(keys):
-                return files.read_files(self._root, keys)
-            case requests.Exists(key):
-                return files.size_of_file(self._root + key) is not None
-            case requests.GetSize(key):
-                return files.size_of_file(self._root + key)
-            case requests.SetIfNotExists(key, value):
-                buffer = cpu.Buffer.from_bytes(value)
-                _close(opened, key)  # now: Windows replaces and removes no file that is open
-                fs.opening(lambda: sync(self._files.set_if_not_exists(key, buffer)))
-                if self._is_durable:
-                    fs.sync_file(self._root + key)
-                    fs.sync_directories(self._root + key, self._root)
-            case requests.Set(key, value):
-                written: list[fs.FileState] = []
-                _close(opened, key)
-                self._store(key, [(0, [value])], written)
-                return self._disturbed(key, written[0])
-            case requests.SetWithGaps(key, parts):
-                _close(opened, key)
-                self._store(key, parts)
-            case requests.Delete(key):
-                _close(opened, key)
-                is_deleted = self._delete(key)
-                return self._disturbed(key, None) if is_deleted else None
-            case requests.DeletePrefix(prefix):
-                opened.close()
-                cached_files.forget_below(self._root + prefix)
-                files.remove_directory(self._root, prefix)
-            case requests.Move(key, to):
-                _close(opened, key)
-                _close(opened, to)
-                index_cache.forget(self._root + key)
-                if files.size_of_file(self._root + key) is not None:
-                    os.makedirs(os.path.dirname(self._root + to), exist_ok=True)
-                    fs.replace(self._root + key, self._root + to)
-            case requests.ListPrefix(prefix):
-                return list(files.keys_below(self._root, prefix))
-            case requests.ListPage(cursor, n_keys):
-                if cursor.pages is None:
-                    listed = files.keys_below(self._root, cursor.prefix, cursor.shows_all)
-                    cursor.pages = base.IteratorPages(listed)
-                return cursor.pages.next_page(n_keys)
-            case requests.CloseListing(cursor):
-                if cursor.pages:
-                    cursor.pages.close()
-            case requests.ListDir(prefix):
-                return files.names_in(self._root, prefix)
-            case _:
-                raise TypeError(f"a backend does not perform {request!r}")
-        return None
+    # --------------------------------------------------------------- reads
+
+    def get(self, request: requests.Get, opened: base.OpenFiles) -> Found:
+        key, byte_range = request.key, request.byte_range
+        if not fs.IS_POSIX and fs.is_reserved(key):
+            return Found(None, None)
+        if request.opened:
+            return Found(open_shards.files[self.real_root + key].read(byte_range), None)
+        if request.consistent:
+            return self._get_consistent(key, byte_range, opened)
+        reader = opened.get(key) or self._open(key, opened)
+        if reader is None:
+            return Found(None, None)
+        value = reader.read(byte_range)
+        return Found(value, reader.version_now(), reader.size)
+
+    def get_many(self, request: requests.GetMany, _: base.OpenFiles) -> list[Found]:
+        return files.read_files(self._root, request.keys)
+
+    def exists(self, request: requests.Exists, _: base.OpenFiles) -> bool:
+        return files.size_of_file(self._root + request.key) is not None
+
+    def get_size(self, request: requests.GetSize, _: base.OpenFiles) -> int | None:
+        return files.size_of_file(self._root + request.key)
+
+    def keys(self, prefix: str, *, shows_all: bool = False) -> Iterator[str]:
+        return files.keys_below(self._root, prefix, shows_all)
+
+    def list_dir(self, request: requests.ListDir, _: base.OpenFiles) -> list[str]:
+        return files.names_in(self._root, request.prefix)
 
     def _open(
-        self, key: str, opened: base.OpenFiles, cached: cached_files.CachedShardFile | None = None
-    ) -> cached_files.ShardFileReader | None:
+        self, key: str, opened: base.OpenFiles, cached: CachedShardFile | None = None
+    ) -> ShardFileReader | None:
         if len(opened) > 1 and len(opened) >= fs.max_files_of_a_read():
-            _close(opened, next(iter(opened)))  # the oldest
+            opened.close_one(next(iter(opened)))  # the oldest
         try:
-            reader = opened[key] = cached_files.ShardFileReader(self._root + key, cached)
+            reader = opened[key] = ShardFileReader(self._root + key, cached)
         except fs.NO_FILE:
             return None
         return reader
 
-    def _get_index(self, request: requests.GetIndex, opened: base.OpenFiles) -> requests.FoundIndex:
+    def get_index(self, request: requests.GetIndex, opened: base.OpenFiles) -> FoundIndex:
         shard, path = request.shard, self._root + request.shard.key
         cached = cached_files.find_file(path)
         if cached is not None and cached.has_spec(shard.layout.spec):
@@ -207,10 +151,10 @@ class LocalBackend(base.Backend):
                     cached.handle = reader.handle
                     cached_files.keep_open(path)
                 found = reader.version, reader.size
-                return requests.FoundIndex(cached.index, *found, was_requested=False)
+                return FoundIndex(cached.index, *found, was_requested=False)
             index_cache.forget(path)  # it is stale
-            _close(opened, shard.key)
-        read = found_index(request, self._perform_one(index_get(request), opened))
+            opened.close_one(shard.key)
+        read = found_index(request, self.get(index_get(request), opened))
         reader = opened.get(shard.key)
         if reader is not None and read.decoded is not None and request.cache:
             cached_files.cache_file(path, read.decoded, shard.layout.spec, reader)
@@ -218,43 +162,105 @@ class LocalBackend(base.Backend):
 
     def _get_consistent(
         self, key: str, byte_range: ByteRange | None, opened: base.OpenFiles
-    ) -> requests.Found:
+    ) -> Found:
         """Read a shard file while writers are kept from changing its index."""
         path = self.real_root + key
         is_ours = open_shards.is_locked_by_me(path)
         while True:
             before = fs.state_of(path)
-            _close(opened, key)  # another file may have the path
+            opened.close_one(key)  # another file may have the path
             if not fs.IS_POSIX:
                 opened.close()  # the writer that is waited for may wait for these files
             with nullcontext(True) if is_ours else shared(path) as is_locked:
                 reader = self._open(key, opened)
-                found = requests.Found(None, None)
+                found = Found(None, None)
                 if reader is not None:
                     value = reader.read(byte_range, find_repair_of(path, reader.handle.fd))
-                    found = requests.Found(value, reader.version, reader.size)
-            # Without a lock a writer may have come before the bytes were read. If it is gone, too,
+                    found = Found(value, reader.version, reader.size)
+            # Without a lock a writer may have come before the bytes were read. If it is also gone,
             # it has replaced the file, or made it longer: a shard without a journal has no gap.
             if is_locked:
                 return found
             if not os.path.exists(beside(path, LOCK_SUFFIX)) and fs.state_of(path) == before:
                 return found
 
-    def _record_index(self, shard: ShardRef, *, waits: bool) -> requests.Recorded:
-        if waits:
+    def record_index(self, request: requests.RecordIndex, _: base.OpenFiles) -> Recorded:
+        if request.waits:
             time.sleep(_MIN_AGE_ON_WEB_SERVERS_NS / 1e9)
-        path = self._root + shard.key
+        path = self._root + request.shard.key
         before = fs.state_of(path)
-        found: requests.FoundIndex
-        (found,) = self.perform([requests.GetIndex(shard, consistent=True)])
+        found: FoundIndex
+        (found,) = self.perform([requests.GetIndex(request.shard, consistent=True)])
         # A file with a journal is being changed, or was left by a killed writer.
         if before is None or found.decoded is None or os.path.exists(beside(path, JOURNAL_SUFFIX)):
             return None
-        _, size, mtime_ns = before
+        size, mtime_ns = before[1:]
         is_young = time.time_ns() - mtime_ns < _MIN_AGE_ON_WEB_SERVERS_NS
         if is_young or fs.state_of(path) != before:
             return "young"
         return IndexCopy(found.decoded, mtime_ns // 1_000_000_000, size)
+
+    # -------------------------------------------------------------- writes
+
+    def open_shard(self, request: requests.OpenShard, _: base.OpenFiles) -> ShardWriter | None:
+        file = open_shards.files[self.real_root + request.shard.key]
+        file.owner = self
+        return file.open(request.shard, request.data_end)
+
+    def change_shard(self, request: requests.ChangeShard, opened: base.OpenFiles) -> None:
+        file = open_shards.files[self.real_root + request.key]
+        if request.steps or not request.closes:
+            file.take(request.steps, durable_below=self.real_root if self._is_durable else None)
+        if request.closes:
+            file.end_journal()
+        if opened:
+            opened.close_one(request.key)  # it has another size now
+
+    def set(self, request: requests.Set, opened: base.OpenFiles) -> _Disturbed:
+        written: list[fs.FileState] = []
+        opened.close_one(request.key)  # now: Windows replaces and removes no file that is open
+        self._store(request.key, [(0, [request.value])], written)
+        return self._disturbed(request.key, written[0])
+
+    def set_with_gaps(self, request: requests.SetWithGaps, opened: base.OpenFiles) -> None:
+        opened.close_one(request.key)
+        self._store(request.key, request.parts)
+
+    def set_if_not_exists(self, request: requests.SetIfNotExists, opened: base.OpenFiles) -> None:
+        buffer = cpu.Buffer.from_bytes(request.value)
+        opened.close_one(request.key)
+        fs.opening(lambda: sync(self._files.set_if_not_exists(request.key, buffer)))
+        if self._is_durable:
+            fs.sync_file(self._root + request.key)
+            fs.sync_directories(self._root + request.key, self._root)
+
+    def delete(self, request: requests.Delete, opened: base.OpenFiles) -> _Disturbed:
+        key = request.key
+        opened.close_one(key)
+        self._end_journal(key)
+        index_cache.forget(self._root + key)
+        # Not LocalStore.delete: it removes a whole directory if the key names one.
+        if files.size_of_file(self._root + key) is None:
+            return None
+        with suppress(FileNotFoundError):
+            fs.unlink(self._root + key)
+        if self._is_durable:
+            fs.sync_directories(self._root + key, self._root)
+        return self._disturbed(key, None)
+
+    def delete_prefix(self, request: requests.DeletePrefix, opened: base.OpenFiles) -> None:
+        opened.close()
+        cached_files.forget_below(self._root + request.prefix)
+        files.remove_directory(self._root, request.prefix)
+
+    def move(self, request: requests.Move, opened: base.OpenFiles) -> None:
+        source, target = self._root + request.key, self._root + request.to
+        opened.close_one(request.key)
+        opened.close_one(request.to)
+        index_cache.forget(source)
+        if files.size_of_file(source) is not None:
+            os.makedirs(os.path.dirname(target), exist_ok=True)
+            fs.replace(source, target)
 
     def persist(self) -> None:
         fs.sync_all(self._root + key for key in files.keys_below(self._root, ""))
@@ -262,7 +268,7 @@ class LocalBackend(base.Backend):
     def tidy(self, directory: str) -> None:
         files.tidy(self._root + directory)
 
-    def upload(self, key: str, parts: Iterable[Sequence[Bytes]]) -> None:
+    def upload(self, key: str, parts: base.Parts) -> None:
         self._store(key, ((None, pieces) for pieces in parts))
 
     def _store(
@@ -271,7 +277,7 @@ class LocalBackend(base.Backend):
         parts: Iterable[tuple[int | None, Sequence[Bytes]]],
         written: list[fs.FileState] | None = None,
     ) -> None:
-        """Store pieces at offsets, or one behind the other; add the state of the file."""
+        """Store pieces at offsets, or one after the other; add the state of the file."""
         durable_below = self._root if self._is_durable else None
         with fs.new_file(self._root + key, durable_below, written) as fd:
             end = 0
@@ -283,9 +289,8 @@ class LocalBackend(base.Backend):
             self._end_journal(key)
             index_cache.forget(self._root + key)
 
-    def _disturbed(self, key: str, written: fs.FileState) -> Literal["disturbed"] | None:
-        """Tell whether an update of another process may have replaced a value that was just
-        written without the lock, by what it had read before.
+    def _disturbed(self, key: str, written: fs.FileState) -> _Disturbed:
+        """Return whether an update of another process may have undone a write without the lock.
 
         Such an update has its lock file until its file has the name. Then another state shows.
         """
@@ -301,21 +306,10 @@ class LocalBackend(base.Backend):
         if path in open_shards.files and open_shards.is_locked_by_me(path):
             open_shards.files[path].end_journal(is_durable=self._is_durable)
 
-    def _delete(self, key: str) -> bool:
-        self._end_journal(key)
-        index_cache.forget(self._root + key)
-        # Not LocalStore.delete: it removes a whole directory if the key names one.
-        if files.size_of_file(self._root + key) is None:
-            return False
-        with suppress(FileNotFoundError):
-            fs.unlink(self._root + key)
-        if self._is_durable:
-            fs.sync_directories(self._root + key, self._root)
-        return True
 
-
-def _close(opened: base.OpenFiles, key: str) -> None:
-    """Close a file after its key got another one, or none."""
-    reader = opened.pop(key, None)
-    if reader is not None:
-        reader.close()
+def _check_name(request: Any) -> None:
+    """Refuse names that Windows has no files for."""
+    if not isinstance(request, requests.Get):  # it replies that there is none
+        # The last name of a prefix may be the beginning of another one.
+        directory = getattr(request, "prefix", "").rpartition("/")[0]
+        fs.check_name(getattr(request, "key", directory))

@@ -8,10 +8,10 @@ So writers of any number of processes and hosts lose no update. The rules of an 
 2. Its write has the condition ``If-Match`` with that ETag, or ``If-None-Match: *`` without one. A
    removal cannot have a condition: an emptied shard is replaced by one without entries, and an
    object that was missing is not removed.
-3. A refusal (412, 409 or 404) or a failure does not tell what is stored, so the object is read.
+3. A refusal (412, 409 or 404) or a failure leaves open what is stored, so the object is read.
    A client does not repeat a write with a condition when the connection fails.
-4. If it has the id of this write, the write took effect and its reply was lost: success. Its
-   bytes do not tell: two writers may count from 1 to 2. Each write has an id in the metadata of
+4. If it has the id of this write, the write took effect and its reply was lost: success. Equal
+   bytes prove nothing: two writers may count from 1 to 2. Each write has an id in the metadata of
    its object, before the ids of the writes that it builds on: later writers do not hide it. Where
    a server drops ids, the bytes decide after a failure, and not after a refusal.
 5. If its version is not the expected one, another writer was faster. `ReplacedMeanwhileError`
@@ -24,8 +24,7 @@ So writers of any number of processes and hosts lose no update. The rules of an 
    takes it ignores conditions, and one without ETags has none: there is a warning, and later
    updates are not optimistic.
 
-Each reply has the size of the whole object. A reply is *truncated* if it is shorter than the
-requested range, clipped to that size. The flows of `shards.read` compare, and read again.
+Each reply has the size of the whole object: the flows of `shards.read` find truncated replies.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ import asyncio
 import random
 import time
 import uuid
-from collections.abc import AsyncGenerator, Hashable, Iterable, Sequence
+from collections.abc import Hashable
 from contextlib import ExitStack, suppress
 from typing import Any
 
@@ -45,38 +44,27 @@ from zarr.storage import ObjectStore
 from zarr_shardstore.errors import CorruptValueError
 from zarr_shardstore.format.consolidated_index import IndexCopy
 from zarr_shardstore.format.ranges import ByteRange, Range, StartFrom, Suffix, resolve_range
+from zarr_shardstore.format.shard import Bytes
 from zarr_shardstore.io.backends import base
-from zarr_shardstore.io.backends.remote_indexes import ObjectVersion, RemoteIndexes
+from zarr_shardstore.io.backends.store import Listed
 from zarr_shardstore.io.backends.zarr_store import ZarrBackend
+from zarr_shardstore.io.remote_indexes import RemoteIndexes, Version
 from zarr_shardstore.shards import requests
 from zarr_shardstore.shards.requests import Found, FoundIndex, Recorded, Request
 from zarr_shardstore.telemetry import warn
 
-_MIN_AGE_ON_WEB_SERVERS_S = 2.0
-"""Web servers make an ETag of the size and the second of the last change: a younger one proves
-nothing."""
-
+_MIN_AGE_ON_WEB_SERVERS_S = 2.0  # their ETags are made of the size and the second of the change
 _N_PUTS = 4
-"""Attempts of a write with a condition, if the server fails or is not reached. Often the first
-one took an old connection that the server had closed."""
+"""Attempts of a write with a condition, if the server fails or is not reached: often the first one
+took an old connection that the server had closed."""
 
-_LONGEST_PAUSE_S = 1.0
-"""Between two attempts; half of it on average."""
+_LONGEST_PAUSE_S = 1.0  # between two attempts; half of it on average
+_WRITE_ID = "shardwriteid"  # name of the ids in the metadata: Azure takes letters only
 
-_WRITE_ID = "shardwriteid"
-"""Name of the ids of writes in the metadata of their object: Azure takes letters only."""
-
-_WRITE_IDS_NBYTES = 16 * 32
-"""Of the last 16 writes; S3 takes 2 KB of metadata."""
-
-_REFUSALS = AlreadyExistsError, PreconditionError, FileNotFoundError
-"""Replies 409, 412 and 404 to a write with a condition."""
-
-_PARTS_AT_ONCE = 2
-"""Concurrent parts of one upload; more hide no more latency behind one reader of chunks."""
-
-_MAX_KEYS_OF_DELETE = 1000
-"""Keys in one request that deletes many objects (S3)."""
+_WRITE_IDS_NBYTES = 16 * 32  # of the last 16 writes; S3 takes 2 KB of metadata
+_REFUSALS = AlreadyExistsError, PreconditionError, FileNotFoundError  # 409, 412 and 404
+_PARTS_AT_ONCE = 2  # of one upload; more hide no more latency behind one reader of chunks
+_MAX_KEYS_OF_DELETE = 1000  # keys in one request that deletes many objects (S3)
 
 
 class ObstoreBackend(ZarrBackend):
@@ -89,7 +77,7 @@ class ObstoreBackend(ZarrBackend):
     ) -> None:
         super().__init__(store, options)
         self._indexes: RemoteIndexes = RemoteIndexes(
-            self, self.scope, is_static=options.is_static, read_consolidated=self._get_at_most
+            self.read, self.scope, is_static=options.is_static, read_consolidated=self._get_at_most
         )
         self.has_lasting_versions = True
         self._is_web_server = type(store.store).__name__ == "HTTPStore"
@@ -100,7 +88,7 @@ class ObstoreBackend(ZarrBackend):
     def optimistic(self) -> base.Backend | None:
         return _Optimistic(self) if self._has_conditions else None
 
-    def upload(self, key: str, parts: Iterable[Sequence[bytes | memoryview]]) -> None:
+    def upload(self, key: str, parts: base.Parts) -> None:
         writer: Any = obstore.open_writer(
             self.store.store, key, buffer_size=base.PART_NBYTES, max_concurrency=_PARTS_AT_ONCE
         )
@@ -109,10 +97,10 @@ class ObstoreBackend(ZarrBackend):
             writer, lambda: writer.__exit__(RuntimeError, RuntimeError(), None), parts
         )
 
-    async def read(self, get: requests.Get, unless: ObjectVersion | None = None, /) -> Found | None:
+    async def read(self, get: requests.Get, unless: Version | None, /) -> Found | None:
         byte_range = get.byte_range
         if unless is None or unless.etag is None or unless.size is None or byte_range is None:
-            return await super().read(get)
+            return await self.get(get)
         if "suffixes" in self.lacks:
             byte_range = Range(*resolve_range(byte_range, unless.size))
         try:
@@ -120,11 +108,11 @@ class ObstoreBackend(ZarrBackend):
         except NotModifiedError:
             return None
         except Exception:  # it is shorter now, or the server knows no conditions
-            return await super().read(get)
+            return await self.get(get)
         if found.version == unless:  # the server ignores conditions
             return None
         is_other_range = "suffixes" in self.lacks and found.size != unless.size
-        return await super().read(get) if is_other_range else found
+        return await self.get(get) if is_other_range else found
 
     async def perform_async(self, batch: list[Request]) -> list[Any]:
         keys = [request.key for request in batch if isinstance(request, requests.Delete)]
@@ -141,30 +129,19 @@ class ObstoreBackend(ZarrBackend):
         except Exception:  # GCS stops at a missing object, and some servers take one key a request
             return await super().perform_async(batch)
 
-    async def _reply(self, request: Request) -> Any:
-        match request:
-            case requests.RecordIndex():
-                return await self._record_index(request)
-            case requests.Move(key, to):
-                with suppress(FileNotFoundError):
-                    await obstore.rename_async(self.store.store, key, to)
-                return None
-        return await super()._reply(request)
+    async def move(self, request: requests.Move) -> None:
+        with suppress(FileNotFoundError):
+            await obstore.rename_async(self.store.store, request.key, request.to)
 
-    async def _record_index(self, request: requests.RecordIndex) -> Recorded:
+    async def record_index(self, request: requests.RecordIndex) -> Recorded:
         found = await self._indexes.get(requests.GetIndex(request.shard))
         version = found.version
-        if found.decoded is None or found.size is None or not isinstance(version, ObjectVersion):
+        if found.decoded is None or found.size is None or not isinstance(version, Version):
             return None
         etag = version.etag if version.is_strong else None
         return None if etag is None else IndexCopy(found.decoded, etag, found.size)
 
-    async def _listed(
-        self,
-        prefix: str,
-        *,
-        walks: bool = True,  # noqa: ARG002
-    ) -> AsyncGenerator[tuple[str, object], None]:
+    async def _listed(self, prefix: str, *, walks: bool = True) -> Listed:  # noqa: ARG002
         async for page in obstore.list(self.store.store, prefix=prefix):
             for meta in page:
                 yield meta["path"], _version_of(meta)
@@ -198,13 +175,11 @@ class ObstoreBackend(ZarrBackend):
 
     # ---------------------------------------------------------- conditional writes
 
-    async def put_if(
-        self, key: str, value: bytes | memoryview, expected: ObjectVersion | None
-    ) -> ObjectVersion | None:
+    async def put_if(self, key: str, value: Bytes, expected: Version | None) -> Version | None:
         """Store an object if it has the expected version, or if there is none; return the new one.
 
-        Raises `ReplacedMeanwhileError` if the object has another version or the write was refused
-        twice, and the client's error if the server fails repeatedly, or is not reached.
+        Raises `ReplacedMeanwhileError` if it has another version or the write was refused twice,
+        and the client's error if the server fails repeatedly.
         """
         with self._indexes.changing(key):
             took_quotes, write_id = self._takes_quotes, uuid.uuid4().hex
@@ -224,7 +199,7 @@ class ObstoreBackend(ZarrBackend):
                     if failure is None:
                         raise
                     raise failure from None
-                stored = found.version if isinstance(found.version, ObjectVersion) else None
+                stored = found.version if isinstance(found.version, Version) else None
                 ids = None if stored is None else stored.write_ids
                 if write_id in (ids or ""):
                     return stored
@@ -245,10 +220,10 @@ class ObstoreBackend(ZarrBackend):
             raise base.ReplacedMeanwhileError(key)
 
     async def _read_back(self, key: str) -> Found:
-        """Read an object; all of its bytes, if no ids tell the writes that have stored it."""
+        """Read an object; all of its bytes, if it has no ids of writes."""
         found = await self._get_once(key, None)
         nbytes = len(found.value or b"")
-        has_ids = isinstance(found.version, ObjectVersion) and found.version.write_ids is not None
+        has_ids = isinstance(found.version, Version) and found.version.write_ids is not None
         if found.value is not None and found.size != nbytes and not has_ids:
             raise CorruptValueError(
                 f"it has {found.size} bytes, and reading it gave {nbytes}", key=key
@@ -256,8 +231,8 @@ class ObstoreBackend(ZarrBackend):
         return found
 
     async def _put(
-        self, key: str, value: bytes | memoryview, expected: ObjectVersion | None, write_ids: str
-    ) -> ObjectVersion | None:
+        self, key: str, value: Bytes, expected: Version | None, write_ids: str
+    ) -> Version | None:
         mode: Any = "create"
         if expected is not None:
             given = expected.etag or ""
@@ -269,11 +244,9 @@ class ObstoreBackend(ZarrBackend):
             with suppress(*_REFUSALS):
                 await self._put_with({"e_tag": f'"{0:032}"'}, key, value, write_ids)
                 self.give_up_conditions("ignores the conditions of writes (If-Match)")
-        return None if etag is None else ObjectVersion(etag, write_ids=write_ids)
+        return None if etag is None else Version(etag, write_ids=write_ids)
 
-    async def _put_with(
-        self, mode: Any, key: str, value: bytes | memoryview, write_ids: str
-    ) -> str | None:
+    async def _put_with(self, mode: Any, key: str, value: Bytes, write_ids: str) -> str | None:
         # In one part: multi-part uploads take no conditions.
         named: Any = {_WRITE_ID: write_ids}
         reply = await obstore.put_async(
@@ -291,13 +264,13 @@ class ObstoreBackend(ZarrBackend):
 
 
 class _Optimistic(base.Backend):
-    """View for one update, with the versions of the objects that it has read (rules 1 and 2)."""
+    """View for one update, which remembers the versions that it has read (rules 1 and 2)."""
 
     can_block = False
 
     def __init__(self, backend: ObstoreBackend) -> None:
         self._backend = backend
-        self._expected: dict[str, ObjectVersion | None] = {}
+        self._expected: dict[str, Version | None] = {}
 
     def scope(self, key: str) -> Hashable:
         return self._backend.scope(key)
@@ -327,7 +300,7 @@ class _Optimistic(base.Backend):
 
     def _expect(self, key: str, found: Found | FoundIndex, *, is_there: bool) -> None:
         version = found.version if is_there else None
-        if is_there and not isinstance(version, ObjectVersion):
+        if is_there and not isinstance(version, Version):
             self._backend.give_up_conditions("has no ETags")
             raise base.ReplacedMeanwhileError(key)  # the driver runs the update again, without them
         # The first version may be back when the write comes, but not what was read in between.
@@ -336,12 +309,12 @@ class _Optimistic(base.Backend):
         self._expected[key] = version  # type: ignore[assignment]
 
 
-def _version_of(meta: Any, write_ids: str | None = None) -> ObjectVersion | None:
+def _version_of(meta: Any, write_ids: str | None = None) -> Version | None:
     if meta["e_tag"] is None:
         return None
     modified = meta["last_modified"]
     modified_s = None if modified is None else int(modified.timestamp())
-    return ObjectVersion(meta["e_tag"], meta["size"], modified_s, write_ids)
+    return Version(meta["e_tag"], meta["size"], modified_s, write_ids)
 
 
 def _range_of(byte_range: ByteRange) -> Any:

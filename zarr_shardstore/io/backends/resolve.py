@@ -21,15 +21,17 @@ from zarr_shardstore.format.arguments import storage_options_of
 from zarr_shardstore.io.backends.base import DEFAULT_OPTIONS, Backend, BackendOptions
 from zarr_shardstore.io.backends.cloud_urls import EXTRAS as EXTRAS
 from zarr_shardstore.io.backends.cloud_urls import store_of_url
+from zarr_shardstore.io.backends.fsspec_store import FsspecBackend
 from zarr_shardstore.io.backends.local import LocalBackend
 from zarr_shardstore.io.backends.mapping import MappingBackend
 from zarr_shardstore.io.backends.store_traits import (
     directory_of,
     file_system_of,
+    innermost,
     is_in_memory,
     root_of_files,
 )
-from zarr_shardstore.io.backends.wrapped_files import WrappedFilesBackend
+from zarr_shardstore.io.backends.wrapped_files import WrappedFilesBackend, WrappedFsspecBackend
 from zarr_shardstore.io.backends.zarr_store import ZarrBackend
 
 
@@ -105,7 +107,7 @@ def base_store_of(
         store = local_path(store)
     elif isinstance(store, fsspec.AbstractFileSystem):
         store = FSMap(store.root_marker or "/", store)
-    elif hasattr(store, "fs") and hasattr(store, "path"):  # a UPath may be a Path, too
+    elif hasattr(store, "fs") and hasattr(store, "path"):  # a UPath may also be a Path
         store = FSMap(store.path, store.fs)
     if isinstance(store, FSMap):
         fs, path = file_system_of(store.fs, store.root)
@@ -133,7 +135,7 @@ def local_path(path: str) -> Path:
 
 
 def _below(store: Store, path: str) -> Store:
-    """Return a store of the objects below a path: their locks and caches are those of `store`."""
+    """Return a store of the objects below a path: with the locks and caches of `store`."""
     if not path:
         return store
     directory = directory_of(store)
@@ -184,6 +186,8 @@ def backend_of(store: BaseStore, options: BackendOptions = DEFAULT_OPTIONS) -> B
 
         return ObstoreBackend(store, options)
     if isinstance(store, Store):
-        kind = WrappedFilesBackend if is_on_files else ZarrBackend
-        return kind(store, options)
+        is_fsspec = isinstance(innermost(store), FsspecStore)
+        if is_on_files:
+            return (WrappedFsspecBackend if is_fsspec else WrappedFilesBackend)(store, options)
+        return (FsspecBackend if is_fsspec else ZarrBackend)(store, options)
     return MappingBackend(store)

@@ -1,25 +1,23 @@
-"""Traits of zarr stores that zarr does not tell: their files, identity, other writers."""
+"""Traits of zarr stores that zarr does not state: files, identity, faults, other writers."""
 
 from __future__ import annotations
 
 import os
 import re
 from collections.abc import Hashable
-from typing import Any
+from typing import Any, Literal
 
 from fsspec import AbstractFileSystem
 from fsspec.implementations.local import LocalFileSystem
 from zarr.abc.store import Store
 from zarr.storage import FsspecStore, LocalStore, MemoryStore, ObjectStore, WrapperStore, ZipStore
 
-from zarr_shardstore.errors import UnsupportedError
-
 
 def scope_of_store(store: Store) -> tuple[Hashable, str]:
     """Return the identity of the place of the objects of a store, and the prefix of its keys there.
 
-    Within this process both are equal for equal stores, where that can be told. A store whose
-    prefix begins with that of another store of the same place lies inside it.
+    Both are equal for equal stores of this process, where that can be found out. A longer prefix of
+    the same place is a store inside the other.
     """
     root = root_of_files(store)
     store = innermost(store)
@@ -63,10 +61,7 @@ def root_of_files(store: Store) -> str | None:
 
 
 def directory_of(store: Store) -> str | None:
-    """Return the directory of a store that maps keys to local files and does nothing else.
-
-    ``None`` for wrappers and subclasses, which may do more, and for every other store.
-    """
+    """Return the directory of a store that maps keys to local files and does nothing else."""
     is_plain = type(store) in (LocalStore, ObjectStore)
     if type(store) is FsspecStore:
         is_plain = type(file_system_of(store.fs, store.path)[0]) is LocalFileSystem
@@ -89,10 +84,7 @@ _BUCKETS |= {"AzureStore": ("az", "container_name")}
 
 
 def url_of_store(store: Store) -> str | None:
-    """Return the URL below which any program finds the objects of a store by their keys.
-
-    ``None`` where no URL leads to the same bytes: in memory, in archives, behind wrappers.
-    """
+    """Return the URL below which any program finds the objects of a store, if there is one."""
     directory = directory_of(store)
     if directory is not None:
         return f"file://{os.path.abspath(directory)}"
@@ -126,31 +118,8 @@ def innermost(store: Store) -> Store:
     return store
 
 
-_NO_SUCH_KEY = (
-    "invalid zarr key format",
-    "bad key prefix",
-    "node not found at",
-    "key not found at",
-)
-
-
-def has_no_such_key(error: Exception) -> bool:
-    """Whether an error of a store says that nothing can be stored under a key.
-
-    icechunk takes documents of Zarr v3 and chunks, and raises for all other keys. The text tells:
-    until 2.0 icechunk has one class for all errors.
-    """
-    is_of_icechunk = "IcechunkError" in [kind.__name__ for kind in type(error).__mro__]
-    return (is_of_icechunk or isinstance(error, KeyError)) and any(
-        text in str(error) for text in _NO_SUCH_KEY
-    )
-
-
 def deletes_only_by_key(store: Store) -> bool:
-    """Whether a wrapper must be told of each deleted key.
-
-    zarr's CacheStore passes `delete_dir` to the store below it, and continues to serve the keys.
-    """
+    """Whether a wrapper must see each deleted key: CacheStore passes `delete_dir` through."""
     cls = type(store)
     return (
         isinstance(store, WrapperStore)
@@ -170,8 +139,7 @@ def _protocols(store: FsspecStore) -> tuple[str, ...]:
 
 
 def file_system_of(fs: AbstractFileSystem, path: str) -> tuple[AbstractFileSystem, str]:
-    """Return the file system of fsspec that has the objects, and the path there: without wrappers
-    that make it async, and directories that stand for file systems."""
+    """Return the file system of fsspec that has the objects, without wrappers, and the path."""
     from fsspec.implementations.dirfs import DirFileSystem
 
     while True:
@@ -200,16 +168,26 @@ def kind_that_is_only_read(store: Store) -> str:
     return next((_ONLY_READ[c.__name__] for c in classes if c.__name__ in _ONLY_READ), "")
 
 
-def is_never_done(error: Exception) -> bool:
-    """Whether an error says that a store, or its server, does not have an operation at all."""
-    if isinstance(error, UnsupportedError):
-        return False
-    return (
-        isinstance(error, NotImplementedError)
-        or type(error).__name__ == "NotSupportedError"  # obstore, which need not be installed
-        or getattr(error, "status", None) in (405, 501)  # aiohttp
-        or any(text in str(error) for text in ("501 Not Implemented", "405 Method Not Allowed"))
-    )
+_NO_KEY = "invalid zarr key format|bad key prefix|node not found at|key not found at"
+
+_FAULTS: tuple[tuple[str, str, Literal["another way", "missing"] | None], ...] = (
+    ("UnsupportedError", "", None),
+    ("NotImplementedError", "", "another way"),
+    ("NotSupportedError", "", "another way"),  # of obstore
+    ("Exception", "^(405|501) |501 Not Implemented|405 Method Not Allowed", "another way"),
+    ("IcechunkError", _NO_KEY, "missing"),  # of a key that is neither a document of v3 nor a chunk
+    ("KeyError", _NO_KEY, "missing"),
+)
+"""Class of an error by its name, pattern of its text after the status of a server, and remedy: to
+take *another way*, because the store never has this operation; or the object is *missing*."""
+
+
+def remedy_of(error: Exception) -> Literal["another way", "missing"] | None:
+    """Return the remedy for an error of a store, by the first row that fits."""
+    classes = {kind.__name__ for kind in type(error).__mro__}
+    text = f"{getattr(error, 'status', '')} {error}"
+    rows = (row for row in _FAULTS if row[0] in classes and re.search(row[1], text))
+    return next(rows, ("", "", None))[2]
 
 
 _CAUSES = (
@@ -239,8 +217,8 @@ _CAUSES = (
 
 
 def note_cause(error: Exception) -> None:
-    """Add a sentence to an error of obstore whose text is a structure of Rust. The URL in it has no
-    query, because that may hold a signature."""
+    """Add a sentence to an error of obstore, which is a structure of Rust. Its URL has no query,
+    which may hold a signature."""
     text = str(error)
     if "Debug source:" not in text or hasattr(error, "__notes__"):
         return

@@ -7,34 +7,33 @@ Theory of operation of the cache: a chunk of a cached file costs two system call
 
 1. A cached file is an index, an open descriptor, and the state of the file from before its index
    was read: inode, size, and the times of its last write and last change.
-2. A read takes the bytes first and looks at the state afterwards. If the state is that of rule 1,
-   no writer came before the bytes were read: they are what the index says, and the value of the
-   chunk at that moment. The other order would miss a writer that comes between the two.
+2. A read takes the bytes first and looks at the state afterwards. If the state is as in rule 1,
+   no writer came before the bytes were read: they are the value of the chunk at that moment. The
+   other order would miss a writer that comes between the two.
 3. Every way to change the file changes the state. The open descriptor keeps the inode number from
    being used again.
-4. Linux takes the times of files from a clock that ticks every 1 to 10 ms, so two writes within a
-   tick leave one time. A file is cached only if its last change was `MIN_AGE_NS` before it was
-   opened. Any later write then has another time.
+4. The clock of files ticks every 1 to 10 ms on Linux, so two writes within a tick leave one time. A
+   file is cached only if its last change was `MIN_AGE_NS` before it was opened. Any later write
+   then has another time.
 5. A stale file is a miss: the flow opens the path and reads the index again. Its descriptor may
    be closed and its index kept; then the path is opened again and compared with rule 1.
 6. A thread that reads keeps the descriptor open, whichever thread evicts the file: the descriptor
-   of a cached file is closed when nothing refers to its `FileHandle` any more.
-7. An index is not trusted: an entry that leaves the data of the file is a miss, and the flow
-   raises the error.
+   is closed with the last reference to its `FileHandle`.
+7. An index is not trusted: an entry outside the data of the file is a miss, and the flow raises the
+   error.
 
-On a network file system rule 3 fails, because a client learns of other hosts' writes when it opens
-a file. Stores with ``locking="lockfile"`` use no kept descriptor. On Windows none is kept: a file
-that is open cannot be replaced. Every read opens the file, as after rule 5.
+On a network file system rule 3 fails: a client learns of other hosts' writes when it opens a file.
+Stores with ``locking="lockfile"`` keep no descriptor. Windows keeps none either, because an open
+file cannot be replaced. Every read opens the file, as after rule 5.
 
-Reads that the cache has no answer for:
+Cache misses:
 
 8. A reader opens a file once and takes index and entries from it. Entries that an index points to
    stay as they are while the file lives, whatever is renamed over its path or appended to it.
-9. A read of an index may meet one that is half written, by a writer or by a killed one. A
-   *consistent* read takes the lock that writers take, shared with other readers, and applies the
-   repair of the journal in memory. It changes no file.
-10. Only a wrapper of fsspec writes another shard into the same file. Writers of this process tell
-    the registry of open shards; readers then see another version, and read again.
+9. A read of an index may meet one that is half written. A *consistent* read takes the lock of
+   writers, shared with other readers, and applies the repair of the journal in memory.
+10. Only a wrapper of fsspec writes another shard into the same file. Writers of this process
+    register it in `open_shards`; readers then see another version, and read again.
 """
 
 from __future__ import annotations
@@ -54,24 +53,25 @@ from zarr_shardstore.io.index_cache import CachedIndex, index_cache
 from zarr_shardstore.io.local import fs
 from zarr_shardstore.io.local.fs import at_offset
 from zarr_shardstore.io.local.open_shards import open_shards
+from zarr_shardstore.io.write_epochs import UNSTABLE
 from zarr_shardstore.synchronized import synchronized
 
 MAX_INLINE_NBYTES = 256 * 1024
 """Largest chunk that is read in the event loop: copying more takes as long as a hop to a thread."""
 
-_MAX_TOGETHER_NBYTES = 16 * 1024 * 1024
-"""Largest data of a shard that are read at one go."""
+_MAX_TOGETHER_NBYTES = 16 * 1024 * 1024  # largest data of a shard that are read at one go
 
 _CAN_READ_WITHOUT_WAITING = hasattr(os, "preadv") and hasattr(os, "RWF_NOWAIT")
 
 
 class Miss(Enum):
-    """Sign that the cache has no answer."""
+    """Type of the sign that the cache has no answer."""
 
     MISS = "unknown"
 
 
 MISS: Final = Miss.MISS
+_Pread: TypeAlias = Callable[[int, int, int], bytes | memoryview]
 CachedValue: TypeAlias = "bytes | memoryview | Literal[Miss.MISS] | None"
 
 
@@ -138,15 +138,12 @@ class CachedShardFile(CachedIndex):
         return MISS if value is MISS or not self.is_current(path) else value
 
     def read_many(
-        self,
-        path: str,
-        entry_ids: Sequence[int],
-        byte_ranges: Sequence[ByteRange | None] | None,
+        self, path: str, entry_ids: Sequence[int], byte_ranges: Sequence[ByteRange | None] | None
     ) -> list[bytes | memoryview | None] | None:
         """Return values of entries, or ranges of them, of one moment; ``None`` as `MISS` of `read`.
 
-        Cost: one read of all data if at least half of it is wanted, otherwise a read for each, as
-        planning fewer takes as long; and one ``stat``.
+        Cost: one read of all data if at least half of it is wanted, otherwise one for each entry;
+        and one ``stat``.
         """
         values: list[bytes | memoryview | None] = []
         pread = (self._read_most(entry_ids) if byte_ranges is None else None) or at_offset.pread
@@ -157,9 +154,7 @@ class CachedShardFile(CachedIndex):
             values.append(value)
         return values if self.is_current(path) else None
 
-    def _read_most(
-        self, entry_ids: Sequence[int]
-    ) -> Callable[[int, int, int], bytes | memoryview] | None:
+    def _read_most(self, entry_ids: Sequence[int]) -> _Pread | None:
         """Read all data if at least half of them are wanted; return as a `pread` of these."""
         handle, start = self.handle, self._data_start
         n_stored = self._data_stop - start
@@ -171,12 +166,7 @@ class CachedShardFile(CachedIndex):
         data = memoryview(at_offset.pread(handle.fd, n_stored, start))
         return lambda _, nbytes, offset: data[offset - start : offset - start + nbytes]
 
-    def _read(
-        self,
-        entry_id: int,
-        byte_range: ByteRange | None,
-        pread: Callable[[int, int, int], bytes | memoryview],
-    ) -> CachedValue:
+    def _read(self, entry_id: int, byte_range: ByteRange | None, pread: _Pread) -> CachedValue:
         """Return bytes of an entry, of whatever state of the file."""
         offset, nbytes = self._entries[2 * entry_id], self._entries[2 * entry_id + 1]
         if offset == nbytes == MISSING:
@@ -232,7 +222,7 @@ def forget_below(directory: str) -> None:
 
 @_synchronized
 def keep_open(path: str) -> None:
-    """Keep the descriptor of a cached file open, and close those of others beyond the limit."""
+    """Keep the descriptor of a cached file open, and close others beyond the limit."""
     most = fs.max_cached_files()
     _open[path] = None
     _open.move_to_end(path)
@@ -290,11 +280,9 @@ class ShardFileReader:
     def version_now(self) -> object:
         """Return the version of bytes that are read now: another one if this process has written a
         shard into any file, or if the index was cached and a writer has changed the file since."""
-        if self._n_overwrites != open_shards.n_overwrites:
-            return object()
-        if self._cached is not None and not self._cached.is_current(self.handle.fd):
-            return object()
-        return self.version
+        is_stale = self._cached is not None and not self._cached.is_current(self.handle.fd)
+        is_other = is_stale or self._n_overwrites != open_shards.n_overwrites
+        return UNSTABLE if is_other else self.version
 
     def read(self, byte_range: ByteRange | None, repair: Repair | None = None) -> memoryview:
         """Return bytes of the file, as they are after a repair."""

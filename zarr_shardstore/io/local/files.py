@@ -40,7 +40,7 @@ def is_side_file(name: str) -> bool:
 
 def is_hidden(name: str) -> bool:
     """Whether a file is not to be listed, by its name or its key."""
-    is_private = is_side_file(name) or is_consolidated_index_key(name)
+    is_private = _SIDE_FILE.search(name) is not None or is_consolidated_index_key(name)
     return is_private or name.startswith(QUARANTINE)
 
 
@@ -77,8 +77,8 @@ def tidy(top: str) -> None:
 def names_in(root: str, prefix: str) -> list[str]:
     """Return the names in a directory that are part of a key.
 
-    Left out: directories without files, links that lead nowhere, and links that lead back to a
-    directory above them, which a recursive listing would follow for ever.
+    Left out: directories without files, links to nothing, and links to a directory above them,
+    which a recursive listing would follow for ever.
     """
     try:
         with fs.scan(root + prefix) as entries:
@@ -208,17 +208,16 @@ def _raise_if_broken(error: OSError) -> None:
 
 
 _NAMES_AT_ONCE = 1024
-"""Names of one directory in memory. A directory with fewer names is read completely before its
-keys are listed: a file that is replaced concurrently is not missed, and no directory stays open
-from page to page."""
+"""Names of one directory in memory. A smaller directory is read completely before its keys are
+listed: a file that is replaced concurrently is not missed, and the directory does not stay open."""
 
 
 def keys_below(root: str, prefix: str, shows_all: bool = False) -> Iterator[str]:
     """Yield the keys of the files in a directory, recursively; `root` ends with a separator.
 
-    As in ``os.walk``, links to directories are not followed and are no keys, and directories that
-    cannot be listed are left out, unless the disk fails. A link to nothing is no key, either.
-    Unlike in ``os.walk``, the names of a large directory are never all in memory.
+    As in ``os.walk``, links to directories are not followed, and directories that cannot be listed
+    are left out, unless the disk fails. A link to nothing is no key. The names of a large directory
+    are never all in memory.
     """
     todo: list[str | Iterator[tuple[list[str], list[str]]]] = [prefix]
     while todo:

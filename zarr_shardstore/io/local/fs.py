@@ -1,7 +1,7 @@
 """System calls on local files: opening them within the limit of the process, and changing them.
 
-Each call that opens or changes a file is one function. A killed process leaves one of the
-states between two of them, or half of a write: a test that stops at each call has seen all states.
+Each call that opens or changes a file is one function. A killed process leaves a state between two
+of them, or half of a write: a test that stops at each call has seen all states.
 
 Open files: a process has a limit, 1,024 on most Linux, 256 on macOS. Shares of it::
 
@@ -10,13 +10,11 @@ Open files: a process has a limit, 1,024 on most Linux, 256 on macOS. Shares of 
     1/4     files of the reads that are under way, of all threads
     3/16    shards that one asynchronous write changes at a time, three files each
 
-The rest is the user's. The limit may change, so each use asks for it. If there are too many open
-files nevertheless, all idle ones are closed.
+Each use asks for the limit, which may change. If it is reached, all idle files are closed.
 
-Other systems: this module and `locks` alone know what a system lacks, and ask for the functions
-that it has, not for its name. On Windows (`IS_POSIX` is false) a file that any process has open
-cannot be replaced or removed. So files are open only while they are read, and these calls are
-repeated for `MAX_BUSY_S`.
+Windows (`IS_POSIX` is false) does not replace or remove a file that any process has open. So files
+are open only while they are read, and these calls are repeated for `MAX_BUSY_S`. This module and
+`locks` alone know what a system lacks.
 """
 
 from __future__ import annotations
@@ -35,6 +33,7 @@ from functools import cache, wraps
 from typing import Any, ParamSpec, TypeAlias, TypeVar
 
 from zarr_shardstore.errors import SpecError
+from zarr_shardstore.io.concurrency import backoff
 from zarr_shardstore.telemetry import warn
 
 T = TypeVar("T")
@@ -45,16 +44,15 @@ try:
 except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
-IS_POSIX = fcntl is not None and hasattr(os, "pread") and hasattr(os, "O_DIRECTORY")
-"""Whether open files can be replaced and removed, and directories synced: false on Windows."""
-
-FULL_SYNC = getattr(fcntl, "F_FULLFSYNC", None)
-"""Call of macOS, whose ``fsync`` leaves bytes in the cache of the disk."""
-
 try:
     import resource
 except ImportError:  # Windows
     resource = None  # type: ignore[assignment]
+
+IS_POSIX = fcntl is not None and hasattr(os, "pread") and hasattr(os, "O_DIRECTORY")
+"""Whether open files can be replaced and removed, and directories synced: false on Windows."""
+FULL_SYNC = getattr(fcntl, "F_FULLFSYNC", None)
+"""Call of macOS, whose ``fsync`` leaves bytes in the cache of the disk."""
 
 _when_short: list[Callable[[], None]] = []
 
@@ -68,7 +66,7 @@ def max_shards_of_writers() -> int:
 
 
 def max_shards_of_a_write() -> int:
-    """Return the number of shards that one call changes at a time; each is in memory."""
+    """Return the number of shards that one call changes at a time, all in memory."""
     return max(1, min(16, _limit() // 16))
 
 
@@ -99,8 +97,12 @@ def opening(open_one: Callable[..., T], *args: Any) -> T:
     try:
         return open_one(*args)
     except OSError as error:
-        if error.errno not in (errno.EMFILE, errno.ENFILE):
-            raise
+        return _opening_again(error, open_one, *args)
+
+
+def _opening_again(error: OSError, open_one: Callable[..., T], *args: Any) -> T:
+    if error.errno not in (errno.EMFILE, errno.ENFILE):
+        raise error
     for close_some in _when_short:
         close_some()
     return open_one(*args)
@@ -117,30 +119,19 @@ def warn_of_rewrites() -> None:
     )
 
 
-NOT_FOUND = (FileNotFoundError, NotADirectoryError)
-"""Raised where a path leads to nothing."""
+NOT_FOUND = (FileNotFoundError, NotADirectoryError)  # a path leads to nothing
+NO_FILE = (*NOT_FOUND, IsADirectoryError)  # a key has no file
 
-NO_FILE = (*NOT_FOUND, IsADirectoryError)
-"""Raised where a key has no file."""
-
-_MAX_BUFFERS = 1024
-"""Pieces of one system call (IOV_MAX of Linux)."""
-
-_MAX_NBYTES = 0x7FFFF000
-"""Bytes of one system call on Linux. macOS refuses more than 2 GiB."""
+_MAX_BUFFERS = 1024  # pieces of one system call (IOV_MAX of Linux)
+_MAX_NBYTES = 0x7FFFF000  # bytes of one system call on Linux. macOS refuses more than 2 GiB
 
 _NONBLOCK = getattr(os, "O_NONBLOCK", 0)
-_BINARY = getattr(os, "O_BINARY", 0)
-"""Without it Windows changes the ends of lines."""
-OF_ITSELF = getattr(os, "O_NOFOLLOW", 0) | _BINARY
-"""Flags of a file that is not opened through a link, see `opening_itself`."""
+_BINARY = getattr(os, "O_BINARY", 0)  # without it Windows changes the ends of lines
+OF_ITSELF = getattr(os, "O_NOFOLLOW", 0) | _BINARY  # flags for `opening_itself`
 
-MAX_BUSY_S = 10.0
-"""Longest repetition of a call that Windows refuses because a file is open: a read takes 1 ms."""
-
+MAX_BUSY_S = 10.0  # longest repetition of a call that Windows refuses: a read takes 1 ms
 _BUSY_PAUSE_S, _MAX_PAUSES = 0.001, 50
-_wanted: set[object] = set()
-"""Paths that threads of this process wait for, to replace or remove their files."""
+_wanted: set[object] = set()  # paths that threads of this process wait for, to change their files
 
 _RESERVED = re.compile(
     r'[\x00-\x1f<>:"\\|?*]|[ .](?:/|$)|'
@@ -167,9 +158,8 @@ SYSTEM_CALLS = (
 def retried(call: Callable[P, T]) -> Callable[P, T]:
     """Return a function that repeats a call while Windows refuses it; elsewhere the call itself.
 
-    A file is open in another process or thread, or it is removed, and its name is not free yet.
-    Other threads then wait a little before they open it: many readers would always have it open.
-    The first argument of the call is a path.
+    Its first argument is a path. Other threads of this process wait before they open that path:
+    many readers would always have it open.
     """
     if IS_POSIX:
         return call
@@ -179,23 +169,21 @@ def retried(call: Callable[P, T]) -> Callable[P, T]:
         for _ in range(_MAX_PAUSES):
             if args[0] in _wanted:
                 time.sleep(_BUSY_PAUSE_S)
-        end = time.monotonic() + MAX_BUSY_S
-        path = ""
+        path, refusal = "", None
         try:
-            while True:
+            for pause_s in backoff(_BUSY_PAUSE_S, _BUSY_PAUSE_S, MAX_BUSY_S):
                 try:
                     return call(*args, **options)
                 except OSError as error:
                     if not isinstance(error, PermissionError) and error.errno != errno.ENOTEMPTY:
                         raise
-                    path = error.filename2 or error.filename
+                    path, refusal = error.filename2 or error.filename, error
                     if call is not _remove_tree and os.path.isdir(path):
                         raise IsADirectoryError(errno.EISDIR, "a directory", path) from error
-                    if time.monotonic() > end:
-                        message = f"forbidden, or open in a program, for {MAX_BUSY_S:.0f} s"
-                        raise PermissionError(error.errno, message, path) from error
                 _wanted.add(path)
-                time.sleep(_BUSY_PAUSE_S)
+                time.sleep(pause_s)
+            message = f"forbidden, or open in a program, for {MAX_BUSY_S:.0f} s"
+            raise PermissionError(refusal and refusal.errno, message, path) from refusal
         finally:
             _wanted.discard(path)
 
@@ -220,10 +208,10 @@ def scan(path: str) -> Any:
 def _following(open_one: Callable[..., T], *args: Any) -> T:
     """Open a path. A link that leads to itself is missing, as one that leads nowhere."""
     try:
-        return opening(open_one, *args)
+        return open_one(*args)
     except OSError as error:
         if error.errno != errno.ELOOP:
-            raise
+            return _opening_again(error, open_one, *args)
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), error.filename) from error
 
 
@@ -277,9 +265,8 @@ class _Seeking:
 at_offset: Any = os if IS_POSIX else _Seeking()
 """Object with the functions ``pread`` and ``pwrite``."""
 
-
 _SMALL_WRITE_NBYTES = 512 * 1024
-"""For larger ones Linux 6.18 looks for as large pages of memory: 1.1 s a GB, instead of 0.25 s."""
+"""Linux 6.18 looks for large pages of memory for larger ones: 1.1 s a GB, instead of 0.25 s."""
 
 
 def read_at(fd: int, start: int, stop: int) -> memoryview:
@@ -295,7 +282,7 @@ def read_at(fd: int, start: int, stop: int) -> memoryview:
 
 
 def write_at(fd: int, pieces: Sequence[bytes | memoryview], offset: int) -> None:
-    """Write all pieces, one behind the other."""
+    """Write all pieces, one after the other."""
     is_one = len(pieces) == 1 and len(pieces[0]) <= _MAX_NBYTES
     if is_one and at_offset.pwrite(fd, pieces[0], offset) == len(pieces[0]):
         return  # otherwise all of it is written again
@@ -313,14 +300,13 @@ def write_at(fd: int, pieces: Sequence[bytes | memoryview], offset: int) -> None
 
 
 def try_flock(fd: int) -> bool:
-    """Take the lock that HDF5 takes of an open file, until that is closed; return whether no other
-    program has it. It is free where there are no such locks."""
+    """Take HDF5's lock of an open file, until that is closed; return false if it is taken."""
     if fcntl is not None:
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             return False
-        except OSError:  # of the file system
+        except OSError:  # the file system has no such locks
             pass
     return True
 
@@ -348,8 +334,7 @@ def truncate(fd: int, nbytes: int) -> None:
 def renew_time(fd: int, last_ns: int) -> None:
     """Give a changed file a time that no file of its name ever had; the last one was `last_ns`.
 
-    tensorstore tells versions of a file by inode and time of the last write. Before Linux 6.13, and
-    on some file systems since, that time comes from a clock that ticks every 1 to 10 ms. And ext4
+    tensorstore compares inode and time. The clock of many file systems ticks every 1 to 10 ms. ext4
     gives a new file the inode of one that was just removed.
     """
     if not IS_POSIX:  # NTFS gives each file a number of its own, and Windows sets no such time
@@ -403,7 +388,7 @@ def check_name(key: str) -> None:
 
 
 def plain_path(path: str) -> str:
-    r"""Return a path of Windows without ``\\?\``, behind which a slash separates no names."""
+    r"""Return a path of Windows without ``\\?\``, after which a slash separates no names."""
     if os.sep == "/" or not path.startswith("\\\\?\\"):
         return path
     is_share = path[4:8].upper() == "UNC\\"
@@ -413,9 +398,7 @@ def plain_path(path: str) -> str:
 FileState: TypeAlias = tuple[int, int, int] | None
 """Inode, size, and time of the last write of a file; ``None``: there is none."""
 
-MIN_AGE_NS = 20_000_000
-"""Age at which the time of a file tells its version. The clock ticks every 1 to 10 ms."""
-
+MIN_AGE_NS = 20_000_000  # at this age the time of a file is its version
 MIN_AGE_OF_CACHED_NS = 0 if IS_POSIX else 2_100_000_000
 """On FAT the clock ticks every 2 s, and on Windows no open file keeps its number."""
 
@@ -433,12 +416,11 @@ def state_of(file: str | int) -> FileState:
 def new_file(
     path: str, durable_below: str | None = None, written: list[FileState] | None = None
 ) -> Iterator[int]:
-    """Open a new file, which replaces that of `path` in one step when the block has ended.
+    """Open a new file, which replaces the file of `path` in one step when the block has ended.
 
-    Its temporary name ends as that of zarr's ``LocalStore`` and is short, because the name of the
-    path may be as long as possible. The file that a killed process leaves is not listed. With
-    `durable_below`, a directory above, file and directories survive a loss of power afterwards.
-    The state of the file is added to `written`.
+    Its temporary name is short, ends as in zarr's ``LocalStore``, and is never listed. With
+    `durable_below`, a directory above, file and directories then survive a loss of power. The state
+    of the file is added to `written`.
     """
     directory = os.path.dirname(path)
     temporary = os.path.join(directory, f".{uuid.uuid4().hex}.partial")
@@ -459,7 +441,7 @@ def new_file(
             written.append(state_of(fds[0]))
         if durable_below is not None:
             sync(fds[0])  # first: otherwise the name may survive, and the bytes not
-        os.close(fds.pop())  # once: afterwards the number may be that of another thread's file
+        os.close(fds.pop())  # once: afterwards another thread's file may have the number
         replace(temporary, path)
         if durable_below is not None:
             sync_directories(path, durable_below)
@@ -493,7 +475,7 @@ def sync_all(paths: Iterable[str]) -> None:
 
 
 def sync_directories(path: str, top: str) -> None:
-    """Wait until the name of a file survives a loss of power, and the directories up to `top`.
+    """Wait until a file's name, and the directories up to `top`, survive a loss of power.
 
     Windows cannot sync directories: NTFS has a journal of names.
     """

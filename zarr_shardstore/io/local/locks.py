@@ -7,7 +7,7 @@
 
 ``"os"``: the lock of the operating system on that file. It ends with its process.
 ``"lockfile"``: the process that creates the file has the lock, for network file systems without
-locks. A killed writer leaves the file behind, and the user has to remove it.
+locks. The user has to remove the file that a killed writer leaves.
 
 tensorstore has the same two modes under the same names, and the same rules:
 
@@ -19,9 +19,9 @@ tensorstore has the same two modes under the same names, and the same rules:
 4. The file is empty. tensorstore does not truncate what it finds there, so a writer that finds the
    bytes of a killed one makes a new file.
 
-On Windows ``filelock`` locks the file, also for readers one at a time, and rules 2 and 4 do not
-apply: a file that is open cannot lose its name. It is closed before it is removed, which the system
-refuses if another process has it open by then. tensorstore's writers are not kept out there.
+On Windows ``filelock`` locks the file, also for readers one at a time. Rules 2 and 4 do not apply:
+an open file keeps its name. The file is closed before it is removed, which the system refuses if
+another process has it open by then. tensorstore's writers are not kept out there.
 
 Source: tensorstore ``kvstore/file/file_key_value_store.cc``, ``internal/os/file_lock.cc`` and
 ``file_util_posix.cc``.
@@ -41,6 +41,7 @@ from typing import Literal, TypeAlias, get_args
 from weakref import WeakSet
 
 from zarr_shardstore.errors import ShardConflictError, UnsupportedError
+from zarr_shardstore.io.concurrency import backoff
 from zarr_shardstore.io.local import fs
 from zarr_shardstore.io.local.fs import IS_POSIX, NOT_FOUND, opening_itself
 from zarr_shardstore.synchronized import in_forked_child
@@ -56,14 +57,8 @@ Locking: TypeAlias = Literal["os", "lockfile", "none"]
 
 LOCK_SUFFIX = ".__lock"
 _MAX_NAME_NBYTES = 255
-
-MAX_WAIT_S = 120.0
-"""A commit takes milliseconds: a process that keeps a lock so long hangs."""
-
-_FIRST_PAUSE_S = 0.00005
-_MAX_PAUSE_S = 0.002
-"""Duration of a commit that appends, and of one that rewrites a shard."""
-
+MAX_WAIT_S = 120.0  # a commit takes milliseconds: a process that keeps a lock so long hangs
+_FIRST_PAUSE_S, _MAX_PAUSE_S = 0.00005, 0.002  # commits that append, or rewrite a shard, take that
 _BUSY = (errno.EWOULDBLOCK, errno.EACCES, errno.EAGAIN)
 _NO_OFD = (errno.EINVAL, errno.ENOTSUP)
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP)
@@ -72,8 +67,8 @@ _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EINVAL, errno.ENOTSUP, errno.EOPN
 class KeptLock:
     """The operating system's lock on a file of its own, which stays open between two uses.
 
-    With making and removing the file it would cost 50 µs instead of 3. A child process does not
-    have the lock. Any number of shared locks may be taken at a time; for them no file is made.
+    To make and remove the file each time would cost 50 µs instead of 3. A child process does not
+    have the lock. A shared lock makes no file.
 
     Thread safety: for one thread at a time.
     """
@@ -84,27 +79,27 @@ class KeptLock:
     def __init__(self, name: str, *, is_shared: bool = False) -> None:
         self._name = name
         self._is_shared = is_shared
-        self._fds: list[int] = []
-        """The file, if it is open."""
+        self._fds: list[int] = []  # the file, if it is open
         _all_locks.add(self)
 
     def acquire(self, max_wait_s: float | None = None, message: str | None = None) -> None:
-        """Take the lock; the file and its directory are made.
+        """Take the lock; make the file and its directory.
 
         Raises `ShardConflictError`, with `message`, if it is not free within `max_wait_s` seconds,
         or `MAX_WAIT_S`; `UnsupportedError` if the file system has no locks; `FileNotFoundError` if
-        the lock is shared, and there is no such file.
+        the lock is shared and the file is missing.
         """
-        deadline = time.monotonic() + (MAX_WAIT_S if max_wait_s is None else max_wait_s)
-        pause = _FIRST_PAUSE_S
+        limit_s = MAX_WAIT_S if max_wait_s is None else max_wait_s
         try:
-            # The file may have lost its name since it was opened: then try with the new one.
-            while not (self._try() or (not self._fds and self._try())):
-                if time.monotonic() > deadline:
-                    busy = f"another process holds {self._name!r} for {MAX_WAIT_S:.0f} s and hangs"
-                    raise ShardConflictError(message or busy + self._hint)
-                time.sleep(pause)
-                pause = min(2 * pause, _MAX_PAUSE_S)
+            if self._try():
+                return
+            for pause_s in backoff(_FIRST_PAUSE_S, _MAX_PAUSE_S, limit_s):
+                # The file may have lost its name since it was opened: then try with the new one.
+                if self._try() or (not self._fds and self._try()):
+                    return
+                time.sleep(pause_s)
+            busy = f"another process holds {self._name!r} for {MAX_WAIT_S:.0f} s and hangs"
+            raise ShardConflictError(message or busy + self._hint)
         except BaseException:
             self.close()
             raise
@@ -147,7 +142,7 @@ class KeptLock:
             if self._fds:
                 _set_lock(self._fds[0], "LOCK_UN")
         except OSError:
-            self.close()  # which releases it, too
+            self.close()  # which also releases it
         except BaseException:
             self.close()
             raise
@@ -212,8 +207,6 @@ def beside(path: str, suffix: str) -> str:
     return path + suffix
 
 
-# ------------------------------------------------------------------------------- files
-#
 # The descriptor is in a list. Opening and appending is one call of C; so is popping and closing.
 # A signal whose handler raises cannot come between: no descriptor is lost, and no lock.
 
@@ -279,8 +272,6 @@ def _has_name(status: os.stat_result, name: str) -> bool:
         return False
 
 
-# ------------------------------------------------------------------------------- locks
-
 _OFD_LOCKS: dict[_Kind, bytes] = {}
 if IS_POSIX and hasattr(fcntl, "F_OFD_SETLK") and fs.FULL_SYNC is None:
     # ``struct flock`` of the whole file, as of Linux: type, whence, start, length, process.
@@ -303,7 +294,7 @@ def _set_lock(fd: int, kind: _Kind) -> bool:
             try:
                 fcntl.fcntl(fd, fcntl.F_OFD_SETLK, _OFD_LOCKS[kind])
             except OSError as error:
-                if error.errno not in _NO_OFD:  # tensorstore takes ``flock`` in this case, too
+                if error.errno not in _NO_OFD:  # tensorstore also takes ``flock`` then
                     raise
             else:
                 return True
@@ -317,7 +308,7 @@ def _set_lock(fd: int, kind: _Kind) -> bool:
 
 @contextmanager
 def locked(path: str, locking: Locking) -> Iterator[None]:
-    """Lock a shard file, which need not exist, blocking; the file of the lock is removed."""
+    """Lock a shard file, which need not exist, blocking; remove the lock's file at the end."""
     if locking == "none":
         yield
         return
@@ -333,7 +324,7 @@ def locked(path: str, locking: Locking) -> Iterator[None]:
 def shared(path: str) -> Iterator[bool]:
     """Lock a shard file together with other readers, blocking until no writer has the lock.
 
-    False: there was no lock file, so no writer was there; one may have come since.
+    False: there was no lock file, so no writer; one may have come since.
     """
     lock = KeptLock(beside(path, LOCK_SUFFIX), is_shared=True)
     is_locked = True

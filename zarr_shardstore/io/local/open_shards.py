@@ -4,7 +4,7 @@ All stores of the process share it. There is one `ShardFile` for a path. One thr
 the lock of a shard (`zarr_shardstore.io.update_queue` sees to that) and uses its `ShardFile`.
 
 1. A shard is registered while it is locked, and afterwards as long as it has a journal.
-2. The files of the shards that were used last stay open; those of the others are closed.
+2. The files of the shards that were used last stay open; all others are closed.
 3. Of more than `_MAX_UNSEALED` shards with a journal one of the oldest is sealed in a thread.
 4. A shard that is replaced as a whole is locked by other means. It is named here, so that the
    readers of this process know that no change in its place is under way.
@@ -24,11 +24,8 @@ from zarr_shardstore.io.local.shard_files import ShardFile, end_journal, repair
 from zarr_shardstore.shards.shard_writer import ShardWriter
 from zarr_shardstore.synchronized import in_forked_child, synchronized
 
-_MAX_UNSEALED = 1024
-"""Shards with a journal and a lock file: two more files each on the disk."""
-
-_MAX_LOOKED_AT = 64
-"""Of them, to find one to seal."""
+_MAX_UNSEALED = 1024  # shards with a journal and a lock file: two more files each on the disk
+_MAX_LOOKED_AT = 64  # of them, to find one to seal
 
 _synchronized = synchronized()
 
@@ -143,11 +140,11 @@ in_forked_child(open_shards.reset_after_fork)
 
 
 class ShardLock(AbstractContextManager[bool]):
-    """The lock of one shard. With `fits` it is that of `Backend.lock`.
+    """The lock of one shard, with `fits` as in `Backend.lock`.
 
     An exception may come at any line of `__exit__`, or just before it. `__exit__` then ends the
-    lock again: whatever keeps the exception keeps this object, through the traceback. What is left
-    to the finalizer ends when nothing refers to this object, so the registry has a token of it.
+    lock again, because the traceback of the exception keeps this object. Otherwise the finalizer
+    ends it, so the registry has only a token of this object.
     """
 
     __slots__ = ("_file", "_fits", "_path", "_token")
@@ -202,10 +199,10 @@ class ShardLock(AbstractContextManager[bool]):
 def lock_to_replace(
     path: str, locking: Locking, *, in_this_thread: bool = False, overwrites: bool = False
 ) -> Iterator[bool]:
-    """Lock a shard file that is replaced as a whole, by whatever means.
+    """Lock a shard file that is replaced as a whole.
 
     `in_this_thread`: only this thread reads the shard for that. `overwrites`: the new shard is
-    written into the same file, so a reader that has it open sees bytes of both.
+    written into the same file.
     """
     with locked(path, locking):
         if repair(path):

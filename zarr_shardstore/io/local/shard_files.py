@@ -34,8 +34,7 @@ from zarr_shardstore.shards.shard_writer import Barrier, FileStep, ShardWriter, 
 
 JOURNAL_SUFFIX = ".__journal"
 
-_COPIED_NBYTES = 8 * 1024 * 1024
-"""In memory at a time."""
+_COPIED_NBYTES = 8 * 1024 * 1024  # in memory at a time
 
 _OWNER_OFFSET, _OWNER_NBYTES = 8, 8
 """Field of the journal with the writer that changed the shard last."""
@@ -107,7 +106,7 @@ class ShardFile:
         self._left = state_of(self.path) if is_same_file else None
 
     def close(self) -> None:
-        """Close the files, but not that of the lock."""
+        """Close the files, but not the lock's file."""
         fds = self._fd, self._journal
         self._fd = self._journal = None  # also if closing fails: the numbers are free
         with ExitStack() as stack:
@@ -179,8 +178,7 @@ class ShardFile:
     def _is_as_left(self, writer: ShardWriter, status: os.stat_result) -> bool:
         """Whether the file with that status is the open one, with the index of its writer.
 
-        Another program may have renamed a file over the path, or written into this one. If it left
-        the index as it was it changed no entry, and appended bytes go where no entry is.
+        Another program that left the index as it was changed no entry: appended bytes go elsewhere.
         """
         if not writer.is_valid or self._fd is None or status.st_size != writer.size:
             return False
@@ -190,12 +188,11 @@ class ShardFile:
     def take(self, steps: Sequence[FileStep], *, durable_below: str | None) -> None:
         """Take all steps of a change with the files; then the writer is valid.
 
-        With `durable_below`, a directory above, barriers sync, and the directories are synced once.
+        With `durable_below`, a directory above, barriers sync; the directories are synced once.
         """
         is_durable = durable_below is not None
         if durable_below is not None and not self._is_synced:
-            # The writer before may have been killed, or promised less. The journal is about to
-            # forget its change, and this change builds upon it.
+            # The journal forgets the last change, which may not be synced; this one builds on it.
             assert self._fd is not None, "steps are taken with an opened shard"
             fs.sync(self._fd)
             fs.sync_directories(self.path, durable_below)
@@ -229,7 +226,7 @@ class ShardFile:
             return self._fd
         if self._journal is None:
             path = self._journal_path
-            self.has_journal = True  # first: otherwise it is left behind if an exception comes
+            self.has_journal = True  # first: otherwise an exception would leave it
             self._journal = fs.open_to_change(path, create=True)
             if is_durable:
                 fs.sync_file(os.path.dirname(path))
@@ -275,7 +272,7 @@ def _write_repair(fd: int, repair: Repair) -> None:
 
 
 def _is_shared(status: os.stat_result) -> bool:
-    """Whether a file has other names, which a change in its place would change, too."""
+    """Whether a file has other names, which a change in its place would also change."""
     return stat.S_ISLNK(status.st_mode) or status.st_nlink > 1
 
 
@@ -314,7 +311,7 @@ def end_journal(path: str, is_durable: bool) -> None:
     """Remove a journal. It is emptied first: a process that has it open is not its owner then."""
     name = beside(path, JOURNAL_SUFFIX)
     with suppress(*NOT_FOUND):
-        if not _is_shared(os.lstat(name)):  # otherwise its missing name tells that process
+        if not _is_shared(os.lstat(name)):  # otherwise that process sees its missing name
             fd = fs.open_to_change(name)
             try:
                 fs.truncate(fd, 0)

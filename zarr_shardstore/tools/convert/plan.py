@@ -104,9 +104,6 @@ def plan_store(
 ) -> tuple[list[ArrayPlan], find.StoreContents]:
     """Decide about each array of a store, or refuse the conversion."""
     contents = base.run(find.find_contents())
-    if base.is_web:  # its servers reply to the name of a directory with a page
-        keys = contents.other_keys
-        keys[:] = [key for key in keys if key.endswith(find.DOCUMENTS) or not base.names(key)]
     broken = [metadata.document_key(found.node) for found in contents.broken]
     if any(base.documents(broken)):
         raise errors.ShardConflictError(

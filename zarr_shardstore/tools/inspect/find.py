@@ -40,9 +40,7 @@ _DIRECTORIES_AT_ONCE = 256
 _MAX_CHUNK_NAMES = 1 << 20
 """Most names of chunks in the directory of an array that is listed."""
 
-NO_ARRAY_HINT = (
-    "pass the directory of zarr.json, .zgroup or .zarray; a web server must list its directories"
-)
+NO_ARRAY_HINT = "pass the directory of zarr.json, .zgroup or .zarray"
 
 _MAX_QUOTED = 10
 """Most paths in an error message."""

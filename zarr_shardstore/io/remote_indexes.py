@@ -1,13 +1,13 @@
-"""Cache of the indexes of remote shards, and the versions that tell whether one is stale.
+"""Cache of the indexes of remote shards, and the versions that show whether one is stale.
 
-1. A hit costs no request and is *unverified*. The reply to the next request for bytes of the shard
-   tells its version, and the flow compares.
+1. A hit costs no request and is *unverified*: the flow compares its version with the version of the
+   bytes that it reads next.
 2. Where no bytes are read, because a chunk is missing, the flow revalidates: the request has the
    cached ETag, and the server answers that the object is not modified.
 3. On a miss the consolidated index of the array is read, if there is one. A recorded index is an
-   unverified hit. A store does not read a consolidated index again that was unusable: missing,
+   unverified hit. A consolidated index that was unusable is not read again by this store: missing,
    unreadable, damaged, larger than the cache, or of shards of another form.
-4. Tasks that miss concurrently share one request. Those that joined it get an unverified index,
+4. Tasks that miss concurrently share one request. Tasks that joined it get an unverified index,
    because its bytes may be older than their question.
 5. An index is cached if its version is a strong ETag. Indexes of static objects are always cached,
    and verified, unless this process wrote to the store while they were read.
@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Hashable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Protocol, TypeAlias
+from typing import TypeAlias
 
 from zarr_shardstore.format.consolidated_index import ConsolidatedIndex
 from zarr_shardstore.format.layout import ArrayLayout, ShardRef
@@ -28,16 +28,16 @@ from zarr_shardstore.shards.index_reads import found_index, index_get
 from zarr_shardstore.shards.requests import Found, FoundIndex, Get, GetIndex
 
 _MAX_LAG_S = 60
-"""From the time that a consolidated index of files names to the time of its own file. After a copy
-of the directory these differ, and so do the times of the shards."""
+"""Between the time in a consolidated index of files and the time of its own file: after a copy of
+the directory these differ, like the times of the shards."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class ObjectVersion:
+class Version:
     """Version of a remote object: an ETag, or the size and the time of a file.
 
-    Two are equal if their ETags are. A consolidated index of local files records no ETags: its
-    versions equal every version with that size and time, with whatever ETag a server shows.
+    Two are equal if their ETags are. Without an ETag, as recorded of local files, they are equal if
+    size and time are.
     """
 
     etag: str | None
@@ -48,7 +48,7 @@ class ObjectVersion:
     """Ids of the last writes, the latest first; ``None``: another program has stored the object."""
 
     def __eq__(self, other: object) -> bool:
-        if not isinstance(other, ObjectVersion):
+        if not isinstance(other, Version):
             return NotImplemented
         if self.etag is not None and other.etag is not None:
             return self.etag == other.etag
@@ -63,45 +63,40 @@ class ObjectVersion:
 
     def is_listed_as(self, listed: object) -> bool:
         """Whether a listing shows this version; some servers list ETags without quotes."""
-        if not isinstance(listed, ObjectVersion) or listed.etag is None or not listed.is_strong:
+        if not isinstance(listed, Version) or listed.etag is None or not listed.is_strong:
             return False
         if self.etag is None:
             return self == listed
         return self.etag.strip('"') == listed.etag.strip('"')
 
 
-class _Reader(Protocol):
-    async def read(self, get: Get, unless: ObjectVersion | None = None, /) -> Found | None:
-        """Read an object or a range of it; ``None``: it still has the version `unless`."""
-
-
+_Read: TypeAlias = Callable[[Get, Version | None], Awaitable[Found | None]]
 _ReadConsolidated: TypeAlias = Callable[[str, int], Awaitable[Found]]
 
 
 class RemoteIndexes:
     """Replies to `GetIndex` for one base store.
 
-    `identity_of` is the identity of an object by its key. `read_consolidated` reads an object,
-    unless it has more than so many bytes; it is for base stores with ETags. The objects of an
-    `is_static` store have no other writers.
+    `read` reads an object, or returns ``None`` if it still has a version. `identity_of` returns the
+    identity of an object by its key. `read_consolidated`, for base stores with ETags, reads an
+    object of at most so many bytes. A store that `is_static` has no other writers.
 
     Thread safety: may be used from any thread and any event loop.
     """
 
     def __init__(
         self,
-        reader: _Reader,
+        read: _Read,
         identity_of: Callable[[str], Hashable],
         *,
         is_static: bool,
         read_consolidated: _ReadConsolidated | None = None,
     ) -> None:
-        self._reader = reader
+        self._read_if = read
         self._identity_of = identity_of
         self._is_static = is_static
         self._read_consolidated = read_consolidated
-        self._unusable: set[str] = set()
-        """Keys of consolidated indexes."""
+        self._unusable: set[str] = set()  # keys of consolidated indexes
         self._reads: SingleFlight[FoundIndex] = SingleFlight()
         self._loads: SingleFlight[tuple[ConsolidatedIndex | None, int]] = SingleFlight()
         self._n_changes = 0
@@ -133,7 +128,7 @@ class RemoteIndexes:
         if cached is not None and not request.consistent:
             version = cached.version
             is_verified = self._is_static and not cached.is_recorded
-            if request.revalidate and isinstance(version, ObjectVersion):
+            if request.revalidate and isinstance(version, Version):
                 is_verified |= version.is_listed_as(request.version)
         if cached is not None and (is_verified or not request.revalidate):
             found = FoundIndex(cached.index, cached.version, cached.size, was_requested=False)
@@ -160,8 +155,8 @@ class RemoteIndexes:
         """Read an index, or revalidate the cached one."""
         n_changes = self._n_changes
         version = None if cached is None else cached.version
-        unless = version if isinstance(version, ObjectVersion) else None
-        reply = await self._reader.read(index_get(request), unless)
+        unless = version if isinstance(version, Version) else None
+        reply = await self._read_if(index_get(request), unless)
         if reply is None:
             assert cached is not None, "without a version nothing is not modified"
             return FoundIndex(cached.index, cached.version, cached.size)
@@ -178,7 +173,7 @@ class RemoteIndexes:
         if self._is_static:
             may_cache = n_changes == self._n_changes
         else:
-            may_cache = isinstance(found.version, ObjectVersion) and found.version.is_strong
+            may_cache = isinstance(found.version, Version) and found.version.is_strong
         if may_cache:
             item = CachedIndex(found.decoded, layout.spec, found.version, found.size)
             index_cache.put(scope, item)
@@ -204,9 +199,9 @@ class RemoteIndexes:
         # Another task may have read the index by now.
         if found is not None and index_cache.get(scope, layout.spec) is None:
             if isinstance(found.version, int):
-                version = ObjectVersion(None, found.size, found.version)
+                version = Version(None, found.size, found.version)
             else:
-                version = ObjectVersion(found.version, found.size)
+                version = Version(found.version, found.size)
             item = CachedIndex(found.index, layout.spec, version, found.size, is_recorded=True)
             index_cache.put(scope, item)
         return nbytes
@@ -227,12 +222,12 @@ class RemoteIndexes:
         nbytes = 0 if found.value is None else len(found.value)
         indexes = None
         version = found.version
-        if found.value is not None and isinstance(version, ObjectVersion) and version.is_strong:
+        if found.value is not None and isinstance(version, Version) and version.is_strong:
             indexes = ConsolidatedIndex.decode(found.value, layout.spec)
             if indexes is not None and indexes.has_file_times:
                 modified_s = -1 if version.modified_s is None else version.modified_s
                 if abs(modified_s - indexes.written_s) > _MAX_LAG_S:
-                    indexes = None  # the times of the shards are others, too
+                    indexes = None  # the times of the shards also differ
         if indexes is None or indexes.nbytes > index_cache.max_nbytes:
             self._unusable.add(key)
         if indexes is not None:
