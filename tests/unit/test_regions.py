@@ -25,7 +25,7 @@ from zarr_shardstore.tools.convert import regions
 from zarr_shardstore.tools.convert.regions import ArrayLocation, regions_to_visit
 
 
-@pytest.mark.parametrize(("n_samples", "n_pages"), [(64, 0), (0, 2)])
+@pytest.mark.parametrize(("n_samples", "n_pages"), [(64, 0), (0, 5)])
 def test_dense_grids_are_walked(n_samples: int, n_pages: int) -> None:
     """Some places tell it, or half of a listing: as soon as that has seen half of what the grid
     may hold, it is given up."""

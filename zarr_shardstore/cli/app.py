@@ -248,9 +248,9 @@ def _fsck(
         print_report(as_json, {"restored": keys}, "\n".join(f"restored: {key}" for key in keys))
         return
     if chunks or missing:
-        counted = import_module("zarr_shardstore.tools.check.census").census
+        counted = import_module("zarr_shardstore.tools.check.presence").presence
         found = counted(store, arrays, region=region, storage_options=storage_options)
-        errors = output.print_census(found, stored=chunks, missing=missing, as_json=as_json)
+        errors = output.print_presence(found, stored=chunks, missing=missing, as_json=as_json)
         output.fail_if_damaged(errors)
         return
     check_store = import_module("zarr_shardstore.tools.check.check_store").check_store

@@ -29,7 +29,6 @@ from zarr_shardstore.errors import ShardStoreError, SpecError
 from zarr_shardstore.tools.check.check_store import check_store
 from zarr_shardstore.tools.check.findings import CheckReport, Finding, Keep
 from zarr_shardstore.tools.check.quarantine import put_aside
-from zarr_shardstore.tools.check.remains import check_side_files
 from zarr_shardstore.tools.check.replica import Replica
 from zarr_shardstore.tools.check.salvage.orders import advice, order_of_others
 from zarr_shardstore.tools.check.salvage.salvage import salvage
@@ -39,6 +38,7 @@ from zarr_shardstore.tools.check.shards import (
     coords_of_entry,
     is_version_of,
 )
+from zarr_shardstore.tools.check.side_files import check_side_files
 from zarr_shardstore.tools.inspect.find import find_contents
 
 Did: TypeAlias = Literal["rewritten", "removed", "left"]
@@ -227,7 +227,7 @@ class _Repair:
                     with suppress(ShardStoreError):
                         self._checkers[node] = ArrayChecker(node, doc, "decode")
                 checker = self._checkers[node]
-                if checker is not None and checker.grid.coords_of(key) is not None:
+                if checker is not None and checker.grid.coords_inside(key) is not None:
                     found.append(checker)
         return found
 
@@ -281,7 +281,7 @@ class _Repair:
         self, checker: ArrayChecker, key: str, old: shard_format.Bytes, text: str
     ) -> RepairAction:
         """Store the chunk of the replica instead of one without a shard, or drop it."""
-        coords, new = checker.grid.array.coords_of(key), None
+        coords, new = checker.grid.coords_of(key), None
         below = checker.grid.below
         is_same_key = coords is not None and all(
             isinstance(t, stacks.ValueTransformer) for t in below
@@ -336,7 +336,7 @@ class _Repair:
 
     def _copies(self, checker: ArrayChecker, shard: layouts.ShardRef) -> dict[str, Any]:
         """Return the index of a shard that the consolidated index has, for `salvage`."""
-        node = checker.grid.array.node
+        node = checker.array.node
         if not consolidated_index.declares_consolidated_index(self._docs[node]):
             return {}
         copies = checker.copies(

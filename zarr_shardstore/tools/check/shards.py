@@ -26,7 +26,6 @@ from zarr_shardstore.access import (
     chunk_keys,
     consolidated_index,
     declarations,
-    entries_present,
     fs,
     index_reads,
     layouts,
@@ -35,13 +34,13 @@ from zarr_shardstore.access import (
     shard_format,
     stacks,
     stored_arrays,
+    walks,
 )
 from zarr_shardstore.errors import CorruptValueError, ShardConflictError, UnsupportedError
 from zarr_shardstore.tools.check.chunks import Problem, codec_names, decoder, problem_of_frame
 from zarr_shardstore.tools.check.findings import Finding, Kind, Level, Severity, finding
 from zarr_shardstore.tools.convert.task import StoredValues
 from zarr_shardstore.tools.inspect.find import FoundArray, read_array
-from zarr_shardstore.tools.inspect.occupancy import ObjectGrid
 from zarr_shardstore.tools.native.draft_documents import array_of_draft
 
 _MAX_ATTEMPTS = 16
@@ -137,7 +136,7 @@ class ArrayChecker:
         geometry = array.document.geometry
         if geometry is None or array.grid_shape is None:
             raise UnsupportedError("its chunk grid or its chunk keys are not known here")
-        self.path, self.grid = node.path, ObjectGrid(array)
+        self.path, self.array, self.grid = node.path, array, walks.ObjectGrid.of_array(array)
         n_above = len(array.stack) - len(self.grid.below) - (self.grid.layout is not None)
         transformers = array.stack[:n_above]
         self.above = [t for t in transformers if isinstance(t, stacks.ValueTransformer)]
@@ -271,7 +270,7 @@ class ArrayChecker:
             if not (len(index.present_ids()) or spec.index.checksum or size == spec.index_nbytes):
                 text = f"no entry of {size} bytes: writers remove a shard without entries"
                 result.findings.append(new("torn_index", text, byte_range=at))
-            result.n_chunks = len(entries_present(shard, index))
+            result.n_chunks = len(np.intersect1d(index.present_ids(), shard.entries_of()))
         if any(f.severity == "error" and f.kind != "entry_length" for f in result.findings):
             form = self._other_form(base, shard, size)
             if form is not None:
@@ -422,7 +421,7 @@ class ArrayChecker:
 
     def check_values(self, base: BaseStoreHandle, keys: Sequence[str], result: CheckResult) -> None:
         """Check objects that are no shards, each of which is a chunk."""
-        stack = self.grid.array.stack
+        stack = self.array.stack
         if stack:
             keys = [key for key, _ in base.run(stacks.keys_above(stack, keys))]
         result.n_chunks += len(keys)
@@ -434,7 +433,7 @@ class ArrayChecker:
                 (found,) = ask_each(base, [requests.Get(key, None, True)], stack)
                 problem = self._problem_of_object(key, found, result)
             if problem is not None:
-                chunk = self.grid.array.coords_of(key)
+                chunk = self.grid.coords_of(key)
                 result.findings.append(
                     finding(problem[0], key, problem[1], array=self.path, chunk=chunk)
                 )

@@ -46,7 +46,6 @@ from zarr_shardstore.tools.convert.regions import ArrayLocation, regions_to_visi
 from zarr_shardstore.tools.convert.report import ArrayReport, ConversionReport, OnProgress, Progress
 from zarr_shardstore.tools.convert.task import ArrayTask, run_task
 from zarr_shardstore.tools.inspect.find import StoreContents, quoted
-from zarr_shardstore.tools.inspect.occupancy import keys_of_values
 from zarr_shardstore.tools.inspect.readers import read_by
 
 T = TypeVar("T")
@@ -341,8 +340,7 @@ class Conversion:
                     self.progress(Progress(report.path, report.action, *counts))
         target = task.target
         if self._is_elsewhere and not task.only_compares:
-            ndim = len(target.grid_shape)
-            there = keys_of_values(target.base, target.prefix, target.encoding, ndim)
+            there = self._manifest(plan).keys_below(target.base, target.prefix)
             if (n_there := sum(map(len, there))) != report.n_objects:
                 raise SpecError(
                     f"the workers of the executor have written {report.n_objects} objects, and "

@@ -17,11 +17,12 @@ from zarr_shardstore.access import (
     resolve,
     stacks,
     stored_arrays,
+    walks,
 )
 from zarr_shardstore.errors import ShardStoreError, SpecError, UnsupportedError
 from zarr_shardstore.tools.inspect.conversions import UnfinishedConversion, unfinished_conversions
 from zarr_shardstore.tools.inspect.find import FoundArray, arrays_at, find_arrays, read_array
-from zarr_shardstore.tools.inspect.occupancy import ObjectGrid, Round, rounds_of_objects
+from zarr_shardstore.tools.inspect.occupancy import Round, rounds_of_objects
 from zarr_shardstore.tools.inspect.readers import read_by, summarize
 
 _TOTALS = (
@@ -268,7 +269,7 @@ def _info(
     if geometry is None or found.geometry is None:
         return replace(info, is_unknown=True, notes=(metadata.unknown_geometry(doc),))
     twin = by_node.get(node.twin) if node.hierarchy == "v2" and node.twin else None
-    grid = ObjectGrid(array)
+    grid = walks.ObjectGrid.of_array(array)
     cps, is_sharded = grid.chunks_per_shard, grid.layout is not None
     shard_shape = tuple(c * n for c, n in zip(geometry.chunk_shape, cps, strict=True))
     info = replace(
@@ -313,7 +314,7 @@ def _counted(info: ArrayInfo, rounds: Iterable[Round]) -> ArrayInfo:
 
 
 def _notes(
-    array: stored_arrays.StoredArray, grid: ObjectGrid, doc: Mapping[str, Any]
+    array: stored_arrays.StoredArray, grid: walks.ObjectGrid, doc: Mapping[str, Any]
 ) -> tuple[str, ...]:
     notes = []
     if declarations.has_sharding_codec(doc) and array.document.declaration is None:
