@@ -97,7 +97,6 @@ def test_a_shard_that_is_replaced_meanwhile_is_asked_again() -> None:
     make(ShardingStore(base, chunks_per_shard=(2, 3)))
     grid = ObjectGrid.of_array(read_array(arrays_at(open_base(base), "a")[0]))
     shard = shard_of({0: (0, 50)}, 50)
-    assert grid.layout is not None
     ref = grid.layout.shard_of_key("a/c/0/0")
     assert ref is not None
     index, size = GetIndex(ref, cache=False), GetSize("a/c/0/0")

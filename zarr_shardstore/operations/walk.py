@@ -16,7 +16,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice, product
 from posixpath import commonpath, dirname
 from typing import Literal, NamedTuple, Protocol, TypeAlias, TypeVar
@@ -35,7 +35,13 @@ from zarr_shardstore.format.layout import (
     grid_box,
     is_inside,
 )
-from zarr_shardstore.format.shard import MISSING, IndexDamageError, ShardIndex, ShardingSpec
+from zarr_shardstore.format.shard import (
+    MISSING,
+    ZEP2_INDEX,
+    IndexDamageError,
+    ShardIndex,
+    ShardingSpec,
+)
 from zarr_shardstore.shards import requests
 from zarr_shardstore.shards import stack as stacks
 from zarr_shardstore.shards.index_reads import corrupt, rounds_of
@@ -53,39 +59,45 @@ _PLACES_AT_ONCE = 1024
 class ObjectGrid:
     """The grid of the objects that an array may have: of its shards, or of its chunks."""
 
-    prefix: str
-    encoding: ChunkKeyEncoding
-    grid_shape: Coords
-    """Number of chunks along each dimension."""
-    layout: ArrayLayout | None
-    """Of shards; ``None`` for plain chunks."""
+    layout: ArrayLayout
+    """Keys of the objects. Each plain chunk is a shard of one chunk here."""
+    is_sharded: bool = True
     below: stacks.Stack = ()
     """Transformers between shards, or plain chunks, and the base store."""
 
     @classmethod
     def of_array(cls, array: StoredArray) -> ObjectGrid:
+        for i, transformer in enumerate(array.stack):
+            if isinstance(transformer, stacks.ShardingTransformer):
+                return cls(transformer.layout, below=array.stack[i + 1 :])
         geometry, grid_shape = array.document.geometry, array.grid_shape
         assert geometry is not None
         assert grid_shape is not None
-        layout, below = None, array.stack
-        for i, transformer in enumerate(array.stack):
-            if isinstance(transformer, stacks.ShardingTransformer):
-                layout, below = transformer.layout, array.stack[i + 1 :]
-        return cls(array.node.chunk_prefix, geometry.encoding, grid_shape, layout, below)
+        plain = cls.of_keys(array.node.chunk_prefix, geometry.encoding, grid_shape, None)
+        return replace(plain, below=array.stack)
 
     @classmethod
     def of_keys(
         cls, prefix: str, encoding: ChunkKeyEncoding, grid_shape: Coords, spec: ShardingSpec | None
     ) -> ObjectGrid:
-        """Return the grid of objects without transformers, below any prefix."""
-        layout = None if spec is None else ArrayLayout("", prefix, encoding, grid_shape, spec)
-        return cls(prefix, encoding, grid_shape, layout)
+        """Return the grid of shards, or without `spec` of chunks, below any prefix."""
+        one = ShardingSpec((1,) * len(grid_shape), ZEP2_INDEX)
+        return cls(ArrayLayout("", prefix, encoding, grid_shape, spec or one), spec is not None)
+
+    @property
+    def prefix(self) -> str:
+        return self.layout.prefix
 
     @property
     def chunks_per_shard(self) -> Coords:
         """Number of chunks in an object along each dimension."""
-        n = len(self.grid_shape)
-        return (1,) * n if self.layout is None else self.layout.spec.chunks_per_shard
+        return self.layout.spec.chunks_per_shard
+
+    @property
+    def grid_shape(self) -> Coords:
+        """Number of chunks along each dimension."""
+        assert self.layout.grid_shape is not None
+        return self.layout.grid_shape
 
     @property
     def shape(self) -> Coords:
@@ -95,21 +107,15 @@ class ObjectGrid:
     @property
     def directory(self) -> str:
         """Directory of all objects: below the "c" of the default encoding, if that is one."""
-        has_c = self.grid_shape and self.encoding.marker == "c/"
+        has_c = self.shape and self.layout.encoding.marker == "c/"
         return f"{self.prefix}c/" if has_c else self.prefix
 
     def key(self, coords: Coords) -> str:
-        return self.prefix + self.encoding.encode(coords)
-
-    def coords_of(self, key: str) -> Coords | None:
-        """Return the coordinates in the grid that a key spells, also outside it."""
-        if not key.startswith(self.prefix):
-            return None
-        return self.encoding.decode(key[len(self.prefix) :], len(self.grid_shape))
+        return self.layout.shard(coords).key
 
     def coords_inside(self, key: str) -> Coords | None:
         """Return the coordinates that a key spells; ``None`` if it spells none of the grid."""
-        coords = self.coords_of(key)
+        coords = self.layout.coords_of(key)
         return coords if coords is not None and is_inside(coords, self.shape) else None
 
     def objects_of(self, box: Box) -> list[range]:
@@ -183,7 +189,7 @@ class Walk:
         self.grid = grid
         self._ranges = [range(n) for n in grid.shape] if box is None else grid.objects_of(box)
         self._nbytes = int("size" in needs)
-        if "index" in needs and grid.layout is not None:
+        if "index" in needs and grid.is_sharded:
             self._nbytes = grid.layout.spec.index_nbytes
         self._rounds: deque[list[Stored]] = deque()
         self._pages = KeyPages([self._smallest_directory()])
@@ -193,7 +199,7 @@ class Walk:
         if box is not None and (n_places <= max_asked or not keeps_keys):
             self._places = product(*self._ranges)
             self._next = self._next_places
-        elif not is_paged and (grid.encoding.separator != "/" or len(self._ranges) < 2):
+        elif not is_paged and (grid.layout.encoding.separator != "/" or len(self._ranges) < 2):
             self._next = self._all_names  # nothing of ours lies deeper, and other arrays may
 
     @property
@@ -233,7 +239,7 @@ class Walk:
         found = [
             Stored(key, coords, version)
             for key, version in zip(page, page.versions, strict=True)
-            if (coords := self.grid.coords_of(key)) is not None
+            if (coords := self.grid.layout.coords_of(key)) is not None
             and all(c in r for c, r in zip(coords, self._ranges, strict=True))
         ]
         found.sort(key=lambda stored: stored.key)
@@ -257,7 +263,7 @@ def read_stored(
     read again: a writer may have come between the requests.
     """
     is_listed = bool(listed) and listed[0].is_listed
-    if grid.layout is None:
+    if not grid.is_sharded:
         return (yield from _read_chunks(grid, listed, is_listed, "size" in needs))
     if grid.below and is_listed:
         named = yield from stacks.keys_above(grid.below, [each.key for each in listed])

@@ -346,7 +346,7 @@ class _Reader:
             self._check_journals(grid, listed)
             states = {key: state_of(key) for key, *_ in listed}
             sizes = {key: state.nbytes for key, state in states.items() if state is not None}
-            if grid.layout is None:
+            if not grid.is_sharded:
                 coords = np.array([s.coords for s in listed if s.key in sizes], dtype=np.intp)
                 nbytes = np.array([size or 0 for size in sizes.values()], dtype=np.uint64)
                 coords = coords.reshape(len(sizes), len(grid.shape))
@@ -363,7 +363,7 @@ class _Reader:
 
     def _check_journals(self, grid: walks.ObjectGrid, listed: Sequence[walks.Stored]) -> None:
         root = self.base.root_of_files
-        for key, *_ in listed if root is not None and grid.layout is not None else ():
+        for key, *_ in listed if root is not None and grid.is_sharded else ():
             if os.path.exists(locks.beside(f"{root}{key}", file_keys.JOURNAL_SUFFIX)):
                 raise ShardConflictError(
                     f"the shard {key!r} is being appended to, or its writer was killed: close the "

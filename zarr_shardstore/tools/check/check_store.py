@@ -299,7 +299,7 @@ class _Check:
                 continue
             self.n_objects[node] += 1
             task = self.tasks[node]
-            if self.grids[node].layout is None and self.level == "index":
+            if not self.grids[node].is_sharded and self.level == "index":
                 self.result.n_objects += 1
                 self.result.n_chunks += 1
                 continue
@@ -310,12 +310,11 @@ class _Check:
             yield check_objects, self.tasks[node], keys
 
     def _n_at_once(self, task: ArrayCheck) -> int:
-        layout = task.checker.grid.layout
         nbytes = task.checker.nbytes or 1024 * 1024
-        if layout is not None:
+        if task.checker.grid.is_sharded:
             if self.level != "index":
                 return 1
-            nbytes = layout.spec.index_nbytes
+            nbytes = task.checker.grid.layout.spec.index_nbytes
         return max(1, min(_OBJECTS_PER_TASK, _NBYTES_PER_TASK // max(1, nbytes)))
 
     def _keys(self) -> Iterator[str]:
@@ -348,7 +347,7 @@ class _Check:
             self._directories[directory] = nodes
         for node in nodes:
             grid = self.grids.get(node)
-            coords = None if grid is None else grid.coords_of(key)
+            coords = None if grid is None else grid.layout.coords_of(key)
             if grid is not None and coords is not None:
                 if layouts.is_inside(coords, grid.shape):
                     return node

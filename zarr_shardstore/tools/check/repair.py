@@ -236,10 +236,10 @@ class _Repair:
     ) -> RepairAction:
         if not checkers:
             return RepairAction(key, "left", "its array is not known here")
-        checker, *twins = checkers
-        if any(twin.grid.layout != checker.grid.layout for twin in twins):
+        checker = checkers[0]
+        if len({each.grid.layout if each.grid.is_sharded else None for each in checkers}) > 1:
             return RepairAction(key, "left", "the documents of its array contradict each other")
-        if checker.grid.layout is None:
+        if not checker.grid.is_sharded:
             old, result = self._read(key), CheckResult()  # in this order: a later write counts
             checker.check_values(self.base, [key], result)
             if old is None or not result.findings:
@@ -281,7 +281,7 @@ class _Repair:
         self, checker: ArrayChecker, key: str, old: shard_format.Bytes, text: str
     ) -> RepairAction:
         """Store the chunk of the replica instead of one without a shard, or drop it."""
-        coords, new = checker.grid.coords_of(key), None
+        coords, new = checker.grid.layout.coords_of(key), None
         below = checker.grid.below
         is_same_key = coords is not None and all(
             isinstance(t, stacks.ValueTransformer) for t in below

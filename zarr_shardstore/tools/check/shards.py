@@ -100,7 +100,7 @@ def check_objects(task: ArrayCheck, keys: Sequence[str]) -> CheckResult:
     """Check some objects of an array; those that are gone by now are left out."""
     checker = task.checker
     found = CheckResult(n_objects=len(keys), task=task.name(keys))
-    if checker.grid.layout is None:
+    if not checker.grid.is_sharded:
         checker.check_values(task.base, keys, found)
         return found
     checker.check_shards(task.base, keys, found, checker.copies(task.base, task.index_key))
@@ -137,13 +137,13 @@ class ArrayChecker:
         if geometry is None or array.grid_shape is None:
             raise UnsupportedError("its chunk grid or its chunk keys are not known here")
         self.path, self.array, self.grid = node.path, array, walks.ObjectGrid.of_array(array)
-        n_above = len(array.stack) - len(self.grid.below) - (self.grid.layout is not None)
+        n_above = len(array.stack) - len(self.grid.below) - self.grid.is_sharded
         transformers = array.stack[:n_above]
         self.above = [t for t in transformers if isinstance(t, stacks.ValueTransformer)]
         self.is_decodable = len(self.above) == len(transformers)
         """Whether values of shards are decoded here; otherwise only the index is checked."""
         self.nbytes = metadata.chunk_nbytes(doc, geometry.chunk_shape)
-        if self.grid.layout is None:
+        if not self.grid.is_sharded:
             self.above, self.is_decodable = [], True
         how = array.document.declaration
         plain = metadata.without_notes(doc)
@@ -184,7 +184,7 @@ class ArrayChecker:
         self, base: BaseStoreHandle, key: str | None
     ) -> consolidated_index.ConsolidatedIndex | None:
         """Return the consolidated index of the array, if it has one that can be read."""
-        if key is None or self.grid.layout is None:
+        if key is None or not self.grid.is_sharded:
             return None
         with self._lock:
             if not self._copies:
@@ -205,7 +205,6 @@ class ArrayChecker:
         result: CheckResult,
         copies: consolidated_index.ConsolidatedIndex | None,
     ) -> None:
-        assert self.grid.layout is not None
         named: list[tuple[str, int | None]] = [(key, None) for key in keys]
         if self.grid.below:
             named = base.run(stacks.keys_above(self.grid.below, keys))
@@ -433,7 +432,7 @@ class ArrayChecker:
                 (found,) = ask_each(base, [requests.Get(key, None, True)], stack)
                 problem = self._problem_of_object(key, found, result)
             if problem is not None:
-                chunk = self.grid.coords_of(key)
+                chunk = self.grid.layout.coords_of(key)
                 result.findings.append(
                     finding(problem[0], key, problem[1], array=self.path, chunk=chunk)
                 )

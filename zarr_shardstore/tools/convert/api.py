@@ -294,8 +294,7 @@ def compact_store(
     if dry_run:
         failures += map(str, errors)
         for shard, below in shards:
-            layout = shard.layout
-            grid = walks.ObjectGrid(layout.prefix, layout.encoding, (), layout, below)
+            grid = walks.ObjectGrid(shard.layout, below=below)
             place = walks.Stored(shard.key, shard.coords, is_listed=False)
             for stored in base.run(walks.read_stored(grid, [place], ("index", "size"))):
                 if stored.damage is not None:

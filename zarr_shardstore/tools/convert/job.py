@@ -37,6 +37,7 @@ from zarr_shardstore.access import (
     requests,
     shard_format,
     store_options,
+    walks,
 )
 from zarr_shardstore.errors import ShardConflictError, ShardStoreError, SpecError
 from zarr_shardstore.tools.convert import in_place
@@ -295,11 +296,12 @@ class Conversion:
     def _task(self, plan: ArrayPlan, prefix: str, *, may_be_there: bool) -> ArrayTask:
         """Return the part that all tasks of an array share; `prefix` is that in the target."""
         assert plan.geometry is not None
-        encoding, grid = plan.geometry.encoding, plan.grid_shape
+        keys = plan.geometry.encoding, plan.grid_shape
         new_spec = None if plan.action == "copied" else plan.new_spec
+        source = walks.ObjectGrid.of_keys(plan.node.chunk_prefix, *keys, plan.spec)
         return ArrayTask(
-            ArrayLocation(self.source, plan.node.chunk_prefix, encoding, grid, plan.spec),
-            ArrayLocation(self.target, prefix, encoding, grid, new_spec),
+            ArrayLocation(self.source, source),
+            ArrayLocation(self.target, walks.ObjectGrid.of_keys(prefix, *keys, new_spec)),
             plan.region_shape,
             self.order,
             plan.nominal_nbytes,
@@ -320,7 +322,7 @@ class Conversion:
         locations = [task.source]
         if task.may_be_there or task.only_compares:
             locations.append(task.target)  # regions of what an earlier run wrote are visited, too
-        grid = layouts.chunk_grid_shape(task.source.grid_shape, task.region_shape)
+        grid = layouts.chunk_grid_shape(task.source.grid.grid_shape, task.region_shape)
         found = regions_to_visit(locations, task.region_shape)
         regions = product(*map(range, grid)) if found is None else iter(found)
         n_tasks = math.prod(grid) if found is None else len(found)
@@ -340,7 +342,7 @@ class Conversion:
                     self.progress(Progress(report.path, report.action, *counts))
         target = task.target
         if self._is_elsewhere and not task.only_compares:
-            there = self._manifest(plan).keys_below(target.base, target.prefix)
+            there = self._manifest(plan).keys_below(target.base, target.grid.prefix)
             if (n_there := sum(map(len, there))) != report.n_objects:
                 raise SpecError(
                     f"the workers of the executor have written {report.n_objects} objects, and "

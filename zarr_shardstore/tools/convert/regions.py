@@ -49,22 +49,10 @@ _MAX_INT64 = 2**63 - 1
 
 @dataclass(frozen=True, slots=True)
 class ArrayLocation:
-    """Keys and form of the values of one array; without `spec` each value has its own key."""
+    """Keys and form of the values of one array; without shards each value has its own key."""
 
     base: BaseStoreHandle
-    prefix: str
-    encoding: chunk_keys.ChunkKeyEncoding
-    grid_shape: chunk_keys.Coords
-    spec: shard_format.ShardingSpec | None
-
-    @property
-    def grid(self) -> walks.ObjectGrid:
-        return walks.ObjectGrid.of_keys(self.prefix, self.encoding, self.grid_shape, self.spec)
-
-    def shard(self, coords: chunk_keys.Coords) -> layouts.ShardRef:
-        layout = self.grid.layout
-        assert layout is not None
-        return layout.shard(coords)
+    grid: walks.ObjectGrid
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +82,8 @@ class ArrayRegion:
     def keys(self, location: ArrayLocation) -> list[str]:
         """Return the keys of the values in order, where each has one of its own."""
         spec = shard_format.ShardingSpec(self.shape, shard_format.ZEP2_INDEX)
-        return replace(location, spec=spec).shard(self.coords).chunk_keys(self.ids)
+        shard = replace(location.grid.layout, spec=spec).shard(self.coords)
+        return shard.chunk_keys(self.ids)
 
 
 def block_shape(grid_shape: chunk_keys.Coords, n_values: int) -> chunk_keys.Coords:
@@ -124,22 +113,22 @@ def regions_to_visit(
     regions of a shard is damaged.
     """
     first = locations[0]
-    n_regions = math.prod(layouts.chunk_grid_shape(first.grid_shape, region_shape))
+    n_regions = math.prod(layouts.chunk_grid_shape(first.grid.grid_shape, region_shape))
     n_objects = max(math.prod(location.grid.shape) for location in locations)
     if not n_regions:
         return []
-    if max(n_objects, n_regions) <= _WALKED and math.prod(first.grid_shape) <= _FEW:
+    if max(n_objects, n_regions) <= _WALKED and math.prod(first.grid.grid_shape) <= _FEW:
         return None
     if n_objects > _WALKED and _is_dense(first, [range(n) for n in first.grid.shape]):
         return None
     # A listing does not follow links to directories.
-    links = (location.base.backend.linked_directory(location.prefix) for location in locations)
+    links = (location.base.backend.linked_directory(location.grid.prefix) for location in locations)
     if link := next(filter(None, links), None):
         if n_regions > _MAX_WALKED:
             raise SpecError(
-                f"objects of the array at {first.prefix!r} lie behind the link {link!r}, and its "
-                f"grid has {n_regions} places where they may be: convert the directory that the "
-                "link leads to"
+                f"objects of the array at {first.grid.prefix!r} lie behind the link {link!r}, and "
+                f"its grid has {n_regions} places where they may be: convert the directory that "
+                "the link leads to"
             )
         return None
     found: set[chunk_keys.Coords] = set()
@@ -214,13 +203,13 @@ def only_stored(location: ArrayLocation, region: ArrayRegion) -> ArrayRegion:
     Cost: nothing, if few objects may lie in the region, or some samples, if most are stored. The
     listing ends where asking for each of them is no more work.
     """
-    box = layouts.grid_box(region.coords, region.shape, location.grid_shape)
+    box = layouts.grid_box(region.coords, region.shape, location.grid.grid_shape)
     grid = location.grid
     ranges = grid.objects_of(box)
     n_objects = math.prod(r.stop - r.start for r in ranges)
     if n_objects <= _WALKED or _is_dense(location, ranges):
         return region
-    if location.base.backend.linked_directory(location.prefix):
+    if location.base.backend.linked_directory(location.grid.prefix):
         return region
     there = [np.zeros(0, np.intp)]
     with closing(_stored_objects(location, n_objects)) as rounds:

@@ -270,7 +270,7 @@ def _info(
         return replace(info, is_unknown=True, notes=(metadata.unknown_geometry(doc),))
     twin = by_node.get(node.twin) if node.hierarchy == "v2" and node.twin else None
     grid = walks.ObjectGrid.of_array(array)
-    cps, is_sharded = grid.chunks_per_shard, grid.layout is not None
+    cps, is_sharded = grid.chunks_per_shard, grid.is_sharded
     shard_shape = tuple(c * n for c, n in zip(geometry.chunk_shape, cps, strict=True))
     info = replace(
         info,
@@ -319,7 +319,7 @@ def _notes(
     notes = []
     if declarations.has_sharding_codec(doc) and array.document.declaration is None:
         notes.append("its sharding codec is left to zarr: its shards are counted, not their chunks")
-    if len(array.document.transformers) > 1 or (array.stack and grid.layout is None):
+    if len(array.document.transformers) > 1 or (array.stack and not grid.is_sharded):
         names = ", ".join(spec.name for spec in array.document.transformers)
         notes.append(f"storage transformers, the nearest to the array first: {names}")
     return tuple(notes)

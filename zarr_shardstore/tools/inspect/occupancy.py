@@ -53,7 +53,7 @@ def _read_round(
         object_nbytes = [size for size in sizes if size is not None]
         pairs = zip(listed, sizes, strict=True)
         sized = [stored._replace(nbytes=size) for stored, size in pairs if size is not None]
-        listed = sized if grid.layout is None else listed
+        listed = listed if grid.is_sharded else sized
     found = walks.try_read(base, grid, listed, ("index", "size"))
     if object_nbytes is None:
         object_nbytes = [stored.nbytes for stored in found if stored.nbytes is not None]

@@ -116,7 +116,7 @@ def shard_map(
     if array.document.geometry is None or array.grid_shape is None:
         raise UnsupportedError(f"the array {path!r}: {metadata.unknown_geometry(found[0].doc)}")
     grid = walks.ObjectGrid.of_array(array)
-    is_sharded, cps = grid.layout is not None, grid.chunks_per_shard
+    is_sharded, cps = grid.is_sharded, grid.chunks_per_shard
     if math.prod(grid.shape) > MAX_CELLS:
         raise UnsupportedError(
             f"the grid of {path!r} has {math.prod(grid.shape)} {_unit(is_sharded)} "
