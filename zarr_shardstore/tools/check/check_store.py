@@ -203,8 +203,8 @@ class _Check:
             self._owners.setdefault(node.chunk_prefix, []).append(node)
         self._directories: dict[str, list[metadata.Node]] = {}
         self._levels: list[list[metadata.Node]] = []
-        self._passed: tuple[str, ...] = (STAGING, f"{file_keys.QUARANTINE}/")
-        """Prefixes of keys that have a finding, or need none."""
+        self._converted: tuple[str, ...] = (STAGING,)
+        """Prefixes of keys of conversions, which have findings of their own."""
         self._broken = tuple(array.node.chunk_prefix for array in contents.broken)
         self._side_files: list[str] = []
 
@@ -229,7 +229,7 @@ class _Check:
         if self.is_whole:
             others, prefixes = find_conversions(self.base)
             yield from others
-            self._passed += tuple(prefixes)
+            self._converted += tuple(prefixes)
 
     def _prepare(
         self, node: metadata.Node, found: find.FoundArray, number: str
@@ -357,10 +357,12 @@ class _Check:
 
     def _other_key(self, key: str, nodes: list[metadata.Node]) -> Finding | None:
         name = key.rpartition("/")[2]
-        if key.startswith(self._passed):
+        if key.startswith(f"{file_keys.QUARANTINE}/"):
             return None
         if file_keys.is_side_file(key) or name.endswith(".partial"):
             self._side_files.append(key)
+            return None
+        if key.startswith(self._converted):
             return None
         if consolidated_index.is_consolidated_index_key(key):
             is_declared = any(n in self.tasks and self.tasks[n].index_key == key for n in nodes)
