@@ -26,9 +26,9 @@ from zarr_shardstore.format.shard import (
     split_shard,
 )
 from zarr_shardstore.store.base_handle import open_base
+from zarr_shardstore.tools.check.objects import ArrayChecker
 from zarr_shardstore.tools.check.salvage.damaged_shard import Salvage
 from zarr_shardstore.tools.check.salvage.salvage import salvage
-from zarr_shardstore.tools.check.shards import ArrayChecker
 from zarr_shardstore.tools.inspect.find import find_contents
 
 V2 = {"zarr_format": 2}

@@ -7,9 +7,10 @@ import os
 import time
 import uuid
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import closing
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -37,15 +38,14 @@ from zarr_shardstore.tools.check.documents import check_documents
 from zarr_shardstore.tools.check.findings import (
     LEVELS,
     CheckReport,
+    CheckResult,
     Finding,
     Kind,
     Level,
     finding,
 )
-from zarr_shardstore.tools.check.notes import Notes
-from zarr_shardstore.tools.check.shards import (
+from zarr_shardstore.tools.check.objects import (
     ArrayCheck,
-    CheckResult,
     check_objects,
     checked_array,
     checker_of,
@@ -148,7 +148,7 @@ def check_store(
     result = check.result
     head = {"store": base.describe(), "level": level, "paths": selected}
     with ThreadPoolExecutor(min(_N_THREADS, os.cpu_count() or 1)) as threads:
-        kept = None if notes is None else Notes(notes, base, head)
+        kept = None if notes is None else _Notes(notes, base, head)
         is_done = False
         try:
             result.findings += check.documents()
@@ -262,7 +262,7 @@ class _Check:
 
     # ----------------------------------------------------------------- chunks
 
-    def chunks(self, executor: Executor, progress: OnProgress | None, notes: Notes | None) -> None:
+    def chunks(self, executor: Executor, progress: OnProgress | None, notes: _Notes | None) -> None:
         """Run the tasks of all objects; add their results, and the findings of the listing."""
         n_found: Counter[tuple[str, str | None]] = Counter()
 
@@ -400,3 +400,46 @@ class _Check:
                 text += " that can be read" if is_there else ": consolidate again"
                 more = {"array": node.path, "repairable": is_there}
                 yield finding("consolidated_index", index_key, text, **more)
+
+
+class _Notes:
+    """A file beside the store with a line for each task that is done. A cut line counts as none."""
+
+    def __init__(self, path: str | Path, base: BaseStoreHandle, head: dict[str, Any]) -> None:
+        self._path = Path(path)
+        real = os.path.realpath(path)
+        if isinstance(base.backend, LocalBackend) and real.startswith(base.backend.real_root):
+            raise SpecError(f"the notes {str(path)!r} lie in the store, where nothing is written")
+        lines = self._path.read_bytes().split(b"\n")[:-1] if self._path.exists() else []
+        self._left: dict[str, CheckResult] = {}
+        try:
+            known = [json.loads(line) for line in lines]
+            if known and known[0] != head:
+                raise ValueError("it is of another check")
+            for line in known[1:]:
+                self._left[line["task"]] = _result_of(line)
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise SpecError(f"the notes {str(path)!r} cannot be used: {error}") from error
+        with self._path.open("wb") as file:
+            file.write(b"".join(line + b"\n" for line in lines or [json.dumps(head).encode()]))
+        self._file = self._path.open("ab")
+
+    def take(self, task: ArrayCheck, keys: Sequence[str]) -> CheckResult | None:
+        """Return the result of a task that an earlier run has done."""
+        return self._left.pop(task.name(keys), None)
+
+    def add(self, result: CheckResult) -> None:
+        self._file.write(json.dumps(asdict(result)).encode() + b"\n")
+        self._file.flush()
+
+    def close(self, *, is_done: bool) -> None:
+        self._file.close()
+        if is_done:
+            self._path.unlink(missing_ok=True)
+
+
+def _result_of(line: dict[str, Any]) -> CheckResult:
+    findings: list[dict[str, Any]] = line.pop("findings")
+    for found in findings:
+        found.update({k: tuple(v) for k, v in found.items() if isinstance(v, list)})
+    return CheckResult([Finding(**found) for found in findings], **line)

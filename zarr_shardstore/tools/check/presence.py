@@ -21,7 +21,7 @@ from zarr_shardstore.access import (
     walks,
 )
 from zarr_shardstore.errors import SpecError
-from zarr_shardstore.tools.check.shards import checked_array
+from zarr_shardstore.tools.check.objects import checked_array
 from zarr_shardstore.tools.inspect.find import find_arrays
 
 _MAX_ASKED = 4096

@@ -27,17 +27,13 @@ from zarr_shardstore.access import (
 )
 from zarr_shardstore.errors import ShardStoreError, SpecError
 from zarr_shardstore.tools.check.check_store import check_store
-from zarr_shardstore.tools.check.findings import CheckReport, Finding, Keep
+from zarr_shardstore.tools.check.findings import CheckReport, CheckResult, Finding, Keep
+from zarr_shardstore.tools.check.objects import ArrayChecker
 from zarr_shardstore.tools.check.quarantine import put_aside
 from zarr_shardstore.tools.check.replica import Replica
 from zarr_shardstore.tools.check.salvage.orders import advice, order_of_others
 from zarr_shardstore.tools.check.salvage.salvage import salvage
-from zarr_shardstore.tools.check.shards import (
-    ArrayChecker,
-    CheckResult,
-    coords_of_entry,
-    is_version_of,
-)
+from zarr_shardstore.tools.check.shards import coords_of_entry, is_version_of
 from zarr_shardstore.tools.check.side_files import check_side_files
 from zarr_shardstore.tools.inspect.find import find_contents
 

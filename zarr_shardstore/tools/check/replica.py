@@ -7,7 +7,7 @@ from contextlib import suppress
 from zarr_shardstore.access import StoreLike, chunk_keys, open_base, requests, stacks
 from zarr_shardstore.errors import ShardStoreError
 from zarr_shardstore.tools.check.chunks import transcoder
-from zarr_shardstore.tools.check.shards import ArrayChecker
+from zarr_shardstore.tools.check.objects import ArrayChecker
 from zarr_shardstore.tools.inspect.find import arrays_at
 
 

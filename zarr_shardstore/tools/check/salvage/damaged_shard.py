@@ -11,13 +11,13 @@ import numpy as np
 import numpy.typing as npt
 
 from zarr_shardstore.access import layouts, shard_format, stacks
+from zarr_shardstore.tools.check.objects import ArrayChecker
 from zarr_shardstore.tools.check.salvage.frames import (
     FRAME_CODECS,
     can_search,
     frame_ends,
     next_frame,
 )
-from zarr_shardstore.tools.check.shards import ArrayChecker
 
 _PROVING = FRAME_CODECS | {"crc32c", "crc32", "adler32", "fletcher32", "jenkins_lookup3"}
 """Codecs that refuse other bytes than those that they have encoded, nearly always."""

@@ -15,8 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from zarr_shardstore.access import BaseStoreHandle, chunk_keys, shard_format, walks
+from zarr_shardstore.tools.check.objects import ArrayChecker
 from zarr_shardstore.tools.check.salvage.damaged_shard import DamagedShard
-from zarr_shardstore.tools.check.shards import ArrayChecker
 
 ORDERS: tuple[shard_format.EntryOrder, ...] = ("morton", "C", "F")
 
