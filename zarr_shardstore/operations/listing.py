@@ -39,12 +39,7 @@ from zarr_shardstore.operations.walk import ObjectGrid, Walk, read_stored
 from zarr_shardstore.shards import stack
 from zarr_shardstore.shards.index_reads import read_indexes, rounds_of, try_read_indexes
 from zarr_shardstore.shards.requests import Flow, Found, Get, ListDir
-from zarr_shardstore.shards.shard_listing import (
-    MAX_NAMES,
-    GridDirectory,
-    KeyPages,
-    ListedKeys,
-)
+from zarr_shardstore.shards.shard_listing import MAX_NAMES, GridDirectory, KeyPages, ListedKeys
 
 _TRANSFORMED_KEY_NBYTES = 160
 """Memory of a key above a stack of transformers with its size, in bytes."""

@@ -8,7 +8,7 @@ import time
 import uuid
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Executor, ThreadPoolExecutor
+from concurrent.futures import Executor
 from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
@@ -44,14 +44,9 @@ from zarr_shardstore.tools.check.findings import (
     Level,
     finding,
 )
-from zarr_shardstore.tools.check.objects import (
-    ArrayCheck,
-    check_objects,
-    checked_array,
-    checker_of,
-)
+from zarr_shardstore.tools.check.objects import ArrayCheck, check_objects, checked_array, checker_of
 from zarr_shardstore.tools.check.side_files import check_side_files, find_conversions
-from zarr_shardstore.tools.convert.job import run_all
+from zarr_shardstore.tools.convert.job import check_reach, own_threads, run_all
 from zarr_shardstore.tools.convert.report import OnProgress, Progress
 from zarr_shardstore.tools.inspect import find
 from zarr_shardstore.tools.inspect.conversions import is_locked
@@ -62,7 +57,6 @@ _NBYTES_PER_TASK = 16 * 1024 * 1024
 _MAX_FINDINGS = 1000
 """Of one kind in one array that are found in the listing; the others are counted."""
 _MAX_DIRECTORIES = 1 << 16
-_N_THREADS = 4
 
 
 def check_store(
@@ -135,11 +129,8 @@ def check_store(
         raise SpecError(f"executor is a concurrent.futures.Executor, got {executor!r}")
     begun = time.monotonic()
     base = open_base(store, storage_options)
-    if executor is not None and not isinstance(executor, ThreadPoolExecutor) and base.is_in_memory:
-        raise SpecError(
-            f"the store {base.describe()} is in the memory of this process, where the workers of "
-            "the executor do not reach it: take threads (executor=None)"
-        )
+    if executor is not None:
+        check_reach(base, executor)
     names = None if paths is None else arguments.paths_of(paths)
     contents = base.run(find.find_contents())
     stored = [*contents.arrays.values(), *contents.broken]
@@ -147,7 +138,7 @@ def check_store(
     check = _Check(base, level, contents, selected, is_whole=names is None)
     result = check.result
     head = {"store": base.describe(), "level": level, "paths": selected}
-    with ThreadPoolExecutor(min(_N_THREADS, os.cpu_count() or 1)) as threads:
+    with own_threads() as threads:
         kept = None if notes is None else _Notes(notes, base, head)
         is_done = False
         try:

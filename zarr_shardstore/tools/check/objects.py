@@ -82,11 +82,10 @@ def checked_array(found: FoundArray) -> stored_arrays.StoredArray:
     try:
         return read_array(replace(found, doc=declarations.without_mark(doc) if is_left else doc))
     except UnsupportedError:
-        array = (
-            _LEFT_TO_ZARR.read(found.node, doc) if declarations.has_sharding_codec(doc) else None
-        )
-        if array is None:
+        if not declarations.has_sharding_codec(doc):
             raise
+        array = _LEFT_TO_ZARR.read(found.node, doc)
+        assert array is not None
         return array
 
 
@@ -211,10 +210,8 @@ class ArrayChecker:
                 (found,) = ask_each(base, [requests.Get(key, None, True)], stack)
                 problem = self._problem_of_object(key, found, result)
             if problem is not None:
-                chunk = self.grid.layout.coords_of(key)
-                result.findings.append(
-                    finding(problem[0], key, problem[1], array=self.path, chunk=chunk)
-                )
+                more = {"array": self.path, "chunk": self.grid.layout.coords_of(key)}
+                result.findings.append(finding(problem[0], key, problem[1], **more))
 
     def _problem_of_object(self, key: str, found: Any, result: CheckResult) -> Problem:
         if isinstance(found, CorruptValueError):

@@ -259,9 +259,8 @@ class _Repair:
             return RepairAction(key, "left", "it is whole now")
         data: shard_format.Bytes = old
         if not isinstance(self.base.backend, LocalBackend):  # which has read it by the journal
-            data = _without_cut_change(
-                old, *self.base.values([key + file_keys.JOURNAL_SUFFIX], check=False)
-            )
+            (journal,) = self.base.values([key + file_keys.JOURNAL_SUFFIX], check=False)
+            data = _without_cut_change(old, journal)
         text = ""
         for each in reversed(below):
             try:
@@ -279,10 +278,8 @@ class _Repair:
         """Store the chunk of the replica instead of one without a shard, or drop it."""
         coords, new = checker.grid.layout.coords_of(key), None
         below = checker.grid.below
-        is_same_key = coords is not None and all(
-            isinstance(t, stacks.ValueTransformer) for t in below
-        )
-        if self.replica is not None and coords is not None and is_same_key:
+        keeps_keys = all(isinstance(each, stacks.ValueTransformer) for each in below)
+        if self.replica is not None and coords is not None and keeps_keys:
             new = self.replica.chunk(checker, key, coords)
         if new is not None:
             for each in below:
@@ -335,9 +332,8 @@ class _Repair:
         node = checker.array.node
         if not consolidated_index.declares_consolidated_index(self._docs[node]):
             return {}
-        copies = checker.copies(
-            self.base, node.chunk_prefix + consolidated_index.CONSOLIDATED_INDEX_NAME
-        )
+        at = node.chunk_prefix + consolidated_index.CONSOLIDATED_INDEX_NAME
+        copies = checker.copies(self.base, at)
         copy = None if copies is None else copies.find(shard.key[len(shard.layout.prefix) :])
         (found,) = checker.read_indexes(self.base, [shard], consistent=True)
         if copy is None or isinstance(found, Exception):
@@ -351,10 +347,8 @@ class _Repair:
         return self._orders[checker.path]
 
     def _read(self, key: str) -> shard_format.Bytes | None:
-        value: shard_format.Bytes | None = self.base.perform([requests.Get(key, None, True)])[
-            0
-        ].value
-        return value
+        found: requests.Found = self.base.perform([requests.Get(key, None, True)])[0]
+        return found.value
 
     def _exchange(
         self,

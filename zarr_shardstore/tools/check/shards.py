@@ -49,9 +49,7 @@ class ShardCheck:
         self.result = CheckResult()
 
     def run(
-        self,
-        found: requests.Found | Exception,
-        copies: consolidated_index.ConsolidatedIndex | None,
+        self, found: requests.Found | Exception, copies: consolidated_index.ConsolidatedIndex | None
     ) -> CheckResult:
         """Check the shard; one that is gone by now has no findings."""
         result, spec = self.result, self.spec

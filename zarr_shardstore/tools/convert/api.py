@@ -207,9 +207,7 @@ def shard_store(
 
 
 def unshard_store(
-    source: StoreLike,
-    destination: StoreLike | None = None,
-    **options: Unpack[ConversionArguments],
+    source: StoreLike, destination: StoreLike | None = None, **options: Unpack[ConversionArguments]
 ) -> ConversionReport:
     """Give each chunk of the sharded arrays of a store an object of its own.
 

@@ -86,7 +86,7 @@ def convert_store(
     base = target = open_base(source, source_options)
     if destination is not None:
         target = open_base(destination, destination_options)
-    with ThreadPoolExecutor(min(_N_THREADS, os.cpu_count() or 1)) as threads:
+    with own_threads() as threads:
         workers = threads if executor is None else executor
         _check_stores(base, target, workers)
         if not dry_run:
@@ -130,6 +130,10 @@ def convert_store(
     return ConversionReport(arrays, n_copied, notes, time.monotonic() - begun, dry_run)
 
 
+def own_threads() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(min(_N_THREADS, os.cpu_count() or 1))
+
+
 def finish_exchanges(base: BaseStoreHandle) -> tuple[str, ...]:
     """Finish what a killed conversion in place has begun, under the lock; return notes on it.
 
@@ -146,19 +150,23 @@ def finish_exchanges(base: BaseStoreHandle) -> tuple[str, ...]:
         invalidate_documents()
 
 
+def check_reach(base: BaseStoreHandle, executor: Executor) -> None:
+    """Refuse a store that the workers of an executor do not reach."""
+    if base.is_in_memory and not isinstance(executor, ThreadPoolExecutor):
+        raise SpecError(
+            f"the store {base.describe()} is in the memory of this process, where the workers of "
+            "the executor do not reach it: take threads (executor=None)"
+        )
+
+
 def _check_stores(base: BaseStoreHandle, target: BaseStoreHandle, executor: Executor) -> None:
     """Refuse stores that cannot be converted, or not by these workers."""
-    is_elsewhere = not isinstance(executor, ThreadPoolExecutor)
-    if is_elsewhere and not target.supports_deletes:
+    if not isinstance(executor, ThreadPoolExecutor) and not target.supports_deletes:
         raise SpecError(
             f"only one process writes to {target.describe()}: take threads (executor=None)"
         )
-    for side in (base, target):
-        if is_elsewhere and side.is_in_memory:
-            raise SpecError(
-                f"the store {side.describe()} is in the memory of this process, where the workers "
-                "of the executor do not reach it: take threads (executor=None)"
-            )
+    check_reach(base, executor)
+    check_reach(target, executor)
     if target is base:
         target.check_replaceable()
     elif target.is_same(base):
@@ -316,9 +324,8 @@ class Conversion:
     def _run_tasks(self, plan: ArrayPlan, task: ArrayTask) -> ArrayReport:
         begun = time.monotonic()
         if self._is_elsewhere:
-            task = replace(
-                task, document_key=self.source.stored_key(metadata.document_key(plan.node))
-            )
+            key = self.source.stored_key(metadata.document_key(plan.node))
+            task = replace(task, document_key=key)
         locations = [task.source]
         if task.may_be_there or task.only_compares:
             locations.append(task.target)  # regions of what an earlier run wrote are visited, too

@@ -266,9 +266,8 @@ def _chunks_per_shard_by_size(
             break
     if stored:
         return policies.choose_chunks_per_shard(plan.grid_shape, sum(stored) / len(stored))
-    cps, reason = policies.choose_chunks_per_shard(
-        plan.grid_shape, plan.nominal_nbytes or policies.UNKNOWN_NBYTES
-    )
+    nbytes = plan.nominal_nbytes or policies.UNKNOWN_NBYTES
+    cps, reason = policies.choose_chunks_per_shard(plan.grid_shape, nbytes)
     return cps, f"no stored chunk was found, so as before compression: {reason}"
 
 

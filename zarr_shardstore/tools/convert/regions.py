@@ -204,7 +204,7 @@ def only_stored(location: ArrayLocation, region: ArrayRegion) -> ArrayRegion:
     listing ends where asking for each of them is no more work.
     """
     box = layouts.grid_box(region.coords, region.shape, location.grid.grid_shape)
-    grid = location.grid
+    grid, cps = location.grid, location.grid.chunks_per_shard
     ranges = grid.objects_of(box)
     n_objects = math.prod(r.stop - r.start for r in ranges)
     if n_objects <= _WALKED or _is_dense(location, ranges):
@@ -218,8 +218,6 @@ def only_stored(location: ArrayLocation, region: ArrayRegion) -> ArrayRegion:
                 return region
             for stored in some:
                 if all(c in r for c, r in zip(stored.coords, ranges, strict=True)):
-                    of_object = layouts.grid_box(
-                        stored.coords, grid.chunks_per_shard, grid.grid_shape
-                    )
+                    of_object = layouts.grid_box(stored.coords, cps, grid.grid_shape)
                     there.append(layouts.entries_in_box(of_object, region.coords, region.shape))
     return replace(region, ids=region.ids[np.isin(region.ids, np.concatenate(there))])

@@ -459,10 +459,8 @@ def _pieces_of_range(wanted: StoredValues, i: int) -> Iterator[ReadRound]:
     for start in range(first, last, ROUND_NBYTES):
         stop = min(start + ROUND_NBYTES, last)
         (found,) = wanted.base.perform([requests.Get(key, byte_ranges.Range(start, stop))])
-        piece, size = (
-            index_reads.check_whole(key, found.value, stop - start),
-            np.array([stop - start]),
-        )
+        piece = index_reads.check_whole(key, found.value, stop - start)
+        size = np.array([len(piece)])
         yield ReadRound(ids, size, [piece], continues=start > first, has_more=stop < last)
 
 
@@ -488,16 +486,14 @@ def _read(wanted: StoredValues, start: int, stop: int) -> list[memoryview]:
         for span in byte_ranges.plan_spans(
             ranges, max_gap_bytes=_MAX_GAP_NBYTES, max_coalesced_bytes=ROUND_NBYTES
         ):
-            batch.append(
-                requests.Get(wanted.keys[number], byte_ranges.Range(span.start, span.stop))
-            )
+            at = byte_ranges.Range(span.start, span.stop)
+            batch.append(requests.Get(wanted.keys[number], at))
             parts = [(int(positions[m]), *ranges[m]) for m in span.members]
             members.append([(i, lo - span.start, hi - span.start) for i, lo, hi in parts])
     for get, found, parts in zip(batch, wanted.base.perform(batch), members, strict=True):
         assert isinstance(get.byte_range, byte_ranges.Range)
-        data = index_reads.check_whole(
-            get.key, found.value, get.byte_range.stop - get.byte_range.start
-        )
+        nbytes = get.byte_range.stop - get.byte_range.start
+        data = index_reads.check_whole(get.key, found.value, nbytes)
         for i, lo, hi in parts:
             values[i] = data[lo:hi]
     return values

@@ -236,10 +236,9 @@ def get_shard_info(
     by_node = {array.node: array for array in found}
     conversions = unfinished_conversions(base)
     unfinished = {each.path: each for each in conversions if each.is_of_stored_array}
-    arrays = (_info(base, array, by_node) for array in found)
-    return StoreInfo(
-        base.describe(), tuple(_with_state(array, unfinished.get(array.path)) for array in arrays)
-    )
+    infos = (_info(base, array, by_node) for array in found)
+    arrays = tuple(_with_state(array, unfinished.get(array.path)) for array in infos)
+    return StoreInfo(base.describe(), arrays)
 
 
 def _with_state(info: ArrayInfo, unfinished: UnfinishedConversion | None) -> ArrayInfo:
@@ -255,10 +254,9 @@ def _info(
     base: BaseStoreHandle, found: FoundArray, by_node: Mapping[metadata.Node, FoundArray]
 ) -> ArrayInfo:
     node, doc = found.node, found.doc
-    info = ArrayInfo(
-        path=node.path, hierarchy=node.hierarchy, shape=_shape_of(doc), dtype=_dtype_of(doc)
-    )
-    info = replace(info, read_by=read_by([doc]))
+    names: dict[str, Any] = {"path": node.path, "hierarchy": node.hierarchy}
+    names |= {"shape": _shape_of(doc), "dtype": _dtype_of(doc)}
+    info = ArrayInfo(**names, read_by=read_by([doc]))
     try:
         array = read_array(found)
     except UnsupportedError as error:

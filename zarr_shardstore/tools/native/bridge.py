@@ -290,9 +290,7 @@ class DocumentChange:
             base.check_replaceable()
             try:
                 for _, keys in groupby(writes, key=_round_of):
-                    base.perform(
-                        [requests.Set(key, metadata.dump_document(after[key])) for key in keys]
-                    )
+                    base.write_documents({key: after[key] for key in keys})
                 for _, keys in groupby(removals, key=_round_of):
                     base.perform([requests.Delete(key) for key in keys])
             finally:
@@ -378,11 +376,8 @@ def _v2(node: Node) -> tuple[declarations.Document, declarations.Document] | Non
 def _native(doc: Mapping[str, Any], ome: bool) -> declarations.Document:
     if _is_array(doc):
         return translate.redeclare(doc, "codec")
-    return (
-        {**doc, "attributes": translate.to_ome_05(metadata.attributes_of(doc))}
-        if ome
-        else dict(doc)
-    )
+    attributes = {"attributes": translate.to_ome_05(metadata.attributes_of(doc))} if ome else {}
+    return {**doc, **attributes}
 
 
 def _name_dimensions(change: DocumentChange, path: str) -> None:

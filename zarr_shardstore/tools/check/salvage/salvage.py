@@ -91,10 +91,8 @@ def _is_copy_of(shard: DamagedShard, copy: consolidated_index.IndexCopy, is_curr
         return False
     stored = bytes(shard.data[shard.index_start :][: shard.spec.index_nbytes])
     encoded = copy.index.encode(shard.spec.index)
-    if (
-        shard.spec.index.checksum
-        and encoded[-shard_format.CHECKSUM_NBYTES :] == stored[-shard_format.CHECKSUM_NBYTES :]
-    ):
+    n = shard_format.CHECKSUM_NBYTES
+    if shard.spec.index.checksum and encoded[-n:] == stored[-n:]:
         return True
     places = copy.index.fields[copy.index.present_ids()].tolist()
     has_sizes = len({nbytes for _, nbytes in places}) == len(places) > 1
