@@ -48,7 +48,7 @@ def test_each_box_has_its_objects(name: str) -> None:
     """Asked for place by place, or listed, in pages of one key or many: the same."""
     for base, grid in grids_of(name):
         there = [key for key in base.keys("") if grid.coords_inside(key) is not None]
-        every = [stored for some in walk(base, grid) for stored in some]
+        every = [stored for some in walk(base.run, grid) for stored in some]
         assert [stored.key for stored in every] == sorted(there)
         ranges = list(product(range(3), range(1, N + 1)))
         for rows, columns in product(ranges, ranges):
@@ -60,7 +60,7 @@ def test_each_box_has_its_objects(name: str) -> None:
             }
             for max_asked, n_keys in product((0, 99), (1, 1024)):
                 with tuned(keys_per_page=n_keys):
-                    found = walk(base, grid, box, needs=("index",), max_asked=max_asked)
+                    found = walk(base.run, grid, box, needs=("index",), max_asked=max_asked)
                     assert {s.key: chunks_in(s) for some in found for s in some} == expected
 
 
@@ -69,7 +69,7 @@ def test_sizes_are_those_of_the_objects(name: str) -> None:
     """A size comes with the index, or it is requested."""
     for base, grid in grids_of(name):
         if not grid.below:
-            found = [s for some in walk(base, grid, needs=("index", "size")) for s in some]
+            found = [s for some in walk(base.run, grid, needs=("index", "size")) for s in some]
             assert [s.nbytes for s in found] == base.sizes([s.key for s in found])
 
 

@@ -16,10 +16,10 @@ import math
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import islice, product
 from posixpath import commonpath, dirname
-from typing import Literal, NamedTuple, Protocol, TypeAlias, TypeVar
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -48,9 +48,10 @@ from zarr_shardstore.shards.index_reads import corrupt, rounds_of
 from zarr_shardstore.shards.requests import Flow
 from zarr_shardstore.shards.shard_listing import KeyPages, VersionedKeys, entries_present
 
-T = TypeVar("T")
-
 Needs: TypeAlias = tuple[Literal["index", "size"], ...]
+
+Run: TypeAlias = Callable[[Flow[Any]], Any]
+"""Runs a flow, as a base store does for the tools."""
 
 _PLACES_AT_ONCE = 1024
 
@@ -64,6 +65,13 @@ class ObjectGrid:
     is_sharded: bool = True
     below: stacks.Stack = ()
     """Transformers between shards, or plain chunks, and the base store."""
+    shape: Coords = field(init=False)
+    """Number of objects along each dimension."""
+
+    def __post_init__(self) -> None:
+        grid_shape = self.layout.grid_shape
+        shape = () if grid_shape is None else chunk_grid_shape(grid_shape, self.chunks_per_shard)
+        object.__setattr__(self, "shape", shape)
 
     @classmethod
     def of_array(cls, array: StoredArray) -> ObjectGrid:
@@ -98,11 +106,6 @@ class ObjectGrid:
         """Number of chunks along each dimension."""
         assert self.layout.grid_shape is not None
         return self.layout.grid_shape
-
-    @property
-    def shape(self) -> Coords:
-        """Number of objects along each dimension."""
-        return chunk_grid_shape(self.grid_shape, self.chunks_per_shard)
 
     @property
     def directory(self) -> str:
@@ -339,14 +342,8 @@ def _with_index(stored: Stored, found: requests.FoundIndex, nbytes: int | None) 
     return stored._replace(decoded=found.decoded, damage=why, nbytes=nbytes)
 
 
-class BlockingDriver(Protocol):
-    """Driver of flows that waits: the one of a base store."""
-
-    def run(self, flow: Flow[T], /) -> T: ...
-
-
 def walk(
-    base: BlockingDriver,
+    run: Run,
     grid: ObjectGrid,
     box: Box | None = None,
     *,
@@ -363,23 +360,22 @@ def walk(
     steps = Walk(grid, box, needs, max_asked=max_asked, is_paged=is_paged)
     try:
         while steps.has_more:
-            some = base.run(steps.next_round())
-            yield base.run(read_stored(grid, some, needs)) if reads and needs and some else some
+            some = run(steps.next_round())
+            yield run(read_stored(grid, some, needs)) if reads and needs and some else some
     finally:
-        base.run(steps.close())
+        run(steps.close())
 
 
-def try_read(
-    base: BlockingDriver, grid: ObjectGrid, listed: Sequence[Stored], needs: Needs
-) -> list[Stored]:
+def try_read(run: Run, grid: ObjectGrid, listed: Sequence[Stored], needs: Needs) -> list[Stored]:
     """Read one round; if that fails, read each object alone, and return its error as damage.
     An `OSError` is raised if no object can be read."""
     with suppress(OSError, ShardStoreError):
-        return base.run(read_stored(grid, listed, needs))
-    found: list[Stored] = []
+        found: list[Stored] = run(read_stored(grid, listed, needs))
+        return found
+    found = []
     for stored in listed:
         try:
-            found += base.run(read_stored(grid, [stored], needs))
+            found += run(read_stored(grid, [stored], needs))
         except (OSError, ShardStoreError) as error:
             found.append(stored._replace(damage=error))
     errors = [each.damage for each in found if isinstance(each.damage, OSError)]

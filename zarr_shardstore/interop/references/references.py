@@ -341,7 +341,7 @@ class _Reader:
 
     def _places(self, grid: walks.ObjectGrid) -> Iterator[Places]:
         state_of = _states_below(self.base, grid.prefix)
-        for listed in walks.walk(self.base, grid, needs=("index",), reads=False):
+        for listed in walks.walk(self.base.run, grid, needs=("index",), reads=False):
             # Before the indexes: a change that comes between makes another state.
             self._check_journals(grid, listed)
             states = {key: state_of(key) for key, *_ in listed}

@@ -98,7 +98,7 @@ def _count(
     is_stored = np.zeros([hi - lo for lo, hi in box], dtype=np.bool_)
     errors: list[str] = []
     grid = walks.ObjectGrid.of_array(array)
-    for found in walks.walk(base, grid, box, needs=("index",), max_asked=_MAX_ASKED):
+    for found in walks.walk(base.run, grid, box, needs=("index",), max_asked=_MAX_ASKED):
         for stored in found:
             if stored.damage is None:
                 stored.mark(is_stored, box)

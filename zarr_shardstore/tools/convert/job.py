@@ -113,21 +113,25 @@ def convert_store(
                     arrays = conversion.run()
                 finally:
                     invalidate_documents()
-    n_copied = 0
-    if not is_in_place:
-        n_copied = len(conversion.contents.other_keys)
-        notes = tuple(
-            f"the directory of the array {node.path!r} was not listed, because it has too many "
-            "chunks, or the store lists none: if it holds keys that are neither chunks nor "
-            "documents, they were not copied"
-            for node in conversion.contents.unlisted
-        )
+    contents = StoreContents() if is_in_place else conversion.contents
+    notes += _notes(contents, arrays)
+    n_copied, seconds = len(contents.other_keys), time.monotonic() - begun
+    return ConversionReport(arrays, n_copied, notes, seconds, dry_run)
+
+
+def _notes(copied: StoreContents, arrays: Sequence[ArrayReport]) -> tuple[str, ...]:
+    notes = tuple(
+        f"the directory of the array {node.path!r} was not listed, because it has too many "
+        "chunks, or the store lists none: if it holds keys that are neither chunks nor "
+        "documents, they were not copied"
+        for node in copied.unlisted
+    )
     if lost := [array.path for array in arrays if array.loses_readers]:
         notes += (
             f"no other program reads the Zarr v2 arrays {quoted(lost)} in this form: to_native "
             "(zarr-shardstore to-native) makes them Zarr v3 arrays, which every v3 reader reads",
         )
-    return ConversionReport(arrays, n_copied, notes, time.monotonic() - begun, dry_run)
+    return notes
 
 
 def own_threads() -> ThreadPoolExecutor:

@@ -158,7 +158,7 @@ def _stored_objects(
     n_listed = 0
     needs: walks.Needs = ("index",)  # as large as the indexes of a round may be
     with closing(
-        walks.walk(location.base, location.grid, needs=needs, is_paged=True, reads=False)
+        walks.walk(location.base.run, location.grid, needs=needs, is_paged=True, reads=False)
     ) as rounds:
         for some in rounds:
             yield some

@@ -39,7 +39,7 @@ class Round:
 def rounds_of_objects(base: BaseStoreHandle, grid: walks.ObjectGrid) -> Iterator[Round]:
     """Read the indexes of all objects of an array, some at a time; no chunk, but the values of a
     transformer below sharding. Objects outside the grid, or erased concurrently, are left out."""
-    for listed in walks.walk(base, grid, needs=("index", "size"), reads=False):
+    for listed in walks.walk(base.run, grid, needs=("index", "size"), reads=False):
         if listed:
             yield _read_round(base, grid, listed)
 
@@ -54,7 +54,7 @@ def _read_round(
         pairs = zip(listed, sizes, strict=True)
         sized = [stored._replace(nbytes=size) for stored, size in pairs if size is not None]
         listed = listed if grid.is_sharded else sized
-    found = walks.try_read(base, grid, listed, ("index", "size"))
+    found = walks.try_read(base.run, grid, listed, ("index", "size"))
     if object_nbytes is None:
         object_nbytes = [stored.nbytes for stored in found if stored.nbytes is not None]
     return Round(object_nbytes, [*map(cell_of, found)])

@@ -64,8 +64,8 @@ def order_of_others(
     """Return the number of whole shards of an array with two chunks or more, of the first ones that
     are listed, and the order that all of them are in. It proves nothing for another shard."""
     orders, n_whole = list(ORDERS), 0
-    listed = walks.walk(base, checker.grid, needs=("index",), reads=False)
-    found = (s for some in listed for s in walks.try_read(base, checker.grid, some, ("index",)))
+    listed = walks.walk(base.run, checker.grid, needs=("index",), reads=False)
+    found = (s for some in listed for s in walks.try_read(base.run, checker.grid, some, ("index",)))
     with suppress(OSError):
         for index in (stored.decoded for stored in islice(found, _MAX_OTHERS)):
             if index is not None and len(ids := index.present_ids()) > 1:
