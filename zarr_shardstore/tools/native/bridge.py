@@ -164,7 +164,9 @@ def to_native(
     ((2,), array([1, 2, 3, 4], dtype=uint8))
     """
 
-    base = _open_writable(store, storage_options, dry_run=dry_run)
+    base = open_base(store, storage_options)
+    if not dry_run:
+        base.check_writable()
     return native_change(base, paths, ome=ome).make(base, dry_run=dry_run)
 
 
@@ -205,20 +207,13 @@ def from_native(
     if zarr_format not in (2, 3):
         raise SpecError(f"zarr_format is 2 or 3, got {zarr_format!r}")
     step = _make_v2 if zarr_format == 2 else _make_transformed
-    base = _open_writable(store, storage_options, dry_run=dry_run)
+    base = open_base(store, storage_options)
+    if not dry_run:
+        base.check_writable()
     change = DocumentChange(base.run(_read_documents()), paths)
     change.for_each(lambda path: step(change.before[path], change.after[path]))
     change.update_consolidated(_transformed if zarr_format == 3 else dict)
     return change.make(base, dry_run=dry_run)
-
-
-def _open_writable(
-    store: AnyStore, options: Mapping[str, Any] | None, *, dry_run: bool
-) -> BaseStoreHandle:
-    base = open_base(store, options)
-    if not dry_run:
-        base.check_writable()
-    return base
 
 
 def _read_documents() -> requests.Flow[dict[str, declarations.Document]]:
