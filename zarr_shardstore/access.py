@@ -28,11 +28,11 @@ from zarr_shardstore.io.local.open_shards import open_shards
 from zarr_shardstore.metadata import data_types, transformer_list
 from zarr_shardstore.metadata import declaration as declarations
 from zarr_shardstore.metadata import documents as metadata
+from zarr_shardstore.operations import walk as walks
 from zarr_shardstore.operations.batch import Batch
 from zarr_shardstore.operations.upkeep import shards_below
 from zarr_shardstore.shards import index_reads, requests
 from zarr_shardstore.shards import stack as stacks
-from zarr_shardstore.shards.shard_listing import entries_present
 from zarr_shardstore.store import options as store_options
 from zarr_shardstore.store.base_handle import (
     ODD_KEY_ERRORS,
@@ -60,7 +60,6 @@ __all__ = [  # noqa: RUF022  # by subject
     "metadata",
     "transformer_list",
     # arrays and shards, as flows
-    "entries_present",
     "index_reads",
     "invalidate_documents",
     "policies",
@@ -69,6 +68,7 @@ __all__ = [  # noqa: RUF022  # by subject
     "shards_below",
     "stacks",
     "stored_arrays",
+    "walks",
     # base stores
     "BaseStoreHandle",
     "LocalBackend",

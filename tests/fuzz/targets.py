@@ -65,7 +65,7 @@ from zarr_shardstore.format.shard import (
     split_shard,
 )
 from zarr_shardstore.metadata.documents import Node, parse_array, parse_document
-from zarr_shardstore.tools.check.census import census
+from zarr_shardstore.tools.check.presence import presence
 from zarr_shardstore.tools.convert.api import compact_store
 from zarr_shardstore.tools.inspect.shard_map import shard_map
 
@@ -553,7 +553,7 @@ def run_tools(data: bytes) -> None:
     runs: list[Callable[[], Any]] = [
         lambda: get_shard_info(dict(objects)),
         lambda: repair_store(check_store(dict(objects))),
-        lambda: [list(islice(each.chunks(stored=False), 9)) for each in census(dict(objects))],
+        lambda: [list(islice(each.chunks(stored=False), 9)) for each in presence(dict(objects))],
         lambda: shard_map(dict(objects), "z").counts(),
         lambda: mapping.chunks_initialized("z"),
         lambda: mapping.consolidate_index(),

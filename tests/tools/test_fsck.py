@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import warnings
 from collections.abc import Callable
 from functools import partial
@@ -355,6 +356,16 @@ def test_documents_and_remains(found: str) -> None:
     report = check_store(base)
     assert [(f.kind, f.severity) for f in report.findings] == [(found, severity)]
     assert report.is_clean == (severity == "info")
+
+
+def test_a_temporary_file_of_a_killed_conversion(tmp_path: Path) -> None:
+    """It is found, though all else below its directory belongs to the conversion."""
+    root = shutil.copytree(GOLDEN / "half_converted-unshard_draft-staging", tmp_path / "v")
+    found = [(f.kind, f.severity, Path(f.key).suffix) for f in check_store(root).findings]
+    assert sorted(found) == [
+        ("partial_file", "warning", ".partial"),
+        ("unfinished_conversion", "warning", ".json"),
+    ]
 
 
 def test_a_level_of_an_image_that_is_no_array() -> None:

@@ -9,8 +9,8 @@ import typer
 from zarr_shardstore.access import open_base
 from zarr_shardstore.cli import output
 from zarr_shardstore.cli.arguments import Work
-from zarr_shardstore.tools.check.census import census
 from zarr_shardstore.tools.check.check_store import check_store
+from zarr_shardstore.tools.check.presence import presence
 from zarr_shardstore.tools.check.quarantine import restore_quarantine
 from zarr_shardstore.tools.check.repair import repair_store
 
@@ -22,9 +22,9 @@ def fsck(store: str, arrays: Any, storage_options: Any, as_json: bool, **options
         text = "\n".join(f"restored: {key}" for key in keys)
         output.print_report(as_json, {"restored": keys}, text)
     elif options["chunks"] or options["missing"]:
-        found = census(store, arrays, region=options["region"], storage_options=storage_options)
+        found = presence(store, arrays, region=options["region"], storage_options=storage_options)
         states = {"stored": options["chunks"], "missing": options["missing"]}
-        output.fail_if_damaged(output.print_census(found, **states, as_json=as_json))
+        output.fail_if_damaged(output.print_presence(found, **states, as_json=as_json))
     else:
         _check(store, arrays, storage_options, as_json, **options)
 

@@ -34,8 +34,8 @@ from zarr_shardstore.tools.inspect.shard_map import by, printable
 
 if TYPE_CHECKING:
     from zarr_shardstore.interop.adopt.adopt import AdoptionReport
-    from zarr_shardstore.tools.check.census import ArrayCensus
     from zarr_shardstore.tools.check.findings import CheckReport
+    from zarr_shardstore.tools.check.presence import ArrayPresence
     from zarr_shardstore.tools.check.repair import RepairReport
     from zarr_shardstore.tools.convert.report import (
         CompactionReport,
@@ -323,8 +323,8 @@ def _orders_to_assume(report: RepairReport, store: str) -> list[str]:
     return texts
 
 
-def print_census(
-    arrays: Iterable[ArrayCensus], *, stored: bool, missing: bool, as_json: bool
+def print_presence(
+    arrays: Iterable[ArrayPresence], *, stored: bool, missing: bool, as_json: bool
 ) -> list[str]:
     """Print the stored or missing chunks of arrays, or both; return errors of their shards."""
     errors: list[str] = []

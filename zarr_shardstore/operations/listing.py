@@ -18,10 +18,7 @@ from __future__ import annotations
 import math
 import re
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import partial
-from itertools import product
-from posixpath import commonpath, dirname
+from collections.abc import Callable, Sequence
 from reprlib import repr as short
 from typing import Literal, TypeAlias
 
@@ -33,22 +30,16 @@ from zarr_shardstore.arrays.stored_array import StoredArray
 from zarr_shardstore.errors import CorruptShardError, ShardStoreError, SpecError
 from zarr_shardstore.format.arguments import check_n_chunks, items_of
 from zarr_shardstore.format.keys import Coords, check_prefix
-from zarr_shardstore.format.layout import ArrayLayout, Box, ShardRef, grid_box
+from zarr_shardstore.format.layout import Box, ShardRef
 from zarr_shardstore.format.ranges import Range
-from zarr_shardstore.format.shard import MISSING, ShardIndex
 from zarr_shardstore.metadata.documents import Node
 from zarr_shardstore.operations.buffered import Flusher
 from zarr_shardstore.operations.locate import array_at
+from zarr_shardstore.operations.walk import ObjectGrid, Walk, read_stored
 from zarr_shardstore.shards import stack
 from zarr_shardstore.shards.index_reads import read_indexes, rounds_of, try_read_indexes
 from zarr_shardstore.shards.requests import Flow, Found, Get, ListDir
-from zarr_shardstore.shards.shard_listing import (
-    MAX_NAMES,
-    GridDirectory,
-    KeyPages,
-    ListedKeys,
-    VersionedKeys,
-)
+from zarr_shardstore.shards.shard_listing import MAX_NAMES, GridDirectory, KeyPages, ListedKeys
 
 _TRANSFORMED_KEY_NBYTES = 160
 """Memory of a key above a stack of transformers with its size, in bytes."""
@@ -330,38 +321,20 @@ def _list_grid_directory(
 
 def _directories_with_chunks(directory: GridDirectory) -> Flow[list[str]]:
     names: dict[str, None] = {}
-
-    def take(shard: ShardRef, index: ShardIndex) -> None:
-        names.update(dict.fromkeys(directory.names_of_directories(shard, index)))
-
-    pages = KeyPages([directory.base_directory])
+    layout, pages = directory.layout, KeyPages([directory.base_directory])
     while pages.has_more:
-        yield from _take_indexes(_shards_of(directory.layout, (yield from pages.next_page())), take)
+        page = yield from pages.next_page()
+        pairs = zip(page, page.versions, strict=True)
+        shards = [(s, version) for key, version in pairs if (s := layout.shard_of_key(key))]
+        for part in rounds_of(shards, lambda _: layout.spec.index_nbytes):
+            refs, versions = [shard for shard, _ in part], [version for _, version in part]
+            indexes = yield from try_read_indexes(refs, versions, cache=False)
+            for shard, index in zip(refs, indexes, strict=True):
+                if isinstance(index, CorruptShardError):
+                    raise index
+                if index is not None:
+                    names |= dict.fromkeys(directory.names_of_directories(shard, index))
     return list(names)
-
-
-def _shards_of(layout: ArrayLayout, page: VersionedKeys) -> Iterator[tuple[ShardRef, object]]:
-    """Yield the shards of an array that a page of keys names, with their versions."""
-    for key, version in zip(page, page.versions, strict=True):
-        shard = layout.shard_of_key(key)
-        if shard is not None:
-            yield shard, version
-
-
-def _take_indexes(
-    shards: Iterable[tuple[ShardRef, object]],
-    take: Callable[[ShardRef, ShardIndex], None],
-    below: stack.Stack = (),
-) -> Flow[None]:
-    """Read the indexes of shards, whose versions a listing has just shown, round by round."""
-    for part in rounds_of(shards, lambda item: item[0].layout.spec.index_nbytes):
-        refs, versions = [shard for shard, _ in part], [version for _, version in part]
-        indexes = yield from stack.run_through(below, try_read_indexes(refs, versions, cache=False))
-        for shard, index in zip(refs, indexes, strict=True):
-            if isinstance(index, CorruptShardError):
-                raise index
-            if index is not None:
-                take(shard, index)
 
 
 def as_directory(prefix: str) -> str:
@@ -396,35 +369,17 @@ def chunks_initialized(flusher: Flusher, path: str, region: Region) -> Flow[npt.
     region, and the indexes of those that are stored.
     """
     array = yield from array_at(flusher.catalog.arrays, path)
-    split = stack.split_at_sharding(array.stack)
-    if split is None:
+    if stack.split_at_sharding(array.stack) is None:
         raise SpecError(f"the array {array.node.path!r} is not sharded")
     yield from flusher.flush_array(array.node)
-    assert array.grid_shape is not None
-    layout, below = split[0].layout, split[1]
-    box = _box_of(region, array.grid_shape)
+    grid = ObjectGrid.of_array(array)
+    box = _box_of(region, grid.grid_shape)
     out = np.zeros([stop - start for start, stop in box], bool)
-    if not out.size:
-        return out
-    sides = zip(box, layout.spec.chunks_per_shard, strict=True)
-    shard_ranges = [range(start // n, -(-stop // n)) for (start, stop), n in sides]
-    mark = partial(_mark_chunks, out, box)
-    if not all(isinstance(transformer, stack.ValueTransformer) for transformer in below):
-        # Shards may have other keys in the base store.
-        possible = ((layout.shard(coords), None) for coords in product(*shard_ranges))
-        yield from _take_indexes(possible, mark, below)
-        return out
-    corners = [layout.shard(tuple(r[i] for r in shard_ranges)).key for i in (0, -1)]
-    common = commonpath([dirname(key) for key in corners])
-    pages = KeyPages([f"{common}/" if common else ""])
-    while pages.has_more:
-        stored = _shards_of(layout, (yield from pages.next_page()))
-        wanted = (
-            (shard, version)
-            for shard, version in stored
-            if all(c in r for c, r in zip(shard.coords, shard_ranges, strict=True))
-        )
-        yield from _take_indexes(wanted, mark, below)
+    walk = Walk(grid, box, ("index",), is_paged=True)
+    while walk.has_more:
+        for stored in (yield from read_stored(grid, (yield from walk.next_round()), ("index",))):
+            stored.check()
+            stored.mark(out, box)
     return out
 
 
@@ -444,14 +399,3 @@ def _box_of(region: Region, grid_shape: Coords) -> Box:
         box.append((start, max(start, stop)))
     check_n_chunks(math.prod(stop - start for start, stop in box))
     return tuple(box)
-
-
-def _mark_chunks(out: npt.NDArray[np.bool_], box: Box, shard: ShardRef, index: ShardIndex) -> None:
-    """Set the elements of `out`, which has the shape of the box, for the chunks of one shard."""
-    cps = shard.layout.spec.chunks_per_shard
-    present = (index.fields != MISSING).any(axis=1).reshape(cps)
-    covered = grid_box(shard.coords, cps, shard.layout.grid_shape)
-    both = [(max(a, c), max(a, c, min(b, d))) for (a, b), (c, d) in zip(box, covered, strict=True)]
-    there = tuple(slice(a - c, b - c) for (a, b), (c, _) in zip(both, covered, strict=True))
-    here = tuple(slice(a - c, b - c) for (a, b), (c, _) in zip(both, box, strict=True))
-    out[here] = present[there]

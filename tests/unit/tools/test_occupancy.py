@@ -11,11 +11,13 @@ import zarr
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.support.kit import tuned
 from tests.support.rounds import rounds
 from tests.tools.test_info import GOLDEN, INDEX, info_of, make, shard_of
 from zarr_shardstore import ShardingMapping, ShardingStore, get_shard_info
 from zarr_shardstore.format.ranges import Suffix
 from zarr_shardstore.io.backends.local import LocalBackend
+from zarr_shardstore.operations.walk import ObjectGrid, Stored, read_stored
 from zarr_shardstore.shards import index_reads
 from zarr_shardstore.shards.index_reads import found_index
 from zarr_shardstore.shards.requests import Found, FoundIndex, Get, GetIndex, GetSize
@@ -72,9 +74,9 @@ def test_indexes_alone_are_read_and_in_rounds(
 
     read_round = occupancy._read_round
 
-    def counted(base: Any, grid: Any, keys: Any) -> Any:
-        rounds.append(len(keys))
-        return read_round(base, grid, keys)
+    def counted(base: Any, grid: Any, listed: Any) -> Any:
+        rounds.append(len(listed))
+        return read_round(base, grid, listed)
 
     monkeypatch.setattr("zarr_shardstore.io.backends.resolve.LocalBackend", Recording)
     monkeypatch.setattr(occupancy, "_read_round", counted)
@@ -93,33 +95,32 @@ def test_a_shard_that_is_replaced_meanwhile_is_asked_again() -> None:
     """The index of one state and the size of another look like damage; the second look is true."""
     base: dict[str, bytes] = {}
     make(ShardingStore(base, chunks_per_shard=(2, 3)))
-    grid = occupancy.ObjectGrid(read_array(arrays_at(open_base(base), "a")[0]))
+    grid = ObjectGrid.of_array(read_array(arrays_at(open_base(base), "a")[0]))
     shard = shard_of({0: (0, 50)}, 50)
-    assert grid.layout is not None
     ref = grid.layout.shard_of_key("a/c/0/0")
     assert ref is not None
     index, size = GetIndex(ref, cache=False), GetSize("a/c/0/0")
-    flow = occupancy._read_objects(grid, ["a/c/0/0"])
-    assert next(flow) == [size, index, size]
+    flow = read_stored(grid, [Stored("a/c/0/0", (0, 0))], ("index", "size"))
+    assert next(flow) == [index, size]
     found = found_index(index, Found(memoryview(shard)[-INDEX:], None))
-    assert flow.send([len(shard), found, INDEX]) == [index, size]
+    assert flow.send([found, INDEX]) == [index._replace(consistent=True), size]
     with pytest.raises(StopIteration) as done:
         flow.send([found, len(shard)])
-    part = done.value.value
-    assert part.errors() == []
-    assert [(cell.n_chunks, cell.dead_nbytes) for cell in part.cells] == [(1, 0)]
+    (stored,) = done.value.value
+    assert stored.damage is None
+    assert occupancy.cell_of(stored) == occupancy.Cell((0, 0), 1, 50, INDEX, 0)
 
 
 def test_an_object_that_is_erased_meanwhile_is_not_counted() -> None:
     """It was listed, and is not there any more."""
     base: dict[str, bytes] = {}
     make(ShardingStore(base, chunks_per_shard=(2, 3)))
-    grid = occupancy.ObjectGrid(read_array(arrays_at(open_base(base), "a")[0]))
-    flow = occupancy._read_objects(grid, ["a/c/0/0"])
+    grid = ObjectGrid.of_array(read_array(arrays_at(open_base(base), "a")[0]))
+    flow = read_stored(grid, [Stored("a/c/0/0", (0, 0))], ("index", "size"))
     next(flow)
     with pytest.raises(StopIteration) as done:
-        flow.send([None, FoundIndex(None, None), None])
-    assert (done.value.value.object_nbytes, done.value.value.cells) == ([], [])
+        flow.send([FoundIndex(None, None), None])
+    assert done.value.value == []
 
 
 @st.composite
@@ -144,9 +145,9 @@ def arrays(draw: st.DrawFn) -> dict[str, Any]:
     }
 
 
-@given(made=arrays(), by_directory=st.booleans())
+@given(made=arrays(), n_keys=st.sampled_from([1, 2, 1024]))
 @settings(max_examples=rounds(60))
-def test_counts_and_fill_are_those_of_a_listing(made: dict[str, Any], by_directory: bool) -> None:
+def test_counts_and_fill_are_those_of_a_listing(made: dict[str, Any], n_keys: int) -> None:
     """Law: what is counted is what a `ShardingStore` lists, however the objects are found."""
     base: dict[str, bytes] = {}
     cps, written, ndim = made.pop("chunks_per_shard"), made.pop("written"), len(made["shape"])
@@ -161,9 +162,7 @@ def test_counts_and_fill_are_those_of_a_listing(made: dict[str, Any], by_directo
         for key in ShardingMapping(base).list_prefix(prefix)
         if not key.endswith((".zarray", ".zattrs", ".zgroup", "zarr.json"))
     ]
-    with pytest.MonkeyPatch.context() as patch:
-        if by_directory:
-            patch.setattr(occupancy, "_KEYS_AT_ONCE", 0)
+    with tuned(keys_per_page=n_keys):
         array, shards = info_of(base), shard_map(base, path)
     assert array.n_chunks == len(keys) == len(written)
     assert array.chunk_nbytes == len(written)
@@ -174,26 +173,22 @@ def test_counts_and_fill_are_those_of_a_listing(made: dict[str, Any], by_directo
     assert sum(panel.stored.sum() for panel in panels) == len(keys)
 
 
-def test_listing_by_directory_finds_the_objects_of_draft_arrays(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_pages_show_the_objects_of_draft_arrays() -> None:
     """Their first component spells a coordinate: ``c0/1``."""
     expected = get_shard_info(GOLDEN)
-    monkeypatch.setattr(occupancy, "_KEYS_AT_ONCE", 0)
-    assert get_shard_info(GOLDEN) == expected
+    with tuned(keys_per_page=1):
+        assert get_shard_info(GOLDEN) == expected
 
 
 @pytest.mark.parametrize("name", ["default", "v2"])
 @pytest.mark.parametrize("separator", ["/", "."])
 @pytest.mark.parametrize("ndim", [1, 2, 3])
-def test_listing_by_directory_finds_the_objects_of_v3_arrays(
-    name: str, separator: str, ndim: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_pages_show_the_objects_of_v3_arrays(name: str, separator: str, ndim: int) -> None:
     """Also where the last component is directly below the array, or below its ``c``."""
     base: dict[str, bytes] = {}
     shape = (4, 3, 5)[:ndim]
     encoding = {"name": name, "separator": separator}
     options: dict[str, Any] = {"shape": shape, "chunks": (1,) * ndim}
     make(ShardingStore(base), **options, chunk_key_encoding=encoding)[...] = 1
-    monkeypatch.setattr(occupancy, "_KEYS_AT_ONCE", 0)
-    assert info_of(base).n_chunks == np.prod(shape)
+    with tuned(keys_per_page=1):
+        assert info_of(base).n_chunks == np.prod(shape)

@@ -19,13 +19,14 @@ from zarr_shardstore.format.keys import ChunkKeyEncoding
 from zarr_shardstore.format.shard import ZEP2_INDEX, ShardingSpec
 from zarr_shardstore.io.backends.mapping import MappingBackend
 from zarr_shardstore.metadata.documents import Node
+from zarr_shardstore.operations.walk import ObjectGrid
 from zarr_shardstore.shards.requests import GetMany
 from zarr_shardstore.store.base_handle import open_base
 from zarr_shardstore.tools.convert import regions
 from zarr_shardstore.tools.convert.regions import ArrayLocation, regions_to_visit
 
 
-@pytest.mark.parametrize(("n_samples", "n_pages"), [(64, 0), (0, 2)])
+@pytest.mark.parametrize(("n_samples", "n_pages"), [(64, 0), (0, 5)])
 def test_dense_grids_are_walked(n_samples: int, n_pages: int) -> None:
     """Some places tell it, or half of a listing: as soon as that has seen half of what the grid
     may hold, it is given up."""
@@ -94,7 +95,7 @@ def place_of(array: ArrayOf, base: Any, cps: Coords | None) -> ArrayLocation:
     encoding = ChunkKeyEncoding(array.kind.style, array.kind.separator)  # type: ignore[arg-type]
     prefix = Node(array.kind.hierarchy, "a").chunk_prefix  # type: ignore[arg-type]
     spec = None if cps is None else ShardingSpec(cps, ZEP2_INDEX)
-    return ArrayLocation(open_base(base), prefix, encoding, array.grid, spec)
+    return ArrayLocation(open_base(base), ObjectGrid.of_keys(prefix, encoding, array.grid, spec))
 
 
 def test_requests_of_a_sparse_conversion() -> None:

@@ -27,17 +27,13 @@ from zarr_shardstore.access import (
     chunk_keys,
     data_types,
     declarations,
-    entries_present,
     file_keys,
     fs,
-    index_reads,
-    layouts,
     locks,
     metadata,
     open_base,
-    requests,
-    shard_format,
     stacks,
+    walks,
 )
 from zarr_shardstore.errors import ShardConflictError, SpecError, UnsupportedError
 from zarr_shardstore.interop.references.reference_formats import (
@@ -50,7 +46,6 @@ from zarr_shardstore.interop.references.reference_formats import (
     read_states,
 )
 from zarr_shardstore.tools.inspect.find import FoundArray, find_contents, read_array, select_paths
-from zarr_shardstore.tools.inspect.occupancy import ObjectGrid, rounds_of_keys
 from zarr_shardstore.tools.native import document_members, fill_values, translate
 from zarr_shardstore.tools.native.as_format import ZarrFormat, documents_in
 from zarr_shardstore.tools.native.draft_documents import array_of_draft, node_of_meta_key
@@ -276,7 +271,7 @@ class _Reader:
             return {path: translate.to_ome_05(groups[path]) for path in groups}
         return groups
 
-    def _plan(self, found: FoundArray) -> tuple[ObjectGrid, ReferencedArray]:
+    def _plan(self, found: FoundArray) -> tuple[walks.ObjectGrid, ReferencedArray]:
         """Translate the document of an array; its places are to come."""
         path = found.node.path
         try:
@@ -314,7 +309,7 @@ class _Reader:
         )
         at = self._at(path)
         shown = ReferencedArray(at, doc, attributes, encoding, array.grid_shape, note=note)
-        return ObjectGrid(array), shown
+        return walks.ObjectGrid.of_array(array), shown
 
     def _documents(
         self, found: FoundArray, doc: declarations.Document
@@ -331,7 +326,7 @@ class _Reader:
 
     # ------------------------------------------------------------------- chunks
 
-    def _with_places(self, grid: ObjectGrid, array: ReferencedArray) -> ReferencedArray:
+    def _with_places(self, grid: walks.ObjectGrid, array: ReferencedArray) -> ReferencedArray:
         array = replace(array, places=tuple(self._places(grid)))
         is_complete = array.n_chunks == math.prod(array.grid_shape)
         if is_complete and array.note:
@@ -344,59 +339,48 @@ class _Reader:
         note = _MASKED if "_ARRAY_DIMENSIONS" in array.attributes else ""
         return replace(array, doc={**array.doc, "fill_value": _null(array.doc)}, note=note)
 
-    def _places(self, grid: ObjectGrid) -> Iterator[Places]:
-        state_of = _states_below(self.base, grid.array.node.chunk_prefix)
-        for keys in rounds_of_keys(self.base, grid):
-            if grid.layout is not None:
-                yield from self._in_shards(grid.layout, keys, state_of)
+    def _places(self, grid: walks.ObjectGrid) -> Iterator[Places]:
+        state_of = _states_below(self.base, grid.prefix)
+        for listed in walks.walk(self.base.run, grid, needs=("index",), reads=False):
+            # Before the indexes: a change that comes between makes another state.
+            self._check_journals(grid, listed)
+            states = {key: state_of(key) for key, *_ in listed}
+            sizes = {key: state.nbytes for key, state in states.items() if state is not None}
+            if not grid.is_sharded:
+                coords = np.array([s.coords for s in listed if s.key in sizes], dtype=np.intp)
+                nbytes = np.array([size or 0 for size in sizes.values()], dtype=np.uint64)
+                coords = coords.reshape(len(sizes), len(grid.shape))
+                yield Places([*sizes], coords, np.zeros_like(nbytes), nbytes)
                 continue
-            sizes = {key: state.nbytes or 0 for key in keys if (state := state_of(key)) is not None}
-            coords = np.array([grid.coords_of(key) for key in sizes], dtype=np.intp)
-            nbytes = np.array([*sizes.values()], dtype=np.uint64)
-            coords = coords.reshape(len(sizes), len(grid.shape))
-            yield Places([*sizes], coords, np.zeros_like(nbytes), nbytes)
+            known = [stored._replace(nbytes=sizes.get(stored.key)) for stored in listed]
+            if self.form.knows_seconds:
+                # A later write must have a later second.
+                newest = max((s.modified_ns or 0 for s in states.values() if s), default=0)
+                time.sleep(min(1, max(0, (newest // _S_NS + 1) - time.time())) if newest else 0)
+            read = walks.read_stored(grid, known, ("index", "size"), consistent=True)
+            for stored in self.base.run(read):
+                yield _in_shard(stored, states[stored.key])
 
-    def _in_shards(
-        self,
-        layout: layouts.ArrayLayout,
-        keys: Sequence[str],
-        state_of: Callable[[str], ObjectState | None],
-    ) -> Iterator[Places]:
-        shards = [shard for key in keys if (shard := layout.shard_of_key(key)) is not None]
+    def _check_journals(self, grid: walks.ObjectGrid, listed: Sequence[walks.Stored]) -> None:
         root = self.base.root_of_files
-        for key in keys:
-            if root is not None and os.path.exists(
-                locks.beside(root + key, file_keys.JOURNAL_SUFFIX)
-            ):
+        for key, *_ in listed if root is not None and grid.is_sharded else ():
+            if os.path.exists(locks.beside(f"{root}{key}", file_keys.JOURNAL_SUFFIX)):
                 raise ShardConflictError(
                     f"the shard {key!r} is being appended to, or its writer was killed: close the "
                     "writer, or run zarr-shardstore compact, and then this again"
                 )
-        states = [state_of(shard.key) for shard in shards]
-        if self.form.knows_seconds:
-            # A later write must have a later second.
-            newest = max((s.modified_ns or 0 for s in states if s is not None), default=0)
-            time.sleep(min(1, max(0, (newest // _S_NS + 1) - time.time())) if newest else 0)
-        founds: list[requests.FoundIndex] = self.base.perform(
-            [requests.GetIndex(shard, consistent=True, cache=False) for shard in shards]
-        )
-        cps, spec = layout.spec.chunks_per_shard, layout.spec
-        for shard, state, found in zip(shards, states, founds, strict=True):
-            if found.damage is not None:
-                raise index_reads.corrupt(shard, found.damage)
-            index, nbytes = found.decoded, found.size
-            if index is None:
-                continue
-            state = state or ObjectState(nbytes=nbytes)  # it has just come
-            try:
-                index.check_entries(nbytes or state.nbytes or 0, spec)
-            except shard_format.IndexDamageError as damage:
-                raise index_reads.corrupt(shard, damage) from damage
-            ids = entries_present(shard, index)
-            inside = np.array(np.unravel_index(ids, cps) if cps else (), dtype=np.intp)
-            first = np.multiply(shard.coords, cps, dtype=int)
-            coords = inside.reshape(len(cps), len(ids)).T + first
-            yield Places([shard.key], coords, index.fields[ids, 0], index.fields[ids, 1], state)
+
+
+def _in_shard(stored: walks.Stored, state: ObjectState | None) -> Places:
+    stored.check()
+    shard, index = stored.shard, stored.decoded
+    assert shard is not None
+    assert index is not None
+    cps, ids = shard.layout.spec.chunks_per_shard, stored.ids
+    inside = np.array(np.unravel_index(ids, cps) if cps else (), dtype=np.intp)
+    coords = inside.reshape(len(cps), len(ids)).T + np.multiply(shard.coords, cps, dtype=int)
+    state = state or ObjectState(nbytes=stored.nbytes)  # it has just come
+    return Places([shard.key], coords, index.fields[ids, 0], index.fields[ids, 1], state)
 
 
 def _null(doc: declarations.Document) -> Any:

@@ -7,11 +7,12 @@ import os
 import time
 import uuid
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
-from concurrent.futures import Executor, ThreadPoolExecutor
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Executor
 from contextlib import closing
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from zarr_shardstore.access import (
     STAGING,
@@ -25,6 +26,7 @@ from zarr_shardstore.access import (
     layouts,
     metadata,
     open_base,
+    walks,
 )
 from zarr_shardstore.errors import (
     ShardStoreError,
@@ -33,21 +35,21 @@ from zarr_shardstore.errors import (
     UnsupportedError,
 )
 from zarr_shardstore.tools.check.documents import check_documents
-from zarr_shardstore.tools.check.findings import LEVELS, CheckReport, Level, finding
-from zarr_shardstore.tools.check.notes import Notes
-from zarr_shardstore.tools.check.remains import check_side_files, find_conversions
-from zarr_shardstore.tools.check.shards import (
-    ArrayCheck,
+from zarr_shardstore.tools.check.findings import (
+    LEVELS,
+    CheckReport,
     CheckResult,
-    check_objects,
-    checked_array,
-    checker_of,
+    Finding,
+    Kind,
+    Level,
+    finding,
 )
-from zarr_shardstore.tools.convert.job import run_all
+from zarr_shardstore.tools.check.objects import ArrayCheck, check_objects, checked_array, checker_of
+from zarr_shardstore.tools.check.side_files import check_side_files, find_conversions
+from zarr_shardstore.tools.convert.job import check_reach, own_threads, run_all
 from zarr_shardstore.tools.convert.report import OnProgress, Progress
 from zarr_shardstore.tools.inspect import find
 from zarr_shardstore.tools.inspect.conversions import is_locked
-from zarr_shardstore.tools.inspect.occupancy import ObjectGrid
 from zarr_shardstore.tools.native.draft_documents import node_of_meta_key
 
 _OBJECTS_PER_TASK = 64
@@ -55,7 +57,6 @@ _NBYTES_PER_TASK = 16 * 1024 * 1024
 _MAX_FINDINGS = 1000
 """Of one kind in one array that are found in the listing; the others are counted."""
 _MAX_DIRECTORIES = 1 << 16
-_N_THREADS = 4
 
 
 def check_store(
@@ -128,185 +129,183 @@ def check_store(
         raise SpecError(f"executor is a concurrent.futures.Executor, got {executor!r}")
     begun = time.monotonic()
     base = open_base(store, storage_options)
-    if executor is not None and not isinstance(executor, ThreadPoolExecutor) and base.is_in_memory:
-        raise SpecError(
-            f"the store {base.describe()} is in the memory of this process, where the workers of "
-            "the executor do not reach it: take threads (executor=None)"
-        )
-    with ThreadPoolExecutor(min(_N_THREADS, os.cpu_count() or 1)) as threads:
-        run = _Run(base, None if paths is None else arguments.paths_of(paths), level, progress)
-        if notes is not None:
-            head = {"store": base.describe(), "level": level, "paths": run.selected}
-            run.notes = Notes(notes, base, head)
+    if executor is not None:
+        check_reach(base, executor)
+    names = None if paths is None else arguments.paths_of(paths)
+    contents = base.run(find.find_contents())
+    stored = [*contents.arrays.values(), *contents.broken]
+    selected = sorted(find.select_paths({array.node.path for array in stored}, names))
+    check = _Check(base, level, contents, selected, is_whole=names is None)
+    result = check.result
+    head = {"store": base.describe(), "level": level, "paths": selected}
+    with own_threads() as threads:
+        kept = None if notes is None else _Notes(notes, base, head)
         is_done = False
         try:
-            run.run(threads if executor is None else executor)
+            result.findings += check.documents()
+            check.chunks(threads if executor is None else executor, progress, kept)
+            result.findings += check.side_files()
             is_done = True
         finally:
             checker_of.cache_clear()
-            if run.notes is not None:
-                run.notes.close(is_done=is_done)
-    if not run.selected and all(found.severity == "info" for found in run.result.findings):
+            if kept is not None:
+                kept.close(is_done=is_done)
+    if not selected and all(found.severity == "info" for found in result.findings):
         raise SpecError(f"there is no array in {base.describe()}: {find.NO_ARRAY_HINT}")
-    findings = sorted(run.result.findings, key=lambda found: (found.key, found.chunk or ()))
-    names = ("n_objects", "n_chunks", "n_bytes", "n_omitted")
     return CheckReport(
         base.describe(),
         level,
-        tuple(findings),
-        len(run.selected),
-        **{name: getattr(run.result, name) for name in names},
-        seconds=time.monotonic() - begun,
-        base=base,
-        paths=None if paths is None else tuple(arguments.paths_of(paths)),
+        tuple(sorted(result.findings, key=lambda found: (found.key, found.chunk or ()))),
+        len(selected),
+        result.n_objects,
+        result.n_chunks,
+        result.n_bytes,
+        result.n_omitted,
+        time.monotonic() - begun,
+        base,
+        None if names is None else tuple(names),
     )
 
 
-class _Run:
-    """One check: the arrays of the store, and what was found so far."""
+_Call: TypeAlias = tuple[Any, ArrayCheck, list[str]]
+
+
+class _Check:
+    """One check: `documents`, `objects` and `side_files` yield findings; `chunks` runs tasks."""
 
     def __init__(
         self,
         base: BaseStoreHandle,
-        paths: list[str] | None,
         level: Level,
-        progress: OnProgress | None,
+        contents: find.StoreContents,
+        selected: list[str],
+        *,
+        is_whole: bool,
     ) -> None:
-        self.base, self.level, self.progress = base, level, progress
-        self.notes: Notes | None = None
+        self.base, self.level, self.contents = base, level, contents
+        self.selected, self.is_whole = selected, is_whole
         self.result = CheckResult()
-        self._n_listed: Counter[tuple[str, str]] = Counter()
-        self.is_whole = paths is None
-        contents = base.run(find.find_contents())
-        broken = {array.node: array for array in contents.broken}
-        nodes = {**contents.arrays, **broken}
-        selected = find.select_paths({node.path for node in nodes}, paths)
-        self.contents = contents
-        self.selected = sorted(selected)
-        for node in broken:
-            if node.path in selected:
-                self._add(
-                    "document", metadata.document_key(node), "it holds no JSON object", node.path
-                )
-        known = set(map(metadata.document_key, broken))
-        contents.other_keys = [key for key in contents.other_keys if key not in known]
         self.tasks: dict[metadata.Node, ArrayCheck] = {}
-        self.grids: dict[metadata.Node, ObjectGrid] = {}
-        self.owners: dict[str, list[metadata.Node]] = {}
-        """Arrays by the prefix of their keys."""
+        self.grids: dict[metadata.Node, walks.ObjectGrid] = {}
         self.n_objects: Counter[metadata.Node] = Counter()
-        self.side_files: list[str] = []
+        self._owners: dict[str, list[metadata.Node]] = {}
+        """Arrays by the prefix of their keys, the v3 one first."""
+        for node in sorted(contents.arrays, key=lambda node: node.hierarchy, reverse=True):
+            self._owners.setdefault(node.chunk_prefix, []).append(node)
         self._directories: dict[str, list[metadata.Node]] = {}
-        self._number = uuid.uuid4().hex
-        self._converted: list[str] = []
-        self._broken = [node.chunk_prefix for node in broken]
-        for node, found in contents.arrays.items():
-            self.owners.setdefault(node.chunk_prefix, []).append(node)
+        self._levels: list[list[metadata.Node]] = []
+        self._converted: tuple[str, ...] = (STAGING,)
+        """Prefixes of keys of conversions, which have findings of their own."""
+        self._broken = tuple(array.node.chunk_prefix for array in contents.broken)
+        self._side_files: list[str] = []
+
+    # -------------------------------------------------------------- documents
+
+    def documents(self) -> Iterator[Finding]:
+        """Check documents and unfinished conversions; make the task of each array."""
+        contents, selected = self.contents, set(self.selected)
+        for node in (array.node for array in contents.broken):
+            key = metadata.document_key(node)
+            contents.other_keys = [other for other in contents.other_keys if other != key]
             if node.path in selected:
-                self._prepare(node, found)
+                yield finding("document", key, "it holds no JSON object", array=node.path)
+        number = uuid.uuid4().hex
+        for node, found in contents.arrays.items():
+            if node.path in selected:
+                yield from self._prepare(node, found, number)
+        is_selected = None if self.is_whole else self.selected
+        others, levels = check_documents(self.base, contents, is_selected)
+        yield from others
+        self._levels = list(levels.values())
+        if self.is_whole:
+            others, prefixes = find_conversions(self.base)
+            yield from others
+            self._converted += tuple(prefixes)
 
-    def _add(
-        self, kind: Any, key: str, message: str, array: str | None = None, **more: Any
-    ) -> None:
-        """Add a finding of the listing, unless there are many of its kind in an array."""
-        self._n_listed[kind, array or ""] += 1
-        if self._n_listed[kind, array or ""] > _MAX_FINDINGS:
-            self.result.n_omitted += 1
-        else:
-            self.result.findings.append(finding(kind, key, message, array=array, **more))
-
-    def _prepare(self, node: metadata.Node, found: find.FoundArray) -> None:
-        key = metadata.document_key(node)
+    def _prepare(
+        self, node: metadata.Node, found: find.FoundArray, number: str
+    ) -> Iterator[Finding]:
+        key, more = metadata.document_key(node), {"array": node.path}
         try:
             array = checked_array(found)
         except UnfinishedConversionError as error:
-            is_running = is_locked(self.base, f"{STAGING}lock")
-            kind, severity = (
-                ("in_use", "info") if is_running else ("unfinished_conversion", "error")
-            )
-            self._add(kind, key, str(error), node.path, severity=severity)
-            return
-        except UnsupportedError as error:
-            self._add("unchecked", key, str(error), node.path)
+            if is_locked(self.base, f"{STAGING}lock"):
+                yield finding("in_use", key, str(error), **more)
+            else:
+                yield finding("unfinished_conversion", key, str(error), severity="error", **more)
             return
         except ShardStoreError as error:
-            self._add("document", key, str(error), node.path)
+            kind: Kind = "unchecked" if isinstance(error, UnsupportedError) else "document"
+            yield finding(kind, key, str(error), **more)
             return
         if array.document.geometry is None or array.grid_shape is None:
             text = f"{metadata.unknown_geometry(found.doc)}: no chunk is checked"
-            self._add("unchecked", key, text, node.path)
+            yield finding("unchecked", key, text, **more)
             return
         index_key = None
         if consolidated_index.declares_consolidated_index(found.doc):
             index_key = node.chunk_prefix + consolidated_index.CONSOLIDATED_INDEX_NAME
-        task = ArrayCheck(
-            self.base, node, json.dumps(found.doc), self.level, self._number, index_key
-        )
+        doc = json.dumps(found.doc)
+        task = ArrayCheck(self.base, node, doc, self.level, number, index_key)
         self.tasks[node], self.grids[node] = task, task.checker.grid
         if task.checker.unchecked and self.level != "index":
-            self._add("unchecked", key, task.checker.unchecked, node.path)
+            yield finding("unchecked", key, task.checker.unchecked, **more)
 
-    # -------------------------------------------------------------------- run
+    # ----------------------------------------------------------------- chunks
 
-    def run(self, executor: Executor) -> None:
-        is_selected = None if self.is_whole else self.selected
-        found, levels = check_documents(self.base, self.contents, is_selected)
-        self.result.findings += found
-        if self.is_whole:
-            found, self._converted = find_conversions(self.base)
-            self.result.findings += found
-        n_tasks = 0
-        with closing(run_all(executor, self._calls())) as results:
-            for result in results:
-                n_tasks += 1
+    def chunks(self, executor: Executor, progress: OnProgress | None, notes: _Notes | None) -> None:
+        """Run the tasks of all objects; add their results, and the findings of the listing."""
+        n_found: Counter[tuple[str, str | None]] = Counter()
+
+        def calls() -> Iterator[_Call]:
+            for item in self.objects():
+                if isinstance(item, Finding):
+                    n_found[item.kind, item.array] += 1
+                    if n_found[item.kind, item.array] > _MAX_FINDINGS:
+                        self.result.n_omitted += 1
+                    else:
+                        self.result.findings.append(item)
+                elif notes is not None and (noted := notes.take(*item[1:])) is not None:
+                    self.result.add(noted)
+                else:
+                    yield item
+
+        with closing(run_all(executor, calls())) as results:
+            for n_tasks, result in enumerate(results, 1):
                 self.result.add(result)
-                if self.notes is not None:
-                    self.notes.add(result)
-                if self.progress is not None:
+                if notes is not None:
+                    notes.add(result)
+                if progress is not None:
                     counts = (n_tasks, n_tasks, self.result.n_chunks, self.result.n_bytes)
-                    self.progress(Progress("", "checked", *counts))
-        self.result.findings += check_side_files(self.base, self.side_files)
-        for nodes in levels.values():
-            self._check_levels(nodes)
-        for node, task in self.tasks.items():
-            if task.index_key is not None and self.n_objects[node]:
-                self._check_consolidated_index(task, task.index_key)
+                    progress(Progress("", "checked", *counts))
 
-    def _calls(self) -> Iterator[tuple[Any, ArrayCheck, list[str]]]:
-        """List the store; yield the tasks of the objects, and note what is none."""
+    def objects(self) -> Iterator[Finding | _Call]:
+        """List the store; yield the tasks of the objects, and findings on what is none."""
         waiting: dict[metadata.Node, list[str]] = {}
         for key in self._keys():
             node = self._node_of(key)
-            if node is None:
+            if isinstance(node, Finding):
+                yield node
+            if not isinstance(node, metadata.Node):
                 continue
             self.n_objects[node] += 1
             task = self.tasks[node]
-            if self.grids[node].layout is None and self.level == "index":
+            if not self.grids[node].is_sharded and self.level == "index":
                 self.result.n_objects += 1
                 self.result.n_chunks += 1
                 continue
             waiting.setdefault(node, []).append(key)
             if len(waiting[node]) >= self._n_at_once(task):
-                yield from self._unless_noted(task, waiting.pop(node))
+                yield check_objects, task, waiting.pop(node)
         for node, keys in waiting.items():
-            yield from self._unless_noted(self.tasks[node], keys)
-
-    def _unless_noted(
-        self, task: ArrayCheck, keys: list[str]
-    ) -> Iterator[tuple[Any, ArrayCheck, list[str]]]:
-        noted = None if self.notes is None else self.notes.take(task, keys)
-        if noted is None:
-            yield check_objects, task, keys
-        else:
-            self.result.add(noted)
+            yield check_objects, self.tasks[node], keys
 
     def _n_at_once(self, task: ArrayCheck) -> int:
-        layout = task.checker.grid.layout
         nbytes = task.checker.nbytes or 1024 * 1024
-        if layout is not None:
+        if task.checker.grid.is_sharded:
             if self.level != "index":
                 return 1
-            nbytes = layout.spec.index_nbytes
+            nbytes = task.checker.grid.layout.spec.index_nbytes
         return max(1, min(_OBJECTS_PER_TASK, _NBYTES_PER_TASK // max(1, nbytes)))
 
     def _keys(self) -> Iterator[str]:
@@ -326,73 +325,112 @@ class _Run:
 
     # ------------------------------------------------------------------- keys
 
-    def _node_of(self, key: str) -> metadata.Node | None:
-        """Return the array that a key is an object of; note a key that is none."""
-        directory, slash, name = key.rpartition("/")
+    def _node_of(self, key: str) -> metadata.Node | Finding | None:
+        """Return the array that a key is an object of, or what is to be said of another key."""
+        directory, slash, _ = key.rpartition("/")
         nodes = self._directories.get(directory)
         if nodes is None:
             if len(self._directories) >= _MAX_DIRECTORIES:
                 self._directories.clear()
-            nodes = self._directories[directory] = self._owners_of(directory + slash)
+            parts = directory.split("/") if slash else []
+            prefixes = ("".join(f"{p}/" for p in parts[:n]) for n in range(len(parts), -1, -1))
+            nodes = next((self._owners[p] for p in prefixes if p in self._owners), [])
+            self._directories[directory] = nodes
         for node in nodes:
             grid = self.grids.get(node)
-            coords = None if grid is None else grid.array.coords_of(key)
-            if grid is None or coords is None:
-                continue
-            if layouts.is_inside(coords, grid.shape):
-                return node
-            text = f"it lies outside the grid {list(grid.shape)} of the array"
-            self._add("outside_grid", key, text, node.path)
-            return None
-        self._note(key, name, nodes)
-        return None
+            coords = None if grid is None else grid.layout.coords_of(key)
+            if grid is not None and coords is not None:
+                if layouts.is_inside(coords, grid.shape):
+                    return node
+                text = f"it lies outside the grid {list(grid.shape)} of the array"
+                return finding("outside_grid", key, text, array=node.path)
+        return self._other_key(key, nodes)
 
-    def _owners_of(self, directory: str) -> list[metadata.Node]:
-        """Return the arrays in whose directory a directory is, the v3 one first."""
-        parts = directory.split("/")[:-1]
-        for n in reversed(range(len(parts) + 1)):
-            prefix = "".join(f"{part}/" for part in parts[:n])
-            if prefix in self.owners:
-                return sorted(self.owners[prefix], key=lambda node: node.hierarchy, reverse=True)
-        return []
-
-    def _note(self, key: str, name: str, nodes: list[metadata.Node]) -> None:
+    def _other_key(self, key: str, nodes: list[metadata.Node]) -> Finding | None:
+        name = key.rpartition("/")[2]
         if key.startswith(f"{file_keys.QUARANTINE}/"):
-            pass
-        elif file_keys.is_side_file(key) or name.endswith(".partial"):
-            self.side_files.append(key)
-        elif key.startswith(STAGING) or any(map(key.startswith, self._converted)):
-            pass  # of a conversion, which has its own finding
-        elif consolidated_index.is_consolidated_index_key(key):
-            if not any(self.tasks[n].index_key == key for n in nodes if n in self.tasks):
-                text = "no document declares this consolidated index: readers do not know of it"
-                if self.is_whole or nodes:
-                    self._add("consolidated_index", key, text)
-        elif name in find.DOCUMENTS or node_of_meta_key(key) is not None:
-            pass
-        elif nodes and all(node in self.tasks for node in nodes):
+            return None
+        if file_keys.is_side_file(key) or name.endswith(".partial"):
+            self._side_files.append(key)
+            return None
+        if key.startswith(self._converted):
+            return None
+        if consolidated_index.is_consolidated_index_key(key):
+            is_declared = any(n in self.tasks and self.tasks[n].index_key == key for n in nodes)
+            text = "no document declares this consolidated index: readers do not know of it"
+            is_ours = not is_declared and (self.is_whole or nodes)
+            return finding("consolidated_index", key, text) if is_ours else None
+        if name in find.DOCUMENTS or node_of_meta_key(key) is not None:
+            return None
+        if nodes and all(node in self.tasks for node in nodes):
             text = "it is in the directory of the array, and no chunk of it"
-            self._add("foreign_object", key, text, nodes[0].path)
-        elif nodes:
-            pass  # of an array that has a finding, or is not selected
-        elif chunk_keys.draft_candidate(key) or next(chunk_keys.v3_candidates(key), None):
-            if not any(map(key.startswith, self._broken)):
-                text = "it is named as a chunk, and there is no array: its document may be lost"
-                self._add("foreign_object", key, text)
-        else:
-            self._add("unknown_key", key, "it belongs to no array and no group")
+            return finding("foreign_object", key, text, array=nodes[0].path)
+        if nodes:
+            return None  # of an array that has a finding, or is not selected
+        if chunk_keys.draft_candidate(key) or next(chunk_keys.v3_candidates(key), None):
+            text = "it is named as a chunk, and there is no array: its document may be lost"
+            return None if key.startswith(self._broken) else finding("foreign_object", key, text)
+        return finding("unknown_key", key, "it belongs to no array and no group")
 
-    def _check_consolidated_index(self, task: ArrayCheck, key: str) -> None:
-        if task.checker.copies(self.base, key) is None:
-            is_there = self.base.sizes([key]) != [None]
-            text = "the document declares a consolidated index, and there is none"
-            text += " that can be read" if is_there else ": consolidate again"
-            self._add("consolidated_index", key, text, task.node.path, repairable=is_there)
+    # ------------------------------------------------------------- side files
 
-    def _check_levels(self, nodes: list[metadata.Node]) -> None:
-        """Find levels of an image without a chunk, where another level has some."""
-        if any(self.n_objects[node] for node in nodes):
-            for node in nodes:
+    def side_files(self) -> Iterator[Finding]:
+        """Check side files, levels of an image without a chunk, and consolidated indexes."""
+        yield from check_side_files(self.base, self._side_files)
+        for nodes in self._levels:
+            for node in nodes if any(self.n_objects[node] for node in nodes) else ():
                 if not self.n_objects[node] and node in self.tasks:
                     text = "this level of the image has no chunk, and another level has some"
-                    self._add("empty_level", metadata.document_key(node), text, node.path)
+                    key = metadata.document_key(node)
+                    yield finding("empty_level", key, text, array=node.path)
+        for node, task in self.tasks.items():
+            index_key = task.index_key if self.n_objects[node] else None
+            if index_key is not None and task.checker.copies(self.base, index_key) is None:
+                is_there = self.base.sizes([index_key]) != [None]
+                text = "the document declares a consolidated index, and there is none"
+                text += " that can be read" if is_there else ": consolidate again"
+                more = {"array": node.path, "repairable": is_there}
+                yield finding("consolidated_index", index_key, text, **more)
+
+
+class _Notes:
+    """A file beside the store with a line for each task that is done. A cut line counts as none."""
+
+    def __init__(self, path: str | Path, base: BaseStoreHandle, head: dict[str, Any]) -> None:
+        self._path = Path(path)
+        real = os.path.realpath(path)
+        if isinstance(base.backend, LocalBackend) and real.startswith(base.backend.real_root):
+            raise SpecError(f"the notes {str(path)!r} lie in the store, where nothing is written")
+        lines = self._path.read_bytes().split(b"\n")[:-1] if self._path.exists() else []
+        self._left: dict[str, CheckResult] = {}
+        try:
+            known = [json.loads(line) for line in lines]
+            if known and known[0] != head:
+                raise ValueError("it is of another check")
+            for line in known[1:]:
+                self._left[line["task"]] = _result_of(line)
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise SpecError(f"the notes {str(path)!r} cannot be used: {error}") from error
+        with self._path.open("wb") as file:
+            file.write(b"".join(line + b"\n" for line in lines or [json.dumps(head).encode()]))
+        self._file = self._path.open("ab")
+
+    def take(self, task: ArrayCheck, keys: Sequence[str]) -> CheckResult | None:
+        """Return the result of a task that an earlier run has done."""
+        return self._left.pop(task.name(keys), None)
+
+    def add(self, result: CheckResult) -> None:
+        self._file.write(json.dumps(asdict(result)).encode() + b"\n")
+        self._file.flush()
+
+    def close(self, *, is_done: bool) -> None:
+        self._file.close()
+        if is_done:
+            self._path.unlink(missing_ok=True)
+
+
+def _result_of(line: dict[str, Any]) -> CheckResult:
+    findings: list[dict[str, Any]] = line.pop("findings")
+    for found in findings:
+        found.update({k: tuple(v) for k, v in found.items() if isinstance(v, list)})
+    return CheckResult([Finding(**found) for found in findings], **line)

@@ -11,8 +11,9 @@ from zarr.core.metadata import ArrayV2Metadata, ArrayV3Metadata
 from zarr_shardstore.access import BaseStoreHandle, declarations, metadata
 from zarr_shardstore.tools.check.findings import Finding, finding
 from zarr_shardstore.tools.convert.other_keys import in_rounds
-from zarr_shardstore.tools.inspect.find import DOCUMENTS, StoreContents
+from zarr_shardstore.tools.inspect.find import DOCUMENTS, HIERARCHIES, StoreContents
 from zarr_shardstore.tools.native import document_members
+from zarr_shardstore.tools.native.translate import images_of
 
 _SAME_IF_EMPTY = ("attributes", "storage_transformers", "dimension_names")
 """Members that say the same if they are empty, null or missing."""
@@ -153,25 +154,17 @@ def _levels(
     levels: dict[metadata.Node, list[metadata.Node]],
 ) -> Iterator[Finding]:
     """Find the arrays of the levels of an OME image."""
-    attributes: Any = doc if key.endswith(".zattrs") else doc.get("attributes")
-    if not isinstance(attributes, Mapping):
-        return
-    ome = attributes.get("ome", attributes)
-    images = ome.get("multiscales") if isinstance(ome, Mapping) else None
-    for image in images if isinstance(images, list) else []:
+    for image in images_of(doc if key.endswith(".zattrs") else doc.get("attributes")):
         datasets = image.get("datasets") if isinstance(image, Mapping) else None
         for dataset in datasets if isinstance(datasets, list) else []:
             name = dataset.get("path") if isinstance(dataset, Mapping) else None
             if not isinstance(name, str):
                 continue
             at = f"{path}/{name.strip('/')}".strip("/")
-            nodes = [
-                node
-                for h in ("v3", "v2", "draft")
-                if (node := metadata.Node(h, at)) in contents.arrays
-            ]
-            if nodes:
-                levels.setdefault(metadata.Node("v3", path), []).append(nodes[0])
+            nodes = (metadata.Node(hierarchy, at) for hierarchy in HIERARCHIES)
+            node = next((node for node in nodes if node in contents.arrays), None)
+            if node is not None:
+                levels.setdefault(metadata.Node("v3", path), []).append(node)
             else:
                 text = f"the image names the level {name!r}, and there is no array {at!r}"
                 yield finding("empty_level", key, text, array=at, severity="error")

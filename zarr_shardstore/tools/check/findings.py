@@ -156,3 +156,21 @@ class CheckReport:
         names = ("store", "level", "n_arrays", "n_objects", "n_chunks", "n_bytes", "n_omitted")
         report = {name: getattr(self, name) for name in (*names, "seconds", "is_clean", "counts")}
         return {**report, "findings": [asdict(found) for found in self.findings]}
+
+
+@dataclass(slots=True)
+class CheckResult:
+    """Result of one task, or of several."""
+
+    findings: list[Finding] = field(default_factory=list)
+    n_objects: int = 0
+    n_chunks: int = 0
+    n_bytes: int = 0
+    n_omitted: int = 0
+    task: str = ""
+    """Name of the task, for the notes of a check."""
+
+    def add(self, other: CheckResult) -> None:
+        self.findings += other.findings
+        for name in ("n_objects", "n_chunks", "n_bytes", "n_omitted"):
+            setattr(self, name, getattr(self, name) + getattr(other, name))

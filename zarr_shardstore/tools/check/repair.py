@@ -27,18 +27,14 @@ from zarr_shardstore.access import (
 )
 from zarr_shardstore.errors import ShardStoreError, SpecError
 from zarr_shardstore.tools.check.check_store import check_store
-from zarr_shardstore.tools.check.findings import CheckReport, Finding, Keep
+from zarr_shardstore.tools.check.findings import CheckReport, CheckResult, Finding, Keep
+from zarr_shardstore.tools.check.objects import ArrayChecker
 from zarr_shardstore.tools.check.quarantine import put_aside
-from zarr_shardstore.tools.check.remains import check_side_files
 from zarr_shardstore.tools.check.replica import Replica
 from zarr_shardstore.tools.check.salvage.orders import advice, order_of_others
 from zarr_shardstore.tools.check.salvage.salvage import salvage
-from zarr_shardstore.tools.check.shards import (
-    ArrayChecker,
-    CheckResult,
-    coords_of_entry,
-    is_version_of,
-)
+from zarr_shardstore.tools.check.shards import coords_of_entry, is_version_of
+from zarr_shardstore.tools.check.side_files import check_side_files
 from zarr_shardstore.tools.inspect.find import find_contents
 
 Did: TypeAlias = Literal["rewritten", "removed", "left"]
@@ -227,7 +223,7 @@ class _Repair:
                     with suppress(ShardStoreError):
                         self._checkers[node] = ArrayChecker(node, doc, "decode")
                 checker = self._checkers[node]
-                if checker is not None and checker.grid.coords_of(key) is not None:
+                if checker is not None and checker.grid.coords_inside(key) is not None:
                     found.append(checker)
         return found
 
@@ -236,10 +232,10 @@ class _Repair:
     ) -> RepairAction:
         if not checkers:
             return RepairAction(key, "left", "its array is not known here")
-        checker, *twins = checkers
-        if any(twin.grid.layout != checker.grid.layout for twin in twins):
+        checker = checkers[0]
+        if len({each.grid.layout if each.grid.is_sharded else None for each in checkers}) > 1:
             return RepairAction(key, "left", "the documents of its array contradict each other")
-        if checker.grid.layout is None:
+        if not checker.grid.is_sharded:
             old, result = self._read(key), CheckResult()  # in this order: a later write counts
             checker.check_values(self.base, [key], result)
             if old is None or not result.findings:
@@ -263,9 +259,8 @@ class _Repair:
             return RepairAction(key, "left", "it is whole now")
         data: shard_format.Bytes = old
         if not isinstance(self.base.backend, LocalBackend):  # which has read it by the journal
-            data = _without_cut_change(
-                old, *self.base.values([key + file_keys.JOURNAL_SUFFIX], check=False)
-            )
+            (journal,) = self.base.values([key + file_keys.JOURNAL_SUFFIX], check=False)
+            data = _without_cut_change(old, journal)
         text = ""
         for each in reversed(below):
             try:
@@ -281,12 +276,10 @@ class _Repair:
         self, checker: ArrayChecker, key: str, old: shard_format.Bytes, text: str
     ) -> RepairAction:
         """Store the chunk of the replica instead of one without a shard, or drop it."""
-        coords, new = checker.grid.array.coords_of(key), None
+        coords, new = checker.grid.layout.coords_of(key), None
         below = checker.grid.below
-        is_same_key = coords is not None and all(
-            isinstance(t, stacks.ValueTransformer) for t in below
-        )
-        if self.replica is not None and coords is not None and is_same_key:
+        keeps_keys = all(isinstance(each, stacks.ValueTransformer) for each in below)
+        if self.replica is not None and coords is not None and keeps_keys:
             new = self.replica.chunk(checker, key, coords)
         if new is not None:
             for each in below:
@@ -336,12 +329,11 @@ class _Repair:
 
     def _copies(self, checker: ArrayChecker, shard: layouts.ShardRef) -> dict[str, Any]:
         """Return the index of a shard that the consolidated index has, for `salvage`."""
-        node = checker.grid.array.node
+        node = checker.array.node
         if not consolidated_index.declares_consolidated_index(self._docs[node]):
             return {}
-        copies = checker.copies(
-            self.base, node.chunk_prefix + consolidated_index.CONSOLIDATED_INDEX_NAME
-        )
+        at = node.chunk_prefix + consolidated_index.CONSOLIDATED_INDEX_NAME
+        copies = checker.copies(self.base, at)
         copy = None if copies is None else copies.find(shard.key[len(shard.layout.prefix) :])
         (found,) = checker.read_indexes(self.base, [shard], consistent=True)
         if copy is None or isinstance(found, Exception):
@@ -355,10 +347,8 @@ class _Repair:
         return self._orders[checker.path]
 
     def _read(self, key: str) -> shard_format.Bytes | None:
-        value: shard_format.Bytes | None = self.base.perform([requests.Get(key, None, True)])[
-            0
-        ].value
-        return value
+        found: requests.Found = self.base.perform([requests.Get(key, None, True)])[0]
+        return found.value
 
     def _exchange(
         self,

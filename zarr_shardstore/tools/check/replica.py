@@ -7,7 +7,7 @@ from contextlib import suppress
 from zarr_shardstore.access import StoreLike, chunk_keys, open_base, requests, stacks
 from zarr_shardstore.errors import ShardStoreError
 from zarr_shardstore.tools.check.chunks import transcoder
-from zarr_shardstore.tools.check.shards import ArrayChecker
+from zarr_shardstore.tools.check.objects import ArrayChecker
 from zarr_shardstore.tools.inspect.find import arrays_at
 
 
@@ -21,10 +21,10 @@ class Replica:
     def chunk(self, checker: ArrayChecker, key: str, coords: chunk_keys.Coords) -> bytes | None:
         """Return a chunk as the damaged array stores it; ``None`` if the replica has none, or a
         damaged one, or another kind of array. Errors of the client pass: it may be there."""
-        geometry = checker.grid.array.document.geometry
+        geometry = checker.array.document.geometry
         assert geometry is not None
         for theirs in self._arrays_at(checker.path):
-            array, other = theirs.grid.array, theirs.grid.array.document.geometry
+            array, other = theirs.array, theirs.array.document.geometry
             if other is None or other.shape != geometry.shape:
                 continue
             if other.chunk_shape != geometry.chunk_shape:

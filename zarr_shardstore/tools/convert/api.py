@@ -22,14 +22,14 @@ from zarr_shardstore.access import (
     resolve,
     shard_format,
     shards_below,
-    stacks,
     store_options,
+    walks,
 )
 from zarr_shardstore.errors import ShardStoreError, SpecError
 from zarr_shardstore.tools.convert.in_place import only_conversion
 from zarr_shardstore.tools.convert.job import convert_store, finish_exchanges
 from zarr_shardstore.tools.convert.report import CompactionReport, ConversionReport, OnProgress
-from zarr_shardstore.tools.inspect.occupancy import read_shards
+from zarr_shardstore.tools.inspect.occupancy import cell_of
 from zarr_shardstore.tools.native.preview import native_preview
 
 
@@ -207,9 +207,7 @@ def shard_store(
 
 
 def unshard_store(
-    source: StoreLike,
-    destination: StoreLike | None = None,
-    **options: Unpack[ConversionArguments],
+    source: StoreLike, destination: StoreLike | None = None, **options: Unpack[ConversionArguments]
 ) -> ConversionReport:
     """Give each chunk of the sharded arrays of a store an object of its own.
 
@@ -294,11 +292,13 @@ def compact_store(
     if dry_run:
         failures += map(str, errors)
         for shard, below in shards:
-            (cell,) = base.run(stacks.run_through(below, read_shards([shard])))
-            if cell is not None and cell.error:
-                failures.append(cell.error)
-            elif cell is not None:
-                removed.append(cell.dead_nbytes)
+            grid = walks.ObjectGrid(shard.layout, below=below)
+            place = walks.Stored(shard.key, shard.coords, is_listed=False)
+            for stored in base.run(walks.read_stored(grid, [place], ("index", "size"))):
+                if stored.damage is not None:
+                    failures.append(str(stored.damage))
+                else:
+                    removed.append(cell_of(stored).dead_nbytes)
     else:
         keys = [shard.key for shard, _ in shards]
         before = base.sizes(keys)

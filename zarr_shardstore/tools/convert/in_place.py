@@ -48,7 +48,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import asdict, dataclass, replace
@@ -62,10 +62,10 @@ from zarr_shardstore.access import (
     locks,
     metadata,
     requests,
+    walks,
 )
 from zarr_shardstore.errors import SpecError
 from zarr_shardstore.tools.convert.other_keys import DocumentsByKey, in_rounds, with_copies
-from zarr_shardstore.tools.inspect.occupancy import keys_of_values
 
 ExchangeState: TypeAlias = Literal["staging", "replacing", "moving"]
 
@@ -152,8 +152,19 @@ class Manifest:
     def keys_below(self, base: BaseStoreHandle, prefix: str) -> Iterator[Sequence[str]]:
         """List the keys of objects, or of staged objects, in rounds."""
         encoding = chunk_keys.ChunkKeyEncoding(self.style, self.separator)
-        for keys in keys_of_values(base, prefix, encoding, self.ndim):
-            yield from in_rounds(keys, _KEYS_A_ROUND)
+        top = walks.ObjectGrid.of_keys(prefix, encoding, (1,) * self.ndim, None).directory
+        names = base.names(top)
+        listed: Iterable[Sequence[str]] = [[top + name for name in names]]
+        if self.separator == "/" and self.ndim > 1:
+            # Each directory is listed before anything in it is removed: no name is missed.
+            listed = (
+                base.perform([requests.ListPrefix(f"{top}{name}/")])[0]
+                for name in sorted(names)
+                if encoding.decode_start(f"{top}{name}/"[len(prefix) :], self.ndim) is not None
+            )
+        for keys in listed:
+            spelled = [k for k in keys if encoding.decode(k[len(prefix) :], self.ndim) is not None]
+            yield from in_rounds(spelled, _KEYS_A_ROUND)
 
     def discard(self, base: BaseStoreHandle) -> None:
         """Delete what a conversion to another store has written of the array."""

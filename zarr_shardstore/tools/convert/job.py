@@ -37,6 +37,7 @@ from zarr_shardstore.access import (
     requests,
     shard_format,
     store_options,
+    walks,
 )
 from zarr_shardstore.errors import ShardConflictError, ShardStoreError, SpecError
 from zarr_shardstore.tools.convert import in_place
@@ -46,7 +47,6 @@ from zarr_shardstore.tools.convert.regions import ArrayLocation, regions_to_visi
 from zarr_shardstore.tools.convert.report import ArrayReport, ConversionReport, OnProgress, Progress
 from zarr_shardstore.tools.convert.task import ArrayTask, run_task
 from zarr_shardstore.tools.inspect.find import StoreContents, quoted
-from zarr_shardstore.tools.inspect.occupancy import keys_of_values
 from zarr_shardstore.tools.inspect.readers import read_by
 
 T = TypeVar("T")
@@ -86,7 +86,7 @@ def convert_store(
     base = target = open_base(source, source_options)
     if destination is not None:
         target = open_base(destination, destination_options)
-    with ThreadPoolExecutor(min(_N_THREADS, os.cpu_count() or 1)) as threads:
+    with own_threads() as threads:
         workers = threads if executor is None else executor
         _check_stores(base, target, workers)
         if not dry_run:
@@ -113,21 +113,29 @@ def convert_store(
                     arrays = conversion.run()
                 finally:
                     invalidate_documents()
-    n_copied = 0
-    if not is_in_place:
-        n_copied = len(conversion.contents.other_keys)
-        notes = tuple(
-            f"the directory of the array {node.path!r} was not listed, because it has too many "
-            "chunks, or the store lists none: if it holds keys that are neither chunks nor "
-            "documents, they were not copied"
-            for node in conversion.contents.unlisted
-        )
+    contents = StoreContents() if is_in_place else conversion.contents
+    notes += _notes(contents, arrays)
+    n_copied, seconds = len(contents.other_keys), time.monotonic() - begun
+    return ConversionReport(arrays, n_copied, notes, seconds, dry_run)
+
+
+def _notes(copied: StoreContents, arrays: Sequence[ArrayReport]) -> tuple[str, ...]:
+    notes = tuple(
+        f"the directory of the array {node.path!r} was not listed, because it has too many "
+        "chunks, or the store lists none: if it holds keys that are neither chunks nor "
+        "documents, they were not copied"
+        for node in copied.unlisted
+    )
     if lost := [array.path for array in arrays if array.loses_readers]:
         notes += (
             f"no other program reads the Zarr v2 arrays {quoted(lost)} in this form: to_native "
             "(zarr-shardstore to-native) makes them Zarr v3 arrays, which every v3 reader reads",
         )
-    return ConversionReport(arrays, n_copied, notes, time.monotonic() - begun, dry_run)
+    return notes
+
+
+def own_threads() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(min(_N_THREADS, os.cpu_count() or 1))
 
 
 def finish_exchanges(base: BaseStoreHandle) -> tuple[str, ...]:
@@ -146,19 +154,23 @@ def finish_exchanges(base: BaseStoreHandle) -> tuple[str, ...]:
         invalidate_documents()
 
 
+def check_reach(base: BaseStoreHandle, executor: Executor) -> None:
+    """Refuse a store that the workers of an executor do not reach."""
+    if base.is_in_memory and not isinstance(executor, ThreadPoolExecutor):
+        raise SpecError(
+            f"the store {base.describe()} is in the memory of this process, where the workers of "
+            "the executor do not reach it: take threads (executor=None)"
+        )
+
+
 def _check_stores(base: BaseStoreHandle, target: BaseStoreHandle, executor: Executor) -> None:
     """Refuse stores that cannot be converted, or not by these workers."""
-    is_elsewhere = not isinstance(executor, ThreadPoolExecutor)
-    if is_elsewhere and not target.supports_deletes:
+    if not isinstance(executor, ThreadPoolExecutor) and not target.supports_deletes:
         raise SpecError(
             f"only one process writes to {target.describe()}: take threads (executor=None)"
         )
-    for side in (base, target):
-        if is_elsewhere and side.is_in_memory:
-            raise SpecError(
-                f"the store {side.describe()} is in the memory of this process, where the workers "
-                "of the executor do not reach it: take threads (executor=None)"
-            )
+    check_reach(base, executor)
+    check_reach(target, executor)
     if target is base:
         target.check_replaceable()
     elif target.is_same(base):
@@ -296,11 +308,12 @@ class Conversion:
     def _task(self, plan: ArrayPlan, prefix: str, *, may_be_there: bool) -> ArrayTask:
         """Return the part that all tasks of an array share; `prefix` is that in the target."""
         assert plan.geometry is not None
-        encoding, grid = plan.geometry.encoding, plan.grid_shape
+        keys = plan.geometry.encoding, plan.grid_shape
         new_spec = None if plan.action == "copied" else plan.new_spec
+        source = walks.ObjectGrid.of_keys(plan.node.chunk_prefix, *keys, plan.spec)
         return ArrayTask(
-            ArrayLocation(self.source, plan.node.chunk_prefix, encoding, grid, plan.spec),
-            ArrayLocation(self.target, prefix, encoding, grid, new_spec),
+            ArrayLocation(self.source, source),
+            ArrayLocation(self.target, walks.ObjectGrid.of_keys(prefix, *keys, new_spec)),
             plan.region_shape,
             self.order,
             plan.nominal_nbytes,
@@ -315,13 +328,12 @@ class Conversion:
     def _run_tasks(self, plan: ArrayPlan, task: ArrayTask) -> ArrayReport:
         begun = time.monotonic()
         if self._is_elsewhere:
-            task = replace(
-                task, document_key=self.source.stored_key(metadata.document_key(plan.node))
-            )
+            key = self.source.stored_key(metadata.document_key(plan.node))
+            task = replace(task, document_key=key)
         locations = [task.source]
         if task.may_be_there or task.only_compares:
             locations.append(task.target)  # regions of what an earlier run wrote are visited, too
-        grid = layouts.chunk_grid_shape(task.source.grid_shape, task.region_shape)
+        grid = layouts.chunk_grid_shape(task.source.grid.grid_shape, task.region_shape)
         found = regions_to_visit(locations, task.region_shape)
         regions = product(*map(range, grid)) if found is None else iter(found)
         n_tasks = math.prod(grid) if found is None else len(found)
@@ -341,8 +353,7 @@ class Conversion:
                     self.progress(Progress(report.path, report.action, *counts))
         target = task.target
         if self._is_elsewhere and not task.only_compares:
-            ndim = len(target.grid_shape)
-            there = keys_of_values(target.base, target.prefix, target.encoding, ndim)
+            there = self._manifest(plan).keys_below(target.base, target.grid.prefix)
             if (n_there := sum(map(len, there))) != report.n_objects:
                 raise SpecError(
                     f"the workers of the executor have written {report.n_objects} objects, and "

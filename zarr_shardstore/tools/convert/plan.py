@@ -121,19 +121,7 @@ def plan_store(
                 "nothing is lost"
             )
     selected = find.select_paths({plan.node.path for plan in plans}, paths)
-    dims: dict[str, policies.Dimensions] = {}
-    for plan in plans:
-        names: policies.Dimensions = ()
-        if sharding.policy.names_dimensions:
-            names = base.run(read_dimension_names(plan.documents))
-        ndim = len(plan.geometry.shape) if plan.geometry else 0
-        dims[plan.node.path] = names if len(names) == ndim else (None,) * ndim
-    for name in sharding.policy.names_without_array(dims):
-        raise errors.SpecError(
-            f"chunks_per_shard has a rule for {name!r}, and no array has such a path, or such "
-            f"dimensions; there are {find.quoted(dims)}, with the dimensions "
-            f"{sorted({dim for names in dims.values() for dim in names if dim})}"
-        )
+    dims = _dimensions_of(base, plans, sharding.policy)
     for i, plan in enumerate(plans):
         if plan.node.path in selected:
             if in_place and any(map(metadata.adopted_files, plan.documents.values())):
@@ -146,8 +134,7 @@ def plan_store(
                     f"the array {plan.node.path!r} cannot be converted: {plan.obstacle}; "
                     "leave it out of paths"
                 )
-            names = dims[plan.node.path]
-            plan = _plan_array(base, plan, sharding, names, to_plain=to_plain)
+            plan = _plan_array(base, plan, sharding, dims[plan.node.path], to_plain=to_plain)
         if not in_place:
             plan = plan.copied() if plan.action == "skipped" else plan
         elif plan.action != "skipped":
@@ -161,6 +148,24 @@ def plan_store(
                 )
         plans[i] = plan
     return plans, contents
+
+
+def _dimensions_of(
+    base: BaseStoreHandle, plans: Iterable[ArrayPlan], policy: policies.ShardingPolicy
+) -> dict[str, policies.Dimensions]:
+    """Return the names of dimensions by path; refuse a policy that names what is not there."""
+    dims: dict[str, policies.Dimensions] = {}
+    for plan in plans:
+        names = base.run(read_dimension_names(plan.documents)) if policy.names_dimensions else ()
+        ndim = len(plan.geometry.shape) if plan.geometry else 0
+        dims[plan.node.path] = names if len(names) == ndim else (None,) * ndim
+    for name in policy.names_without_array(dims):
+        raise errors.SpecError(
+            f"chunks_per_shard has a rule for {name!r}, and no array has such a path, or such "
+            f"dimensions; there are {find.quoted(dims)}, with the dimensions "
+            f"{sorted({dim for names in dims.values() for dim in names if dim})}"
+        )
+    return dims
 
 
 def _plan_array(
@@ -263,9 +268,8 @@ def _chunks_per_shard_by_size(
             break
     if stored:
         return policies.choose_chunks_per_shard(plan.grid_shape, sum(stored) / len(stored))
-    cps, reason = policies.choose_chunks_per_shard(
-        plan.grid_shape, plan.nominal_nbytes or policies.UNKNOWN_NBYTES
-    )
+    nbytes = plan.nominal_nbytes or policies.UNKNOWN_NBYTES
+    cps, reason = policies.choose_chunks_per_shard(plan.grid_shape, nbytes)
     return cps, f"no stored chunk was found, so as before compression: {reason}"
 
 

@@ -16,23 +16,14 @@ import math
 from collections.abc import Generator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
-from itertools import islice
 from operator import add
 from typing import Self
 
 import numpy as np
 import numpy.typing as npt
 
-from zarr_shardstore.access import (
-    BaseStoreHandle,
-    chunk_keys,
-    entries_present,
-    index_reads,
-    layouts,
-    shard_format,
-)
+from zarr_shardstore.access import BaseStoreHandle, chunk_keys, layouts, shard_format, walks
 from zarr_shardstore.errors import SpecError
-from zarr_shardstore.tools.inspect.occupancy import grid_directory
 
 BLOCK = 4096
 """Values in a region of an array that has shards on neither side."""
@@ -53,34 +44,15 @@ _N_SAMPLES = 64
 _N_DENSE = 16
 """Objects that are sampled, and how many of them make a grid one that is walked."""
 
-_KEYS_PER_PAGE = 1024
 _MAX_INT64 = 2**63 - 1
 
 
 @dataclass(frozen=True, slots=True)
 class ArrayLocation:
-    """Keys and form of the values of one array; without `spec` each value has its own key."""
+    """Keys and form of the values of one array; without shards each value has its own key."""
 
     base: BaseStoreHandle
-    prefix: str
-    encoding: chunk_keys.ChunkKeyEncoding
-    grid_shape: chunk_keys.Coords
-    spec: shard_format.ShardingSpec | None
-
-    def shard(self, coords: chunk_keys.Coords) -> layouts.ShardRef:
-        assert self.spec is not None
-        keys = layouts.ArrayLayout("", self.prefix, self.encoding, self.grid_shape, self.spec)
-        return keys.shard(coords)
-
-    @property
-    def object_shape(self) -> chunk_keys.Coords:
-        """Number of values in an object along each dimension."""
-        return self.spec.chunks_per_shard if self.spec else (1,) * len(self.grid_shape)
-
-    @property
-    def object_grid_shape(self) -> chunk_keys.Coords:
-        """Number of objects along each dimension."""
-        return layouts.chunk_grid_shape(self.grid_shape, self.object_shape)
+    grid: walks.ObjectGrid
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,10 +81,9 @@ class ArrayRegion:
 
     def keys(self, location: ArrayLocation) -> list[str]:
         """Return the keys of the values in order, where each has one of its own."""
-        regions = replace(
-            location, spec=shard_format.ShardingSpec(self.shape, shard_format.ZEP2_INDEX)
-        )
-        return regions.shard(self.coords).chunk_keys(self.ids)
+        spec = shard_format.ShardingSpec(self.shape, shard_format.ZEP2_INDEX)
+        shard = replace(location.grid.layout, spec=spec).shard(self.coords)
+        return shard.chunk_keys(self.ids)
 
 
 def block_shape(grid_shape: chunk_keys.Coords, n_values: int) -> chunk_keys.Coords:
@@ -142,32 +113,32 @@ def regions_to_visit(
     regions of a shard is damaged.
     """
     first = locations[0]
-    n_regions = math.prod(layouts.chunk_grid_shape(first.grid_shape, region_shape))
-    n_objects = max(math.prod(location.object_grid_shape) for location in locations)
+    n_regions = math.prod(layouts.chunk_grid_shape(first.grid.grid_shape, region_shape))
+    n_objects = max(math.prod(location.grid.shape) for location in locations)
     if not n_regions:
         return []
-    if max(n_objects, n_regions) <= _WALKED and math.prod(first.grid_shape) <= _FEW:
+    if max(n_objects, n_regions) <= _WALKED and math.prod(first.grid.grid_shape) <= _FEW:
         return None
-    if n_objects > _WALKED and _is_dense(first, [range(n) for n in first.object_grid_shape]):
+    if n_objects > _WALKED and _is_dense(first, [range(n) for n in first.grid.shape]):
         return None
     # A listing does not follow links to directories.
-    links = (location.base.backend.linked_directory(location.prefix) for location in locations)
+    links = (location.base.backend.linked_directory(location.grid.prefix) for location in locations)
     if link := next(filter(None, links), None):
         if n_regions > _MAX_WALKED:
             raise SpecError(
-                f"objects of the array at {first.prefix!r} lie behind the link {link!r}, and its "
-                f"grid has {n_regions} places where they may be: convert the directory that the "
-                "link leads to"
+                f"objects of the array at {first.grid.prefix!r} lie behind the link {link!r}, and "
+                f"its grid has {n_regions} places where they may be: convert the directory that "
+                "the link leads to"
             )
         return None
     found: set[chunk_keys.Coords] = set()
     max_regions = min(n_regions // 2, _MAX_INT64 - 1)
     for location in locations:
-        with closing(_stored_objects(location, max(n_objects, n_regions) // 2)) as pages:
-            for page in pages:
-                if page is None or len(found) > max_regions:
+        with closing(_stored_objects(location, max(n_objects, n_regions) // 2)) as rounds:
+            for some in rounds:
+                if some is None or len(found) > max_regions:
                     return None
-                _add_regions(location, page, region_shape, found)
+                _add_regions(location, some, region_shape, found)
     return sorted(found) if len(found) <= max_regions else None
 
 
@@ -175,58 +146,55 @@ def _is_dense(location: ArrayLocation, box: Sequence[range]) -> bool:
     """Whether some objects of a box, sampled from all over it, are stored."""
     shape = tuple(r.stop - r.start for r in box)
     sampled = random_coords(shape, _N_SAMPLES, np.random.default_rng(0))
-    encode, starts = location.encoding.encode, [r.start for r in box]
-    keys = [location.prefix + encode(tuple(map(add, starts, coords))) for coords in sampled]
+    starts = [r.start for r in box]
+    keys = [location.grid.key(tuple(map(add, starts, coords))) for coords in sampled]
     return sum(size is not None for size in location.base.sizes(keys)) >= _N_DENSE
 
 
 def _stored_objects(
-    location: ArrayLocation, max_keys: int
-) -> Generator[list[chunk_keys.Coords] | None, None, None]:
-    """List the objects of a location: their coordinates, by pages; ``None`` behind `max_keys`."""
-    base, encoding, prefix = location.base, location.encoding, location.prefix
-    ndim, object_grid = len(location.grid_shape), location.object_grid_shape
-    with closing(base.keys(grid_directory(prefix, encoding, ndim))) as keys:
-        for _ in range(0, max_keys, _KEYS_PER_PAGE):
-            page = list(islice(keys, _KEYS_PER_PAGE))
-            coords = [encoding.decode(key[len(prefix) :], ndim) for key in page]
-            yield [c for c in coords if c is not None and layouts.is_inside(c, object_grid)]
-            if len(page) < _KEYS_PER_PAGE:
+    location: ArrayLocation, max_objects: int
+) -> Generator[list[walks.Stored] | None, None, None]:
+    """List the objects of a location in rounds; ``None`` after `max_objects`."""
+    n_listed = 0
+    needs: walks.Needs = ("index",)  # as large as the indexes of a round may be
+    with closing(
+        walks.walk(location.base.run, location.grid, needs=needs, is_paged=True, reads=False)
+    ) as rounds:
+        for some in rounds:
+            yield some
+            n_listed += len(some)
+            if n_listed >= max_objects:
+                yield None
                 return
-        yield None
 
 
 def _add_regions(
     location: ArrayLocation,
-    objects: Sequence[chunk_keys.Coords],
+    objects: Sequence[walks.Stored],
     region_shape: chunk_keys.Coords,
     found: set[chunk_keys.Coords],
 ) -> None:
     """Add the regions of the values in some objects, as far as a read of indexes tells them."""
-    shards = []
-    for coords in objects:
-        box = layouts.grid_box(coords, location.object_shape, location.grid_shape)
+    grid, shards = location.grid, []
+    for stored in objects:
+        box = layouts.grid_box(stored.coords, grid.chunks_per_shard, grid.grid_shape)
         sides = list(zip(box, region_shape, strict=True))
         if all(lo // n == (hi - 1) // n for (lo, hi), n in sides):
             found.add(tuple(lo // n for (lo, _), n in sides))
         else:
-            shards.append(location.shard(coords))
-    for part in index_reads.rounds_of(shards, lambda shard: shard.layout.spec.index_nbytes):
-        indexes = location.base.run(index_reads.read_indexes(part, cache=False))
-        for shard, index in zip(part, indexes, strict=True):
-            if index is None:
-                continue
-            ids = entries_present(shard, index)
-            inside = np.unravel_index(ids, location.object_shape)
-            starts = [s * n for s, n in zip(shard.coords, location.object_shape, strict=True)]
-            # Counted from the first region on: numpy has no integers for some coordinates.
-            columns = [
-                (column + start % n) // n
-                for column, start, n in zip(inside, starts, region_shape, strict=True)
-            ]
-            for row in set(zip(*(column.tolist() for column in columns), strict=True)):
-                pairs = zip(row, starts, region_shape, strict=True)
-                found.add(tuple(i + start // n for i, start, n in pairs))
+            shards.append(stored)
+    for stored in location.base.run(walks.read_stored(grid, shards, ("index",))):
+        stored.check()
+        inside = np.unravel_index(stored.ids, grid.chunks_per_shard)
+        starts = [s * n for s, n in zip(stored.coords, grid.chunks_per_shard, strict=True)]
+        # Counted from the first region on: numpy has no integers for some coordinates.
+        columns = [
+            (column + start % n) // n
+            for column, start, n in zip(inside, starts, region_shape, strict=True)
+        ]
+        for row in set(zip(*(column.tolist() for column in columns), strict=True)):
+            pairs = zip(row, starts, region_shape, strict=True)
+            found.add(tuple(i + start // n for i, start, n in pairs))
 
 
 def only_stored(location: ArrayLocation, region: ArrayRegion) -> ArrayRegion:
@@ -235,21 +203,21 @@ def only_stored(location: ArrayLocation, region: ArrayRegion) -> ArrayRegion:
     Cost: nothing, if few objects may lie in the region, or some samples, if most are stored. The
     listing ends where asking for each of them is no more work.
     """
-    box = layouts.grid_box(region.coords, region.shape, location.grid_shape)
-    sides = zip(box, location.object_shape, strict=True)
-    ranges = [range(lo // n, -(-hi // n)) for (lo, hi), n in sides]
+    box = layouts.grid_box(region.coords, region.shape, location.grid.grid_shape)
+    grid, cps = location.grid, location.grid.chunks_per_shard
+    ranges = grid.objects_of(box)
     n_objects = math.prod(r.stop - r.start for r in ranges)
     if n_objects <= _WALKED or _is_dense(location, ranges):
         return region
-    if location.base.backend.linked_directory(location.prefix):
+    if location.base.backend.linked_directory(location.grid.prefix):
         return region
     there = [np.zeros(0, np.intp)]
-    with closing(_stored_objects(location, n_objects)) as pages:
-        for page in pages:
-            if page is None:
+    with closing(_stored_objects(location, n_objects)) as rounds:
+        for some in rounds:
+            if some is None:
                 return region
-            for coords in page:
-                if all(c in r for c, r in zip(coords, ranges, strict=True)):
-                    of_object = layouts.grid_box(coords, location.object_shape, location.grid_shape)
+            for stored in some:
+                if all(c in r for c, r in zip(stored.coords, ranges, strict=True)):
+                    of_object = layouts.grid_box(stored.coords, cps, grid.grid_shape)
                     there.append(layouts.entries_in_box(of_object, region.coords, region.shape))
     return replace(region, ids=region.ids[np.isin(region.ids, np.concatenate(there))])

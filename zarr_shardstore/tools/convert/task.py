@@ -156,11 +156,11 @@ def run_task(task: ArrayTask, coords: chunk_keys.Coords) -> TaskResult:
             f"a worker does not find {task.document_key!r} in {base.describe()}: take an executor "
             "whose workers reach the store; nothing was removed"
         )
-    region = ArrayRegion.of(task.region_shape, coords, task.source.grid_shape, task.order)
+    region = ArrayRegion.of(task.region_shape, coords, task.source.grid.grid_shape, task.order)
     values = _find_values(task.source, region, task.nominal_nbytes)
     if task.only_compares:
         return _compare(task, region, values)
-    if task.target.spec is None:
+    if not task.target.grid.is_sharded:
         return _write_objects(task, region, values)
     return _write_shard(task, region, values)
 
@@ -180,13 +180,13 @@ def _compare(task: ArrayTask, region: ArrayRegion, values: StoredValues) -> Task
     found, damage = _find_in_target(task, region)
     if found.is_same(expected) and damage is None:
         return TaskResult(0, 0, 0, was_there=True)
-    box = layouts.grid_box(region.coords, region.shape, task.source.grid_shape)
+    box = layouts.grid_box(region.coords, region.shape, task.source.grid.grid_shape)
     where = ", ".join(f"{start} to {stop - 1}" for start, stop in box)
     raise errors.SpecError(
-        f"the destination has an array at {task.target.prefix!r} already, of the same metadata, "
-        f"and not the chunks that the source has (of those of coordinates {where}): one of the "
-        "two was changed since. Nothing was written: remove the array from the destination and "
-        "run the same again, or take another destination"
+        f"the destination has an array at {task.target.grid.prefix!r} already, of the same "
+        "metadata, and not the chunks that the source has (of those of coordinates "
+        f"{where}): one of the two was changed since. Nothing was written: remove the array from "
+        "the destination and run the same again, or take another destination"
     ) from damage
 
 
@@ -194,7 +194,7 @@ def _compare(task: ArrayTask, region: ArrayRegion, values: StoredValues) -> Task
 
 
 def _write_shard(task: ArrayTask, region: ArrayRegion, values: StoredValues) -> TaskResult:
-    base, shard = task.target.base, task.target.shard(region.coords)
+    base, shard = task.target.base, task.target.grid.layout.shard(region.coords)
     if task.may_be_there:
         there, _ = _find_in_target(task, region)
         if len(there.ids):
@@ -326,7 +326,7 @@ def _find_values(
     request for each size, if values may be too large for memory.
     """
     region = only_stored(location, region)
-    if location.spec is not None:
+    if location.grid.is_sharded:
         return _values_in_shards(location, region)
     keys = region.keys(location)
     if (ranges := location.base.backend.ranges_of(keys)) is not None:
@@ -352,8 +352,7 @@ def _whole_objects(base: BaseStoreHandle, keys: Sequence[str], ids: _Ints) -> St
 
 def _values_in_shards(location: ArrayLocation, region: ArrayRegion) -> StoredValues:
     """Find the values of a region in the indexes of its shards."""
-    spec = location.spec
-    assert spec is not None
+    layout, spec = location.grid.layout, location.grid.layout.spec
     cps = np.array(spec.chunks_per_shard, dtype=np.intp)
     inside = np.unravel_index(region.ids, region.shape) if region.shape else ()
     coords = np.array(inside, dtype=np.intp).reshape(len(cps), len(region.ids)).T
@@ -364,7 +363,7 @@ def _values_in_shards(location: ArrayLocation, region: ArrayRegion) -> StoredVal
     corners, which = np.unique(shard_coords, axis=0, return_inverse=True)
     which = which.reshape(-1)
     first = [i // n for i, n in zip(starts, spec.chunks_per_shard, strict=True)]
-    shards = [location.shard(tuple(map(add, first, corner))) for corner in corners.tolist()]
+    shards = [layout.shard(tuple(map(add, first, corner))) for corner in corners.tolist()]
     sizes = location.base.sizes([shard.key for shard in shards])
     strides = [math.prod(spec.chunks_per_shard[dim + 1 :]) for dim in range(len(cps))]
     entry_ids = (coords - shard_coords * cps) @ np.array(strides, dtype=np.intp)
@@ -460,10 +459,8 @@ def _pieces_of_range(wanted: StoredValues, i: int) -> Iterator[ReadRound]:
     for start in range(first, last, ROUND_NBYTES):
         stop = min(start + ROUND_NBYTES, last)
         (found,) = wanted.base.perform([requests.Get(key, byte_ranges.Range(start, stop))])
-        piece, size = (
-            index_reads.check_whole(key, found.value, stop - start),
-            np.array([stop - start]),
-        )
+        piece = index_reads.check_whole(key, found.value, stop - start)
+        size = np.array([len(piece)])
         yield ReadRound(ids, size, [piece], continues=start > first, has_more=stop < last)
 
 
@@ -489,16 +486,14 @@ def _read(wanted: StoredValues, start: int, stop: int) -> list[memoryview]:
         for span in byte_ranges.plan_spans(
             ranges, max_gap_bytes=_MAX_GAP_NBYTES, max_coalesced_bytes=ROUND_NBYTES
         ):
-            batch.append(
-                requests.Get(wanted.keys[number], byte_ranges.Range(span.start, span.stop))
-            )
+            at = byte_ranges.Range(span.start, span.stop)
+            batch.append(requests.Get(wanted.keys[number], at))
             parts = [(int(positions[m]), *ranges[m]) for m in span.members]
             members.append([(i, lo - span.start, hi - span.start) for i, lo, hi in parts])
     for get, found, parts in zip(batch, wanted.base.perform(batch), members, strict=True):
         assert isinstance(get.byte_range, byte_ranges.Range)
-        data = index_reads.check_whole(
-            get.key, found.value, get.byte_range.stop - get.byte_range.start
-        )
+        nbytes = get.byte_range.stop - get.byte_range.start
+        data = index_reads.check_whole(get.key, found.value, nbytes)
         for i, lo, hi in parts:
             values[i] = data[lo:hi]
     return values

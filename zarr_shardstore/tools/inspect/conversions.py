@@ -60,11 +60,8 @@ def unfinished_conversions(base: BaseStoreHandle) -> Iterator[UnfinishedConversi
             text = f"the array {path!r} is being converted"
         else:
             text = f"a conversion of {path!r} was interrupted (state {state!r})"
-            if (
-                prefix is None
-                and state in _STATES
-                and doc.get("hierarchy") in get_args(metadata.Hierarchy)
-            ):
+            is_known = doc.get("hierarchy") in get_args(metadata.Hierarchy) and state in _STATES
+            if prefix is None and is_known:
                 text += f": {_STATES[state]}, and nothing is lost; this finishes it: "
                 text += shlex.join(_command(base, doc))
             else:

@@ -27,7 +27,7 @@ from zarr_shardstore.access import (
 from zarr_shardstore.errors import SpecError, UnsupportedError
 
 _READER = stored_arrays.ArrayReader("flat")
-_HIERARCHIES: tuple[metadata.Hierarchy, ...] = ("v3", "v2", "draft")
+HIERARCHIES: tuple[metadata.Hierarchy, ...] = ("v3", "v2", "draft")
 
 _DRAFT_META = "meta/"
 _DRAFT_ROOT = "root"
@@ -92,10 +92,9 @@ def find_arrays(
 def arrays_at(base: BaseStoreHandle, path: str) -> list[FoundArray]:
     """Return the arrays at a path: at most one of each hierarchy."""
     path = chunk_keys.check_prefix(arguments.array_path(path))
-    nodes = [metadata.Node(hierarchy, path) for hierarchy in _HIERARCHIES]
-    replies: list[requests.Found] = base.perform(
-        [requests.Get(metadata.document_key(node)) for node in nodes]
-    )
+    nodes = [metadata.Node(hierarchy, path) for hierarchy in HIERARCHIES]
+    gets = [requests.Get(metadata.document_key(node)) for node in nodes]
+    replies: list[requests.Found] = base.perform(gets)
     found = [_parse(node, reply) for node, reply in zip(nodes, replies, strict=True)]
     return [array for array in found if array is not None]
 
@@ -107,9 +106,7 @@ def select_paths(nodes: Collection[str], paths: Iterable[str] | str | None) -> s
         return set(nodes)
     selected: set[str] = set()
     for pattern in arguments.paths_of(paths):
-        found = {
-            path for path in nodes if any(policies.matches(at, pattern) for at in _lineage(path))
-        }
+        found = {n for n in nodes if any(policies.matches(at, pattern) for at in _lineage(n))}
         if not found:
             there = quoted(sorted(nodes))
             raise SpecError(f"no array has the path {pattern!r}, and no group; there are {there}")
@@ -175,11 +172,8 @@ def _find_draft_arrays(found: StoreContents) -> requests.Flow[dict[str, metadata
     if _DRAFT_ROOT in names:  # without it "meta" is an ordinary group, perhaps with many chunks
         (below,) = yield [requests.ListPrefix(f"{_DRAFT_META}{_DRAFT_ROOT}/")]
         keys += below
-    nodes = [
-        node
-        for key in keys
-        if (node := metadata.node_of_document(key)) and node.hierarchy == "draft"
-    ]
+    found_nodes = map(metadata.node_of_document, keys)
+    nodes = [node for node in found_nodes if node and node.hierarchy == "draft"]
     if not nodes:
         return {}
     replies: list[requests.Found] = yield [

@@ -17,11 +17,12 @@ from zarr_shardstore.access import (
     resolve,
     stacks,
     stored_arrays,
+    walks,
 )
 from zarr_shardstore.errors import ShardStoreError, SpecError, UnsupportedError
 from zarr_shardstore.tools.inspect.conversions import UnfinishedConversion, unfinished_conversions
 from zarr_shardstore.tools.inspect.find import FoundArray, arrays_at, find_arrays, read_array
-from zarr_shardstore.tools.inspect.occupancy import ObjectGrid, Round, rounds_of_objects
+from zarr_shardstore.tools.inspect.occupancy import Round, rounds_of_objects
 from zarr_shardstore.tools.inspect.readers import read_by, summarize
 
 _TOTALS = (
@@ -235,10 +236,9 @@ def get_shard_info(
     by_node = {array.node: array for array in found}
     conversions = unfinished_conversions(base)
     unfinished = {each.path: each for each in conversions if each.is_of_stored_array}
-    arrays = (_info(base, array, by_node) for array in found)
-    return StoreInfo(
-        base.describe(), tuple(_with_state(array, unfinished.get(array.path)) for array in arrays)
-    )
+    infos = (_info(base, array, by_node) for array in found)
+    arrays = tuple(_with_state(array, unfinished.get(array.path)) for array in infos)
+    return StoreInfo(base.describe(), arrays)
 
 
 def _with_state(info: ArrayInfo, unfinished: UnfinishedConversion | None) -> ArrayInfo:
@@ -254,10 +254,9 @@ def _info(
     base: BaseStoreHandle, found: FoundArray, by_node: Mapping[metadata.Node, FoundArray]
 ) -> ArrayInfo:
     node, doc = found.node, found.doc
-    info = ArrayInfo(
-        path=node.path, hierarchy=node.hierarchy, shape=_shape_of(doc), dtype=_dtype_of(doc)
-    )
-    info = replace(info, read_by=read_by([doc]))
+    names: dict[str, Any] = {"path": node.path, "hierarchy": node.hierarchy}
+    names |= {"shape": _shape_of(doc), "dtype": _dtype_of(doc)}
+    info = ArrayInfo(**names, read_by=read_by([doc]))
     try:
         array = read_array(found)
     except UnsupportedError as error:
@@ -268,8 +267,8 @@ def _info(
     if geometry is None or found.geometry is None:
         return replace(info, is_unknown=True, notes=(metadata.unknown_geometry(doc),))
     twin = by_node.get(node.other_format) if node.hierarchy == "v2" and node.other_format else None
-    grid = ObjectGrid(array)
-    cps, is_sharded = grid.chunks_per_shard, grid.layout is not None
+    grid = walks.ObjectGrid.of_array(array)
+    cps, is_sharded = grid.chunks_per_shard, grid.is_sharded
     shard_shape = tuple(c * n for c, n in zip(geometry.chunk_shape, cps, strict=True))
     info = replace(
         info,
@@ -313,12 +312,12 @@ def _counted(info: ArrayInfo, rounds: Iterable[Round]) -> ArrayInfo:
 
 
 def _notes(
-    array: stored_arrays.StoredArray, grid: ObjectGrid, doc: Mapping[str, Any]
+    array: stored_arrays.StoredArray, grid: walks.ObjectGrid, doc: Mapping[str, Any]
 ) -> tuple[str, ...]:
     notes = []
     if declarations.has_sharding_codec(doc) and array.document.declaration is None:
         notes.append("its sharding codec is left to zarr: its shards are counted, not their chunks")
-    if len(array.document.transformers) > 1 or (array.stack and grid.layout is None):
+    if len(array.document.transformers) > 1 or (array.stack and not grid.is_sharded):
         names = ", ".join(spec.name for spec in array.document.transformers)
         notes.append(f"storage transformers, the nearest to the array first: {names}")
     return tuple(notes)

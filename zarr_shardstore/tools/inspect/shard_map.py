@@ -25,11 +25,12 @@ from zarr_shardstore.access import (
     metadata,
     open_base,
     resolve,
+    walks,
 )
 from zarr_shardstore.errors import SpecError, UnfinishedConversionError, UnsupportedError
 from zarr_shardstore.tools.inspect.conversions import unfinished_conversions
 from zarr_shardstore.tools.inspect.find import arrays_at, find_arrays, quoted, read_array
-from zarr_shardstore.tools.inspect.occupancy import ObjectGrid, rounds_of_objects
+from zarr_shardstore.tools.inspect.occupancy import rounds_of_objects
 
 MAX_CELLS = 2**26
 """Most shards in a map: 256 MiB, 4 bytes for each."""
@@ -114,8 +115,8 @@ def shard_map(
         raise UnfinishedConversionError("; ".join([*unfinished, str(error)])) from None
     if array.document.geometry is None or array.grid_shape is None:
         raise UnsupportedError(f"the array {path!r}: {metadata.unknown_geometry(found[0].doc)}")
-    grid = ObjectGrid(array)
-    is_sharded, cps = grid.layout is not None, grid.chunks_per_shard
+    grid = walks.ObjectGrid.of_array(array)
+    is_sharded, cps = grid.is_sharded, grid.chunks_per_shard
     if math.prod(grid.shape) > MAX_CELLS:
         raise UnsupportedError(
             f"the grid of {path!r} has {math.prod(grid.shape)} {_unit(is_sharded)} "

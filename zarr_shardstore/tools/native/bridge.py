@@ -46,6 +46,8 @@ _WRITTEN = (".zattrs", ".zmetadata", ".zarray", ".zgroup", "zarr.json")
 Node: TypeAlias = dict[str, declarations.Document]
 """Documents of one node by name."""
 
+_Remake: TypeAlias = Callable[[Mapping[str, Any]], declarations.Document]
+
 _transformed = partial(translate.redeclare, how="storage_transformers")
 
 
@@ -162,7 +164,9 @@ def to_native(
     ((2,), array([1, 2, 3, 4], dtype=uint8))
     """
 
-    base = _open_writable(store, storage_options, dry_run=dry_run)
+    base = open_base(store, storage_options)
+    if not dry_run:
+        base.check_writable()
     return native_change(base, paths, ome=ome).make(base, dry_run=dry_run)
 
 
@@ -173,13 +177,13 @@ def native_change(
     change = DocumentChange(base.run(_read_documents()), paths)
     change.for_each(lambda path: _make_native(change.before[path], change.after[path], ome))
     if ome:
-        change.for_each(lambda path: _name_dimensions(change, path))
+        change.for_each(change.name_dimensions)
     elif found := [path or "/" for path in change.selected if change.has_old_ome(path)]:
         change.notes += (
             f"OME-Zarr 0.4 metadata stays in {quoted(found)}, where OME readers of Zarr v3 do not "
             "look for it: ome=True (--ome), also of a later to_native, makes it 0.5",
         )
-    _update_consolidated(change, lambda doc: _native(doc, ome))
+    change.update_consolidated(lambda doc: _native(doc, ome))
     return change
 
 
@@ -203,20 +207,13 @@ def from_native(
     if zarr_format not in (2, 3):
         raise SpecError(f"zarr_format is 2 or 3, got {zarr_format!r}")
     step = _make_v2 if zarr_format == 2 else _make_transformed
-    base = _open_writable(store, storage_options, dry_run=dry_run)
-    change = DocumentChange(base.run(_read_documents()), paths)
-    change.for_each(lambda path: step(change.before[path], change.after[path]))
-    _update_consolidated(change, _transformed if zarr_format == 3 else dict)
-    return change.make(base, dry_run=dry_run)
-
-
-def _open_writable(
-    store: AnyStore, options: Mapping[str, Any] | None, *, dry_run: bool
-) -> BaseStoreHandle:
-    base = open_base(store, options)
+    base = open_base(store, storage_options)
     if not dry_run:
         base.check_writable()
-    return base
+    change = DocumentChange(base.run(_read_documents()), paths)
+    change.for_each(lambda path: step(change.before[path], change.after[path]))
+    change.update_consolidated(_transformed if zarr_format == 3 else dict)
+    return change.make(base, dry_run=dry_run)
 
 
 def _read_documents() -> requests.Flow[dict[str, declarations.Document]]:
@@ -292,9 +289,7 @@ class DocumentChange:
             base.check_replaceable()
             try:
                 for _, keys in groupby(writes, key=_round_of):
-                    base.perform(
-                        [requests.Set(key, metadata.dump_document(after[key])) for key in keys]
-                    )
+                    base.write_documents({key: after[key] for key in keys})
                 for _, keys in groupby(removals, key=_round_of):
                     base.perform([requests.Delete(key) for key in keys])
             finally:
@@ -316,7 +311,7 @@ class DocumentChange:
             if reason is not None:
                 self.reasons[path] = reason
 
-    def below(self, path: str, *names: str) -> dict[str, declarations.Document]:
+    def _below(self, path: str, *names: str) -> dict[str, declarations.Document]:
         """Return the documents of these names, at and below a path, by key from there."""
         prefix = _join(path, "")
         return {
@@ -324,6 +319,64 @@ class DocumentChange:
             for key, doc in documents_by_key(self.after).items()
             if key.startswith(prefix) and key.rpartition("/")[2] in names
         }
+
+    def name_dimensions(self, path: str) -> None:
+        """Give the arrays of an OME-Zarr group the names of its axes."""
+        group = self.after[path].get("zarr.json")
+        if group is None or _is_array(group):
+            return
+        levels = translate.dimension_names_of_levels(document_members.attributes_of(group))
+        for level, names in levels.items():
+            below = f"{path}/{level}".strip("/")
+            node = self.after[below] if below in self.selected else {}
+            array = node.get("zarr.json")
+            if array is None or not _is_array(array):
+                continue
+            if len(names) != len(array["shape"]) or array.get("dimension_names", names) != names:
+                raise UnsupportedError(
+                    f"the axes {names} of its multiscales are not the dimensions of {below!r}"
+                )
+            node["zarr.json"] = {**array, "dimension_names": names}
+
+    def update_consolidated(self, remake: _Remake) -> None:
+        """Bring copies of documents up to date; a copy that `remake` would change is old."""
+        for path, after in self.after.items():
+            before, v3 = self.before[path], after.get("zarr.json")
+            if v3 is not None and v3.get("node_type") == "group":
+                if ".zmetadata" in before and ".zmetadata" not in after:
+                    docs = self._below(path, "zarr.json")
+                    copies = {k.removesuffix("/zarr.json"): d for k, d in docs.items() if "/" in k}
+                    after["zarr.json"] = {
+                        **v3,
+                        _CONSOLIDATED: document_members.consolidated_v3(copies),
+                    }
+                else:
+                    after["zarr.json"] = self._with_copies(path, v3, remake)
+            if ".zmetadata" in after and path not in self.selected:
+                members = metadata.all_members(after[".zmetadata"]).keys()
+                gone = dict.fromkeys(members - self._below(path, *_V2_NAMES).keys())
+                after[".zmetadata"] = metadata.with_members(after[".zmetadata"], gone)
+            elif (
+                ".zgroup" in after and v3 is None and before.get("zarr.json", {}).get(_CONSOLIDATED)
+            ):
+                copies = dict(sorted(self._below(path, ".zgroup", ".zarray", ".zattrs").items()))
+                after[".zmetadata"] = {"zarr_consolidated_format": 1, "metadata": copies}
+
+    def _with_copies(
+        self, path: str, group: declarations.Document, remake: _Remake
+    ) -> declarations.Document:
+        """Return the document of a v3 group with copies that are up to date."""
+        changed: dict[str, declarations.Document | None] = {}
+        for name, copy in metadata.all_members(group).items():
+            node = _join(path, name)
+            if node in self.selected and isinstance(copy, Mapping):
+                before, after = (n[node].get("zarr.json") for n in (self.before, self.after))
+                if after is None and before is not None:
+                    changed[name] = None  # it is of v2 now
+                elif after is not None and (after != before or remake(copy) != copy):
+                    own = {k: member for k, member in after.items() if k != _CONSOLIDATED}
+                    changed[name] = {**own, **{k: copy[k] for k in (_CONSOLIDATED,) if k in copy}}
+        return metadata.with_members(group, changed) if changed else group
 
 
 def _make_native(before: Node, after: Node, ome: bool) -> str | None:
@@ -380,31 +433,10 @@ def _v2(node: Node) -> tuple[declarations.Document, declarations.Document] | Non
 def _native(doc: Mapping[str, Any], ome: bool) -> declarations.Document:
     if _is_array(doc):
         return translate.redeclare(doc, "codec")
-    return (
-        {**doc, "attributes": translate.to_ome_05(document_members.attributes_of(doc))}
-        if ome
-        else dict(doc)
+    attributes = (
+        {"attributes": translate.to_ome_05(document_members.attributes_of(doc))} if ome else {}
     )
-
-
-def _name_dimensions(change: DocumentChange, path: str) -> None:
-    """Give the arrays of an OME-Zarr group the names of its axes."""
-    group = change.after[path].get("zarr.json")
-    if group is None or _is_array(group):
-        return
-    for level, names in translate.dimension_names_of_levels(
-        document_members.attributes_of(group)
-    ).items():
-        below = f"{path}/{level}".strip("/")
-        node = change.after[below] if below in change.selected else {}
-        array = node.get("zarr.json")
-        if array is None or not _is_array(array):
-            continue
-        if len(names) != len(array["shape"]) or array.get("dimension_names", names) != names:
-            raise UnsupportedError(
-                f"the axes {names} of its multiscales are not the dimensions of {below!r}"
-            )
-        node["zarr.json"] = {**array, "dimension_names": names}
+    return {**doc, **attributes}
 
 
 def _check_same(stored: declarations.Document, made: declarations.Document) -> None:
@@ -436,50 +468,6 @@ def _has_all(
         k in attributes and document_members.is_same_json(v, attributes[k])
         for k, v in left_over.items()
     )
-
-
-def _update_consolidated(
-    change: DocumentChange, remake: Callable[[Mapping[str, Any]], declarations.Document]
-) -> None:
-    """Bring copies of documents up to date; a copy that `remake` would change is old."""
-    for path, after in change.after.items():
-        before, v3 = change.before[path], after.get("zarr.json")
-        if v3 is not None and v3.get("node_type") == "group":
-            if ".zmetadata" in before and ".zmetadata" not in after:
-                docs = change.below(path, "zarr.json")
-                copies = {k.removesuffix("/zarr.json"): d for k, d in docs.items() if "/" in k}
-                after["zarr.json"] = {**v3, _CONSOLIDATED: document_members.consolidated_v3(copies)}
-            else:
-                _update_copies(change, path, v3, remake)
-        if ".zmetadata" in after and path not in change.selected:
-            members = metadata.all_members(after[".zmetadata"]).keys()
-            gone = members - change.below(path, *_V2_NAMES).keys()
-            after[".zmetadata"] = metadata.with_members(after[".zmetadata"], dict.fromkeys(gone))
-        elif ".zgroup" in after and before.get("zarr.json", {}).get(_CONSOLIDATED) and v3 is None:
-            copies = change.below(path, ".zgroup", ".zarray", ".zattrs")
-            copies = dict(sorted(copies.items()))
-            after[".zmetadata"] = {"zarr_consolidated_format": 1, "metadata": copies}
-
-
-def _update_copies(
-    change: DocumentChange,
-    path: str,
-    group: declarations.Document,
-    remake: Callable[[Mapping[str, Any]], declarations.Document],
-) -> None:
-    """Bring the copies in the document of a v3 group up to date."""
-    changed: dict[str, declarations.Document | None] = {}
-    for name, copy in metadata.all_members(group).items():
-        node = _join(path, name)
-        if node in change.selected and isinstance(copy, Mapping):
-            before, after = (n[node].get("zarr.json") for n in (change.before, change.after))
-            if after is None and before is not None:
-                changed[name] = None  # it is of v2 now
-            elif after is not None and (after != before or remake(copy) != copy):
-                own = {k: member for k, member in after.items() if k != _CONSOLIDATED}
-                changed[name] = {**own, **{k: copy[k] for k in (_CONSOLIDATED,) if k in copy}}
-    if changed:
-        change.after[path]["zarr.json"] = metadata.with_members(group, changed)
 
 
 def documents_by_key(nodes: Mapping[str, Node]) -> Node:

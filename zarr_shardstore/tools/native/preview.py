@@ -93,9 +93,8 @@ def _reply(changed: Mapping[str, memoryview | None], request: Any, reply: Any) -
         case requests.GetSize(key) if key in changed:
             return None if (value := changed[key]) is None else len(value)
         case requests.Get(key, byte_range) if (value := changed.get(key)) is not None:
-            return requests.Found(
-                value[slice(*byte_ranges.resolve_range(byte_range, len(value)))], None
-            )
+            start, stop = byte_ranges.resolve_range(byte_range, len(value))
+            return requests.Found(value[start:stop], None)
         case requests.Get(key) if key in changed:
             return requests.Found(None, None)
     return reply

@@ -135,9 +135,8 @@ def v2_of_v3(doc: Mapping[str, Any]) -> tuple[declarations.Document, declaration
         "dimension_separator": geometry.encoding.separator,
     }
     if declared is not None:
-        translated = declarations.apply(
-            translated, declarations.Declared("filters", declared.transformers)
-        )
+        marker = declarations.Declared("filters", declared.transformers)
+        translated = declarations.apply(translated, marker)
     return {**translated, **notes}, attributes
 
 
@@ -262,12 +261,17 @@ def _with_ome_version(member: Any) -> Any:
     return {**member, "version": "0.4"} if isinstance(member, Mapping) else member
 
 
+def images_of(attributes: Any) -> list[Any]:
+    """Return the images of a group of OME-Zarr 0.4 or 0.5, whatever they hold."""
+    ome = attributes.get("ome", attributes) if isinstance(attributes, Mapping) else None
+    images = ome.get("multiscales") if isinstance(ome, Mapping) else None
+    return images if isinstance(images, list) else []
+
+
 def dimension_names_of_levels(attributes: Mapping[str, Any]) -> dict[str, list[str]]:
     """Return dimension names by path of an array below the group, from attributes of 0.5."""
-    ome = attributes.get("ome")
-    multiscales = ome.get("multiscales") if isinstance(ome, Mapping) else None
     found: dict[str, list[str]] = {}
-    for multiscale in multiscales if isinstance(multiscales, list) else ():
+    for multiscale in images_of(attributes):
         try:
             names = [axis["name"] for axis in multiscale["axes"]]
             paths = [dataset["path"] for dataset in multiscale["datasets"]]

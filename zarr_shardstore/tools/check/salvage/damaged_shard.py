@@ -11,13 +11,13 @@ import numpy as np
 import numpy.typing as npt
 
 from zarr_shardstore.access import layouts, shard_format, stacks
+from zarr_shardstore.tools.check.objects import ArrayChecker
 from zarr_shardstore.tools.check.salvage.frames import (
     FRAME_CODECS,
     can_search,
     frame_ends,
     next_frame,
 )
-from zarr_shardstore.tools.check.shards import ArrayChecker
 
 _PROVING = FRAME_CODECS | {"crc32c", "crc32", "adler32", "fletcher32", "jenkins_lookup3"}
 """Codecs that refuse other bytes than those that they have encoded, nearly always."""
@@ -96,11 +96,9 @@ class DamagedShard:
         """Whether each entry lies in the data, and has a length that chunks may have."""
         offsets, nbytes = fields.T
         stop = np.uint64(data_stop)
-        is_length = nbytes == self.exact if self.exact is not None else nbytes > 0
-        in_data = (nbytes <= stop) & (offsets >= self.first)
-        found: npt.NDArray[np.bool_] = (
-            is_length & in_data & (offsets <= stop - np.minimum(nbytes, stop))
-        )
+        found: npt.NDArray[np.bool_] = (nbytes <= stop) & (offsets >= self.first)
+        found &= offsets <= stop - np.minimum(nbytes, stop)
+        found &= nbytes == self.exact if self.exact is not None else nbytes > 0
         return found
 
     # --------------------------------------------------------------------------- frames
@@ -177,13 +175,10 @@ class DamagedShard:
             return not self.at_end
         if is_possible.all() and not self.spec.index.checksum:
             end = self.frames[-1][1] if self.frames else size + 1
-            n = (
-                size - end
-            ) // shard_format.ENTRY_NBYTES  # entries that may have been in front of these
+            n = (size - end) // shard_format.ENTRY_NBYTES  # that may have been in front of these
             before = self.fields_at(end, max(0, n))
-            is_possible = self.is_possible(before, size) | (before == shard_format.MISSING).all(
-                axis=1
-            )
+            is_missing = (before == shard_format.MISSING).all(axis=1)
+            is_possible = self.is_possible(before, size) | is_missing
             if (size - end) % shard_format.ENTRY_NBYTES or not is_possible.all():
                 return True
         n_present = np.count_nonzero((fields != shard_format.MISSING).any(axis=1))

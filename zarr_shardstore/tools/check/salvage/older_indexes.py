@@ -31,9 +31,8 @@ def older_indexes(shard: DamagedShard) -> Iterator[shard_format.ShardIndex]:
         # The first byte of a size is 0, or 255 of a missing entry.
         starts = low + np.flatnonzero(tops[low:high] + np.uint8(1) <= 1)
         for slot in sorted({0, n // 3, 2 * n // 3, n - 1}):
-            after = words[starts + (slot * shard_format.ENTRY_NBYTES + 8)] + np.uint64(
-                1
-            )  # 0: missing
+            nbytes = words[starts + (slot * shard_format.ENTRY_NBYTES + 8)]
+            after = nbytes + np.uint64(1)  # 0: missing
             if shard.exact is not None:
                 starts = starts[(after == 0) | (after == shard.exact + 1)]
             else:

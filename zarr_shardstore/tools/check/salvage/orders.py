@@ -8,15 +8,15 @@ of the array tell which one that may be.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from itertools import islice
 
 import numpy as np
 import numpy.typing as npt
 
-from zarr_shardstore.access import BaseStoreHandle, chunk_keys, index_reads, requests, shard_format
+from zarr_shardstore.access import BaseStoreHandle, chunk_keys, shard_format, walks
+from zarr_shardstore.tools.check.objects import ArrayChecker
 from zarr_shardstore.tools.check.salvage.damaged_shard import DamagedShard
-from zarr_shardstore.tools.check.shards import ArrayChecker
-from zarr_shardstore.tools.inspect.occupancy import keys_of_values
 
 ORDERS: tuple[shard_format.EntryOrder, ...] = ("morton", "C", "F")
 
@@ -63,26 +63,16 @@ def order_of_others(
 ) -> tuple[int, shard_format.EntryOrder | None]:
     """Return the number of whole shards of an array with two chunks or more, of the first ones that
     are listed, and the order that all of them are in. It proves nothing for another shard."""
-    array, layout = checker.grid.array, checker.grid.layout
-    assert array.document.geometry is not None
-    assert layout is not None
-    encoding, ndim = array.document.geometry.encoding, len(checker.grid.shape)
-    listed = keys_of_values(base, array.node.chunk_prefix, encoding, ndim)
-    keys = islice((key for some in listed for key in some), _MAX_OTHERS)
-    shards = [shard for key in keys if (shard := layout.shard_of_key(key)) is not None]
     orders, n_whole = list(ORDERS), 0
-    founds = checker.read_indexes(base, shards, consistent=False)
-    for shard, found in zip(shards, founds, strict=True):
-        index = (
-            None
-            if isinstance(found, Exception)
-            else index_reads.found_index(requests.GetIndex(shard), found).decoded
-        )
-        if index is not None and len(ids := index.present_ids()) > 1:
-            n_whole += 1
-            ids = ids[np.argsort(index.fields[ids, 0], kind="stable")]
-            these = orders_of(ids, layout.spec.chunks_per_shard)
-            orders = [order for order in orders if order in these]
+    listed = walks.walk(base.run, checker.grid, needs=("index",), reads=False)
+    found = (s for some in listed for s in walks.try_read(base.run, checker.grid, some, ("index",)))
+    with suppress(OSError):
+        for index in (stored.decoded for stored in islice(found, _MAX_OTHERS)):
+            if index is not None and len(ids := index.present_ids()) > 1:
+                n_whole += 1
+                ids = ids[np.argsort(index.fields[ids, 0], kind="stable")]
+                these = orders_of(ids, checker.grid.chunks_per_shard)
+                orders = [order for order in orders if order in these]
     return n_whole, orders[0] if n_whole and orders else None
 
 

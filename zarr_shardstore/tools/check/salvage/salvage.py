@@ -6,12 +6,13 @@ from collections.abc import Iterator
 from itertools import islice
 
 from zarr_shardstore.access import consolidated_index, layouts, shard_format
+from zarr_shardstore.tools.check.objects import ArrayChecker
 from zarr_shardstore.tools.check.salvage.corrected import corrected_index
 from zarr_shardstore.tools.check.salvage.damaged_shard import DamagedShard, Salvage
 from zarr_shardstore.tools.check.salvage.entries import named_by, named_by_cut_index
 from zarr_shardstore.tools.check.salvage.older_indexes import older_indexes
 from zarr_shardstore.tools.check.salvage.orders import named_by_order
-from zarr_shardstore.tools.check.shards import ArrayChecker, specs_of_index
+from zarr_shardstore.tools.check.shards import specs_of_index
 
 _MAX_LOST = 1 << 16
 """Entries of a shard that is shorter than one byte for each: all of these may be named as lost."""
@@ -90,10 +91,8 @@ def _is_copy_of(shard: DamagedShard, copy: consolidated_index.IndexCopy, is_curr
         return False
     stored = bytes(shard.data[shard.index_start :][: shard.spec.index_nbytes])
     encoded = copy.index.encode(shard.spec.index)
-    if (
-        shard.spec.index.checksum
-        and encoded[-shard_format.CHECKSUM_NBYTES :] == stored[-shard_format.CHECKSUM_NBYTES :]
-    ):
+    n = shard_format.CHECKSUM_NBYTES
+    if shard.spec.index.checksum and encoded[-n:] == stored[-n:]:
         return True
     places = copy.index.fields[copy.index.present_ids()].tolist()
     has_sizes = len({nbytes for _, nbytes in places}) == len(places) > 1
