@@ -34,18 +34,18 @@ def test_each_name_in_the_page_exists() -> None:
 
 
 ROOMS = {
-    "core": 19_400,
+    "core": 19_950,
     "core/format": 1_550,
     "core/metadata": 1_150,
     "core/shards": 2_550,
     "core/arrays": 1_600,
-    "core/operations": 2_150,
+    "core/operations": 2_500,
     "core/io": 6_150,
-    "core/zarr_hooks": 1_200,
-    "core/store": 2_600,
-    "tools": 9_100,
-    "cli": 1_250,
-    "interop": 4_600,
+    "core/zarr_hooks": 1_250,
+    "core/store": 2_750,
+    "tools": 8_800,
+    "cli": 1_300,
+    "interop": 4_650,
 }
 """Lines that each room may have. The core is what is neither `tools`, `cli` nor `interop`."""
 
