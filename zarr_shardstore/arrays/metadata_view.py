@@ -297,7 +297,7 @@ class MetadataView:
         """Note a new array for `warn_of_names`, and warn if the option is probably meant for it and
         leaves it out. A tuple may leave out arrays of fewer dimensions, as coordinates are."""
         policy, ndim = self._policy, len(geometry.shape)
-        if any(rule.name is not None or isinstance(rule.shape, tuple) for rule in policy.rules):
+        if isinstance(policy.rules, tuple | dict):
             self.created[node.path] = dims or (None,) * ndim
         reason = policy.reason_to_leave(node.path, ndim, dims)
         rule = policy.rule_of(node.path, dims)

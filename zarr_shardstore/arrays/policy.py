@@ -90,19 +90,12 @@ class ShapeRule(NamedTuple):
         return self.name is not None and type(self.shape) is int
 
 
-def rules_of(option: Rules) -> tuple[ShapeRule, ...]:
-    """Return the rules of the option that `parse_rules` returned, in its order."""
-    if isinstance(option, dict):
-        return tuple(ShapeRule(name, shape) for name, shape in option.items())
-    return (ShapeRule(None, option),)
-
-
 @dataclass(frozen=True, slots=True)
 class ShardingPolicy:
     """Sharding of new arrays; `ShardingStore` documents the options."""
 
-    rules: tuple[ShapeRule, ...] = ()
-    """Chunks per shard, by arrays."""
+    rules: Rules = None
+    """Chunks per shard of every array, or by path and pattern, as pickles of stores have them."""
     declaration: V3Declaration = "codec"
     """Form of the declaration of v3 arrays; v2 and the draft have one form each."""
     transformers: tuple[TransformerSpec, ...] | None = None
@@ -113,18 +106,28 @@ class ShardingPolicy:
     """Whether no option says if arrays are sharded: a new store is told that they are not."""
 
     @property
+    def shape_rules(self) -> list[ShapeRule]:
+        """The rules in the order of the option."""
+        if isinstance(self.rules, dict):
+            return [ShapeRule(name, shape) for name, shape in self.rules.items()]
+        return [ShapeRule(None, self.rules)]
+
+    @property
     def names_dimensions(self) -> bool:
         """Whether names of dimensions may decide about shards."""
-        return any(rule.may_name_dimension or isinstance(rule.shape, dict) for rule in self.rules)
+        return any(
+            rule.may_name_dimension or isinstance(rule.shape, dict) for rule in self.shape_rules
+        )
 
     def rule_of(self, path: str, dims: Dimensions = ()) -> _Normal:
         """Return the rule for an array: by its path, else by the first pattern that matches, else
         by its dimensions, which the keys with whole numbers name. `SpecError` if two differ."""
-        named: dict[Any, Any] = {r.name: r.shape for r in self.rules if r.may_name_dimension}
+        rules = self.shape_rules
+        named: dict[Any, Any] = {r.name: r.shape for r in rules if r.may_name_dimension}
         by_dimension = named if named.keys() & set(dims) else None
-        own = next((rule for rule in self.rules if rule.name == path), None)
+        own = next((rule for rule in rules if rule.name == path), None)
         if own is None:
-            return next((r.shape for r in self.rules if r.matches(path)), by_dimension)
+            return next((rule.shape for rule in rules if rule.matches(path)), by_dimension)
         if (
             path in named
             and by_dimension
@@ -141,7 +144,7 @@ class ShardingPolicy:
         """Return the paths, patterns, dimensions and the tuple of the option that fit none of these
         arrays. Each array is a path, with one item for each dimension."""
         unknown: list[str] = []
-        for rule in self.rules:
+        for rule in self.shape_rules:
             name, shape = rule
             matched = [dims for path, dims in arrays.items() if rule.matches(path)]
             if name is None:
@@ -162,17 +165,17 @@ class ShardingPolicy:
             return f"it has none of the dimensions {list(rule)}"
         if isinstance(rule, tuple) and len(rule) != ndim and not self._is_named(path):
             return f"it has {ndim} dimensions, and chunks_per_shard={rule} is for {len(rule)}"
-        if rule is None and not any(each.matches(path) for each in self.rules):
+        if rule is None and not any(each.matches(path) for each in self.shape_rules):
             from difflib import get_close_matches  # 0.5 ms
 
             there = [dim for dim in dims if dim]
-            for name in [each.name for each in self.rules if each.may_name_dimension]:
+            for name in [each.name for each in self.shape_rules if each.may_name_dimension]:
                 if name and get_close_matches(name.casefold(), map(str.casefold, there), 1, 0.7):
                     return f"it has the dimensions {there}, and none is {name!r}"
         return ""
 
     def _is_named(self, path: str) -> bool:
-        return any(rule.name == path for rule in self.rules)
+        return any(rule.name == path for rule in self.shape_rules)
 
     def needs_no_metadata(self, hierarchy: str, path: str) -> bool:
         """Whether the option alone declares an array that has no metadata. Outside the draft this

@@ -14,7 +14,6 @@ from zarr_shardstore.arrays.policy import (
     ShardingPolicy,
     V3Declaration,
     parse_rules,
-    rules_of,
 )
 from zarr_shardstore.arrays.stored_array import find_factory
 from zarr_shardstore.errors import SpecError
@@ -86,7 +85,7 @@ class ShardingOptions:
                 )
             is_left_out = False
             self.shard_nbytes = rules = _parse_nbytes(self.shard_nbytes)
-        self.policy = ShardingPolicy(rules_of(rules), declaration, transformers, index, is_left_out)
+        self.policy = ShardingPolicy(rules, declaration, transformers, index, is_left_out)
         self.backend = BackendOptions(
             self.locking, self.durability, self.static, self.max_dead_share
         )
