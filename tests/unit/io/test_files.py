@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import os
+import weakref
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -30,3 +34,23 @@ def test_what_is_kept_and_used_leaves_room(monkeypatch: pytest.MonkeyPatch, limi
         used += 3 * fs.max_shards_of_a_write()
         assert used < limit
         assert 1 <= fs.max_shards_of_a_read() < fs.max_files_of_a_read()
+
+
+@pytest.mark.parametrize("call", [fs.open_to_read, fs.scan])
+def test_a_missing_file_leaves_no_cycle(tmp_path: Path, call: Callable[[str], object]) -> None:
+    """Otherwise the files that the caller had open would be closed by the collector, much later."""
+
+    class Open:
+        """A file of the caller."""
+
+    def read() -> weakref.ref[Open]:
+        file = Open()
+        with suppress(FileNotFoundError):
+            call(str(tmp_path / "missing"))
+        return weakref.ref(file)
+
+    gc.disable()
+    try:
+        assert read()() is None
+    finally:
+        gc.enable()

@@ -54,6 +54,7 @@ IS_POSIX = fcntl is not None and hasattr(os, "pread") and hasattr(os, "O_DIRECTO
 FULL_SYNC = getattr(fcntl, "F_FULLFSYNC", None)
 """Call of macOS, whose ``fsync`` leaves bytes in the cache of the disk."""
 
+_TOO_MANY = (errno.EMFILE, errno.ENFILE)
 _when_short: list[Callable[[], None]] = []
 
 
@@ -97,12 +98,12 @@ def opening(open_one: Callable[..., T], *args: Any) -> T:
     try:
         return open_one(*args)
     except OSError as error:
-        return _opening_again(error, open_one, *args)
+        if error.errno not in _TOO_MANY:
+            raise
+    return _opening_again(open_one, *args)
 
 
-def _opening_again(error: OSError, open_one: Callable[..., T], *args: Any) -> T:
-    if error.errno not in (errno.EMFILE, errno.ENFILE):
-        raise error
+def _opening_again(open_one: Callable[..., T], *args: Any) -> T:
     for close_some in _when_short:
         close_some()
     return open_one(*args)
@@ -185,6 +186,7 @@ def retried(call: Callable[P, T]) -> Callable[P, T]:
             message = f"forbidden, or open in a program, for {MAX_BUSY_S:.0f} s"
             raise PermissionError(refusal and refusal.errno, message, path) from refusal
         finally:
+            refusal = None  # or it and this frame would keep each other
             _wanted.discard(path)
 
     return repeated
@@ -210,9 +212,12 @@ def _following(open_one: Callable[..., T], *args: Any) -> T:
     try:
         return open_one(*args)
     except OSError as error:
-        if error.errno != errno.ELOOP:
-            return _opening_again(error, open_one, *args)
-        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), error.filename) from error
+        if error.errno == errno.ELOOP:
+            message = os.strerror(errno.ENOENT)
+            raise FileNotFoundError(errno.ENOENT, message, error.filename) from error
+        if error.errno not in _TOO_MANY:
+            raise
+    return _opening_again(open_one, *args)
 
 
 @retried
