@@ -1,12 +1,13 @@
-"""Causes that are read in the errors of obstore."""
+"""Identity of stores, and causes that are read in the errors of obstore."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import pytest
+from zarr.storage import ObjectStore
 
-from zarr_shardstore.io.backends.store_traits import note_cause
+from zarr_shardstore.io.backends.store_traits import note_cause, scope_of_store
 
 
 @pytest.mark.parametrize(
@@ -34,3 +35,16 @@ def test_what_came_back(text: str, expected: str | None) -> None:
     plain = OSError("GET http://h/c - dns error")
     note_cause(plain)
     assert not hasattr(plain, "__notes__")
+
+
+def test_the_next_store_in_memory_is_another_one() -> None:
+    """Also if it lies where the last one was: an `id` is given again."""
+    obstore = pytest.importorskip("obstore")
+    seen = set()
+    for _ in range(50):
+        client = obstore.store.MemoryStore()
+        first, second = ObjectStore(client), ObjectStore(client)
+        assert scope_of_store(first) == scope_of_store(second)
+        seen.add(scope_of_store(first))
+        del client, first, second
+    assert len(seen) == 50

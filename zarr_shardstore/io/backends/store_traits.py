@@ -6,11 +6,19 @@ import os
 import re
 from collections.abc import Hashable
 from typing import Any, Literal
+from weakref import ref
 
 from fsspec import AbstractFileSystem
 from fsspec.implementations.local import LocalFileSystem
 from zarr.abc.store import Store
 from zarr.storage import FsspecStore, LocalStore, MemoryStore, ObjectStore, WrapperStore, ZipStore
+
+from zarr_shardstore.synchronized import synchronized
+
+
+_synchronized = synchronized()
+_tokens: dict[int, tuple[object, list[ref[Store]]]] = {}
+"""Tokens by the `id` of a thing, and the stores that use it."""
 
 
 def scope_of_store(store: Store) -> tuple[Hashable, str]:
@@ -26,7 +34,7 @@ def scope_of_store(store: Store) -> tuple[Hashable, str]:
     if root is not None:
         return "file", root
     if isinstance(store, MemoryStore):
-        return ("memory", id(store._store_dict)), ""
+        return ("memory", _token_of(store._store_dict, store)), ""
     if isinstance(store, FsspecStore):
         fs, path = file_system_of(store.fs, store.path)
         return ("fsspec", _identity_of(fs)), f"{path.strip('/')}/".lstrip("/")
@@ -36,8 +44,26 @@ def scope_of_store(store: Store) -> tuple[Hashable, str]:
             options = frozenset((name, repr(value)) for name, value in client.config.items())
             prefix = str(client.prefix or "").strip("/")
             return ("obstore", type(client), options), f"{prefix}/".lstrip("/")
-        return ("obstore", getattr(client, "url", id(client))), ""
-    return ("store", id(store)), ""
+        url = getattr(client, "url", None)
+        return ("obstore", _token_of(client, store) if url is None else url), ""
+    return ("store", _token_of(store, store)), ""
+
+
+@_synchronized
+def _token_of(thing: object, user: Store) -> object:
+    """Return a token of a thing, the same as long as a store that uses it is there.
+
+    An `id` is given again to a later thing. Cached indexes of a store in memory would pass for those
+    of the next one, because its ETags are counted in the same way.
+    """
+    token, users = _tokens.get(id(thing), (None, ()))
+    users = [each for each in users if each() is not None]
+    if not users:
+        token = object()
+    if all(each() is not user for each in users):
+        users.append(ref(user))
+    _tokens[id(thing)] = token, users
+    return token
 
 
 def _identity_of(fs: AbstractFileSystem) -> Hashable:
