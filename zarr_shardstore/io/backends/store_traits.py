@@ -15,7 +15,6 @@ from zarr.storage import FsspecStore, LocalStore, MemoryStore, ObjectStore, Wrap
 
 from zarr_shardstore.synchronized import synchronized
 
-
 _synchronized = synchronized()
 _tokens: dict[int, tuple[object, list[ref[Store]]]] = {}
 """Tokens by the `id` of a thing, and the stores that use it."""
@@ -53,8 +52,8 @@ def scope_of_store(store: Store) -> tuple[Hashable, str]:
 def _token_of(thing: object, user: Store) -> object:
     """Return a token of a thing, the same as long as a store that uses it is there.
 
-    An `id` is given again to a later thing. Cached indexes of a store in memory would pass for those
-    of the next one, because its ETags are counted in the same way.
+    A later thing may get the same `id`. Cached indexes of a store in memory would then be taken
+    for indexes of the next store, which counts its ETags in the same way.
     """
     token, users = _tokens.get(id(thing), (None, ()))
     users = [each for each in users if each() is not None]
