@@ -62,6 +62,57 @@ def test_each_room_can_be_read() -> None:
     assert {room: lines[room] for room, limit in ROOMS.items() if lines[room] > limit} == {}
 
 
+LARGE = {
+    "DraftHierarchyStore": "zarr's interface of a store, each method with its keys translated",
+    "LocalBackend": "a method for each request, and the capabilities of a backend",
+    "StoreBackend": "as LocalBackend",
+    "ShardingMapping": "the operations of the draft and those of a mapping, by their names",
+    "_read_spans": "round 2 of every read; one function more costs each cold read a call",
+}
+"""What is larger than the limits, and why: at most five."""
+
+
+_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+
+
+def test_files_classes_and_functions_are_small() -> None:
+    found = set()
+    for path in PACKAGE.rglob("*.py"):
+        source = path.read_text()
+        assert source.count("\n") <= 500, path
+        for node in ast.walk(ast.parse(source)):
+            match node:
+                case ast.ClassDef(name, body=body):
+                    n_methods = sum(
+                        isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef) for each in body
+                    )
+                    if n_methods > 25:
+                        found.add(name)
+                case ast.FunctionDef(name) | ast.AsyncFunctionDef(name):
+                    if _n_lines(node) > 60 or _n_branches(node) > 15:
+                        found.add(name)
+    assert found == LARGE.keys()
+    assert len(LARGE) <= 5
+
+
+def _n_lines(node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    """Lines after the docstring."""
+    body = node.body[1:] if ast.get_docstring(node) else node.body
+    return (node.end_lineno or 0) - body[0].lineno + 1 if body else 0
+
+
+_BRANCHES = (ast.If, ast.IfExp, ast.For, ast.AsyncFor, ast.While, ast.ExceptHandler, ast.match_case)
+
+
+def _n_branches(node: ast.AST) -> int:
+    """Branches and loops, also of comprehensions, but none of inner functions."""
+    n = 0
+    for each in ast.iter_child_nodes(node):
+        if not isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            n += isinstance(each, (*_BRANCHES, ast.comprehension)) + _n_branches(each)
+    return n
+
+
 def test_the_gate_is_narrow() -> None:
     (names,) = [
         ast.literal_eval(node.value)

@@ -6,7 +6,7 @@ import os
 from collections.abc import Generator, Hashable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, Literal, TypeAlias, TypeVar
 
 from zarr import Group
 from zarr.abc.store import Store
@@ -156,20 +156,18 @@ class BaseStoreHandle:
     def names(self, directory: str) -> list[str]:
         return list(self.perform([requests.ListDir(directory)])[0])
 
-    def is_same(self, other: BaseStoreHandle) -> bool:
+    def overlap(self, other: BaseStoreHandle) -> Literal["same", "inside"] | None:
+        """Return whether two stores are known to be the same, or one to lie inside the other."""
         (place, root), (other_place, other_root) = self._location(), other._location()
-        if place != other_place or root == other_root:
-            return place == other_place
-        try:  # one directory may have several names
-            return place == "file" and os.path.samefile(root, other_root)
-        except OSError:
-            return False
-
-    def overlaps(self, other: BaseStoreHandle) -> bool:
-        """Return whether one store is known to lie inside the other."""
-        (place, root), (other_place, other_root) = self._location(), other._location()
-        is_inside = root.startswith(other_root) or other_root.startswith(root)
-        return place == other_place and is_inside
+        if place != other_place:
+            return None
+        if root == other_root:
+            return "same"
+        if place == "file":
+            with suppress(OSError):  # one directory may have several names
+                if os.path.samefile(root, other_root):
+                    return "same"
+        return "inside" if root.startswith(other_root) or other_root.startswith(root) else None
 
     def _location(self) -> tuple[Hashable, str]:
         if isinstance(self.store, Store):

@@ -261,15 +261,7 @@ class _Repair:
         if not isinstance(self.base.backend, LocalBackend):  # which has read it by the journal
             (journal,) = self.base.values([key + file_keys.JOURNAL_SUFFIX], check=False)
             data = _without_cut_change(old, journal)
-        text = ""
-        for each in reversed(below):
-            try:
-                data = each.decode(key, data)  # type: ignore[attr-defined]
-            except ShardStoreError:
-                if type(each) is not stacks.Crc32cTransformer:
-                    raise
-                data = memoryview(data)[:-4]
-                text = "the checksum of the shard is wrong: chunks without their own may differ; "
+        data, text = _decoded(below, key, data)
         return self._rewrite(checker, shard, key, old, memoryview(data), text)
 
     def _replace_value(
@@ -435,6 +427,22 @@ class _Repair:
                 self.base.perform([requests.Delete(key)])
         text = "it is a copy of the indexes of the shards, and was stale"
         return RepairAction(key, "rewritten" if made else "removed", text)
+
+
+def _decoded(
+    below: Sequence[Any], key: str, data: shard_format.Bytes
+) -> tuple[shard_format.Bytes, str]:
+    """Return a shard as the transformers below it decode it, and the fault of its checksum."""
+    text = ""
+    for each in reversed(below):
+        try:
+            data = each.decode(key, data)
+        except ShardStoreError:
+            if type(each) is not stacks.Crc32cTransformer:
+                raise
+            data = memoryview(data)[:-4]
+            text = "the checksum of the shard is wrong: chunks without their own may differ; "
+    return data, text
 
 
 def _without_cut_change(

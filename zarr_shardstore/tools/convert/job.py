@@ -173,9 +173,9 @@ def _check_stores(base: BaseStoreHandle, target: BaseStoreHandle, executor: Exec
     check_reach(target, executor)
     if target is base:
         target.check_replaceable()
-    elif target.is_same(base):
+    elif (overlap := target.overlap(base)) == "same":
         raise SpecError("source and destination are the same: leave the destination away")
-    elif target.overlaps(base):
+    elif overlap == "inside":
         raise SpecError(
             f"one of {base.describe()} and {target.describe()} lies inside the other, and would "
             "be converted with it; nothing was written: take a destination elsewhere"

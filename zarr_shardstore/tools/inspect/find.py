@@ -222,6 +222,13 @@ def _visit(
         replies = yield [requests.Get(key, byte_ranges.Range(0, 1)) for key in document_keys]
         pairs = zip(document_keys, replies, strict=True)
         found.other_keys += [key for key, reply in pairs if reply.value is not None]
+    return (yield from _list(listed, found))
+
+
+def _list(
+    listed: Mapping[str, Sequence[metadata.Node]], found: StoreContents
+) -> requests.Flow[list[str]]:
+    """List directories with the arrays in them; return the names that may be directories."""
     arrays = list(listed.values())
     listings = yield from _ask([requests.ListDir(d) for d in listed], lambda i: bool(arrays[i]))
     below: list[str] = []

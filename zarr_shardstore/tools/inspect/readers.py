@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from zarr_shardstore.access import declarations, metadata, transformer_list
@@ -66,19 +66,33 @@ def _readers_of(doc: Mapping[str, Any]) -> str:
         others = ", ".join(name for name in names if name not in _OURS)
         return f"{ONLY_HERE} with {others}" if others else ONLY_HERE
     members = list(_members_in(doc.get("codecs")))
-    unusual = [str(value) for name, value in _members_in(doc.get("filters")) if name == "id"]
-    if kind == "v3":
-        extensions = ("data_type", "chunk_grid", "chunk_key_encoding")
-        names = [transformer_list.name_of(doc.get(member)) for member in extensions]
-        names += [value for name, value in members if name == "name"]
-        unusual = [str(name) for name in names if not _OF_V3.fullmatch(str(name))]
-    known = ", ".join(dict.fromkeys(unusual))
-    phrase = f"every {kind} reader" + (f" that knows {known}" if known else "")
-    if known and all(name in _PROGRAMS for name in unusual):
-        first, *rest = (_PROGRAMS[name] for name in unusual)
-        in_all = (each for each in first if all(each in other for other in rest))
-        phrase += f" ({', '.join(in_all)})"
+    unusual = _unusual_names(doc, members) if kind == "v3" else _filters(doc)
+    phrase = f"every {kind} reader{_that_knows(unusual)}"
     return f"{phrase}, but not zarrita.js" if ("index_location", "start") in members else phrase
+
+
+def _that_knows(names: Sequence[str]) -> str:
+    """Return what a reader has to know, and the programs that know all of it."""
+    if not names:
+        return ""
+    phrase = f" that knows {', '.join(dict.fromkeys(names))}"
+    if not all(name in _PROGRAMS for name in names):
+        return phrase
+    first, *rest = (_PROGRAMS[name] for name in names)
+    in_all = (each for each in first if all(each in other for other in rest))
+    return f"{phrase} ({', '.join(in_all)})"
+
+
+def _filters(doc: Mapping[str, Any]) -> list[str]:
+    return [str(value) for name, value in _members_in(doc.get("filters")) if name == "id"]
+
+
+def _unusual_names(doc: Mapping[str, Any], members: Iterable[tuple[str, Any]]) -> list[str]:
+    """Return the names in a v3 document that not every reader knows."""
+    extensions = ("data_type", "chunk_grid", "chunk_key_encoding")
+    names = [transformer_list.name_of(doc.get(member)) for member in extensions]
+    names += [value for name, value in members if name == "name"]
+    return [str(name) for name in names if not _OF_V3.fullmatch(str(name))]
 
 
 def _members_in(value: Any) -> Iterator[tuple[str, Any]]:
