@@ -316,7 +316,7 @@ def test_a_part_of_a_store(tmp_path: Path, kind: str, form: str) -> None:
     np.testing.assert_array_equal(z[:], [1, 2, 1, 1, 1, 1, 1, 1])
     shards = [key for key in objects_of(whole) if key.startswith("g/h/z/c/")]
     assert len(shards) == 4
-    assert open_base(part).overlaps(open_base(whole))
+    assert open_base(part).overlap(open_base(whole)) == "inside"
     assert [array.path for array in get_shard_info(part).arrays] == ["z"]
     read_only = ShardingStore(StorePath(whole.with_read_only(True), "g/h"))
     assert read_only.read_only
@@ -337,7 +337,7 @@ def test_a_part_of_a_bucket() -> None:
         assert (part.read_only, part.store.prefix) == (True, expected)
         assert part.store.config == client.config
         assert part.store.client_options == client.client_options
-        assert open_base(part).overlaps(open_base(whole))
+        assert open_base(part).overlap(open_base(whole)) == "inside"
 
 
 def test_stores_without_parts(tmp_path: Path) -> None:
