@@ -55,10 +55,10 @@ def backoff(
     If it `is_random` it is a random share of that, so that two writers do not meet again.
     """
     end, pause_s = time.monotonic() + limit_s, first_s
-    while True:
+    is_over = False
+    while not is_over:
+        is_over = time.monotonic() > end
         yield random.uniform(0, pause_s) if is_random else pause_s
-        if time.monotonic() > end:
-            return
         pause_s = min(2 * pause_s, longest_s)
 
 

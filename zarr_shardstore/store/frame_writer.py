@@ -145,9 +145,16 @@ class FrameBuffer:
     """Appended frames behind the durable ones, in their order; a lock of the owner guards it."""
 
     def __init__(self, n_durable: int) -> None:
-        self.n_durable = self.end = n_durable
+        self.n_durable = n_durable
         self._blocks: deque[tuple[int, Frames]] = deque()
         """Number of the first frame, and frames; those that are durable are no more buffered."""
+
+    @property
+    def end(self) -> int:
+        if not self._blocks:
+            return self.n_durable
+        first, frames = self._blocks[-1]
+        return max(self.n_durable, first + len(frames))
 
     @property
     def frame_nbytes(self) -> int:
@@ -160,7 +167,6 @@ class FrameBuffer:
     def add(self, frames: Frames) -> None:
         if len(frames):
             self._blocks.append((self.end, frames))
-            self.end += len(frames)
 
     def frames_up_to(self, stop: int) -> list[Frames]:
         """Return the buffered frames before `stop`."""

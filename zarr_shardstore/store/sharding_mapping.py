@@ -36,12 +36,14 @@ def _of_store(
     method: Callable[Concatenate[ShardingStore, P], T],
 ) -> Callable[Concatenate[ShardingMapping, P], T]:
     """Return a method of the mapping that calls a method of its store, with the same docstring."""
+    name = method.__name__
 
     @wraps(method)
     def call(self: ShardingMapping, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        return method(self._store, *args, **kwargs)
+        result: T = getattr(self._store, name)(*args, **kwargs)  # perhaps of a subclass
+        return result
 
-    call.__name__ = method.__name__.removesuffix("_sync")
+    call.__name__ = name.removesuffix("_sync")
     return call
 
 

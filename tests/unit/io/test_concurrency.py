@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import pytest
 import zarr
 
-from zarr_shardstore.io.concurrency import map_in_threads, run_within
+from zarr_shardstore.io.concurrency import backoff, map_in_threads, run_within
 
 MUCH = 2**30
 
@@ -108,3 +108,14 @@ async def test_units_end_with_a_cancelled_caller() -> None:
         async with asyncio.timeout(5):
             await task
     assert sorted(ended) == ["a", "b"]
+
+
+def test_an_attempt_follows_each_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also the one in which the limit passed, as that of a process that was stopped meanwhile."""
+    now = 0.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    attempts = []
+    for pause in backoff(1, 2, 10):
+        attempts.append(pause)
+        now += 60
+    assert len(attempts) == 2

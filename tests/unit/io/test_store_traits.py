@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from zarr.storage import ObjectStore
 
+from zarr_shardstore.io.backends import store_traits
 from zarr_shardstore.io.backends.store_traits import note_cause, scope_of_store
 
 
@@ -40,7 +41,7 @@ def test_what_came_back(text: str, expected: str | None) -> None:
 def test_the_next_store_in_memory_is_another_one() -> None:
     """Also if it lies where the last one was: an `id` is given again."""
     obstore = pytest.importorskip("obstore")
-    seen = set()
+    seen, before = set(), set(store_traits._tokens)
     for _ in range(50):
         client = obstore.store.MemoryStore()
         first, second = ObjectStore(client), ObjectStore(client)
@@ -48,3 +49,4 @@ def test_the_next_store_in_memory_is_another_one() -> None:
         seen.add(scope_of_store(first))
         del client, first, second
     assert len(seen) == 50
+    assert not store_traits._tokens.keys() - before, "a token goes with its last store"

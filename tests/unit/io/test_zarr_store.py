@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import threading
 import time
-from collections.abc import Hashable
+from collections.abc import AsyncIterator, Hashable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ from zarr_shardstore.io.backends.fsspec_store import FsspecBackend
 from zarr_shardstore.io.backends.resolve import backend_of
 from zarr_shardstore.io.backends.store_traits import scope_of_store
 from zarr_shardstore.io.backends.zarr_store import ZarrBackend
-from zarr_shardstore.shards.requests import Exists, Get, GetSize, Request
+from zarr_shardstore.shards.requests import Exists, Get, GetSize, ListDir, Request
 
 
 class Refusing(WrapperStore[MemoryStore]):
@@ -196,3 +196,15 @@ async def test_static_indexes_of_wrapped_files_are_read_once(tmp_path: Path) -> 
     assert value is not None
     assert value.to_bytes() == b"value"
     assert base.n_reads == n_before + 1
+
+
+async def test_a_listing_with_slashes_after_directories() -> None:
+    """Some clients list directories so; a name has none."""
+
+    class Slashes(WrapperStore[MemoryStore]):
+        async def list_dir(self, prefix: str) -> AsyncIterator[str]:
+            async for name in self._store.list_dir(prefix):
+                yield f"{name}/" if name == "d" else name
+
+    base = Slashes(MemoryStore({"d/a": cpu.Buffer.from_bytes(b"1")}))
+    assert await ZarrBackend(base).perform_async([ListDir("")]) == [["d"]]

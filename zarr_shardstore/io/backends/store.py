@@ -276,7 +276,7 @@ class StoreBackend(base.Backend):
     async def _names(self, prefix: str) -> list[str]:
         """List the names in a directory."""
         names = self.store.list_dir(prefix.removesuffix("/"))
-        return self._visible([name async for name in names])
+        return self._visible([name.rstrip("/") async for name in names])
 
     def _visible(self, names: list[str]) -> list[str]:
         # fsspec lists an object of that name with a path.

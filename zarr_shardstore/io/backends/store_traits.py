@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Hashable
+from functools import partial
 from typing import Any, Literal
 from weakref import ref
 
@@ -60,9 +61,16 @@ def _token_of(thing: object, user: Store) -> object:
     if not users:
         token = object()
     if all(each() is not user for each in users):
-        users.append(ref(user))
+        users.append(ref(user, partial(_forget_token, id(thing))))
     _tokens[id(thing)] = token, users
     return token
+
+
+@_synchronized
+def _forget_token(thing_id: int, _: object) -> None:
+    _, users = _tokens.get(thing_id, (None, ()))
+    if all(each() is None for each in users):
+        _tokens.pop(thing_id, None)
 
 
 def _identity_of(fs: AbstractFileSystem) -> Hashable:
