@@ -245,7 +245,7 @@ def what_zarr_does(store: Any, name: str) -> dict[str, Any]:
     return {step: outcome(call) for step, call in calls.items()}
 
 
-@pytest.mark.thorough(of=2)
+@pytest.mark.thorough(of=4)
 @pytest.mark.parametrize("options", [{}, {"chunks_per_shard": 2}], ids=["no rule", "rule"])
 @pytest.mark.parametrize("name", [*READABLE, *BY_TEXT])
 def test_zarr_does_the_same_as_with_the_base_store(name: str, options: dict[str, Any]) -> None:
@@ -276,7 +276,9 @@ def s3_through_fsspec(where: dict[str, Any]) -> FsspecStore:
     )
 
 
-@pytest.fixture(params=["memory", "local", "obstore", "s3fs"])
+@pytest.fixture(
+    params=["memory", "local", "obstore", pytest.param("s3fs", marks=pytest.mark.thorough)]
+)
 def base(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
     if request.param == "memory":
         return MemoryStore()

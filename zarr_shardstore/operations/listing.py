@@ -376,7 +376,7 @@ def chunks_initialized(flusher: Flusher, path: str, region: Region) -> Flow[npt.
     box = _box_of(region, grid.grid_shape)
     out = np.zeros([stop - start for start, stop in box], bool)
     walk = Walk(grid, box, ("index",), is_paged=True)
-    while walk.has_more:
+    while out.size and walk.has_more:
         for stored in (yield from read_stored(grid, (yield from walk.next_round()), ("index",))):
             stored.check()
             stored.mark(out, box)

@@ -333,9 +333,11 @@ def _sizes(keys: Sequence[str]) -> Flow[dict[str, int | None]]:
 def _with_index(stored: Stored, found: requests.FoundIndex, nbytes: int | None) -> Stored:
     shard, damage = stored.shard, found.damage
     assert shard is not None
-    if found.decoded is not None and nbytes is not None:
+    # A size that came with the index is that of the same state.
+    size = nbytes if found.size is None else found.size
+    if found.decoded is not None and nbytes is not None and size is not None:
         try:
-            found.decoded.check_entries(nbytes, shard.layout.spec)
+            found.decoded.check_entries(size, shard.layout.spec)
         except IndexDamageError as error:
             damage = error
     why = None if damage is None else corrupt(shard, damage)

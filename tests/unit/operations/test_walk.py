@@ -8,8 +8,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+import zarr
 
 from tests.support.kit import tuned
+from zarr_shardstore import ShardingMapping, ShardingStore
 from zarr_shardstore.errors import ShardStoreError
 from zarr_shardstore.operations.walk import ObjectGrid, Stored, Walk, read_stored, walk
 from zarr_shardstore.store.base_handle import BaseStoreHandle, open_base
@@ -93,3 +95,25 @@ def test_keys_that_are_names_in_one_directory(is_paged: bool) -> None:
         keys += [stored.key for stored in done.value.value]
     assert keys == ["0.1", "3.3"]
     assert [type(request).__name__ for request in asked] == ["ListPage" if is_paged else "ListDir"]
+
+
+def test_a_shard_that_grew_since_its_size_was_seen(tmp_path: Path) -> None:
+    """The size that comes with an index counts: an older one would make it look damaged."""
+    store = ShardingStore(tmp_path, 4, strategy="rewrite")
+    z = zarr.create_array(store, shape=(4,), chunks=(1,), dtype="u1", compressors=None)
+    z[:] = 1
+    base = open_base(tmp_path)
+    (array,) = find_arrays(base)
+    grid = ObjectGrid.of_array(read_array(array))
+    seen = Stored("c/0", (0,), nbytes=3)
+    (stored,) = base.run(read_stored(grid, [seen], ("index", "size"), consistent=True))
+    assert stored.damage is None
+    assert stored.ids.tolist() == [0, 1, 2, 3]
+
+
+def test_an_empty_region_reads_nothing(tmp_path: Path) -> None:
+    """So it is also answered where a shard is damaged."""
+    store = ShardingStore(tmp_path, 4, strategy="rewrite")
+    zarr.create_array(store, shape=(8,), chunks=(1,), dtype="u1", compressors=None)[:] = 1
+    (tmp_path / "c/0").write_bytes(b"damaged")
+    assert ShardingMapping(tmp_path).chunks_initialized("", [slice(1, 1)]).shape == (0,)
