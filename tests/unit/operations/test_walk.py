@@ -45,6 +45,7 @@ def chunks_in(stored: Stored) -> set[tuple[int, ...]] | str:
     return set(zip(*(axis.tolist() for axis in np.nonzero(out)), strict=True))
 
 
+@pytest.mark.thorough(of=4)
 @pytest.mark.parametrize("name", STORES)
 def test_each_box_has_its_objects(name: str) -> None:
     """Asked for place by place, or listed, in pages of one key or many: the same."""
@@ -66,6 +67,7 @@ def test_each_box_has_its_objects(name: str) -> None:
                     assert {s.key: chunks_in(s) for some in found for s in some} == expected
 
 
+@pytest.mark.thorough(of=4)
 @pytest.mark.parametrize("name", STORES)
 def test_sizes_are_those_of_the_objects(name: str) -> None:
     """A size comes with the index, or it is requested."""
