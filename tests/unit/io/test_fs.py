@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 
 import pytest
 
+from zarr_shardstore.io.local import fs
 from zarr_shardstore.io.local.fs import new_file, read_at, write_at
 
 
@@ -31,3 +33,15 @@ def test_a_read_has_fewer_bytes_where_the_file_ends(tmp_path: Path, start: int, 
         found = read_at(file.fileno(), start, 10 + more)
     assert found == stored[start : 10 + more]
     assert found.readonly
+
+
+def test_a_link_to_itself_is_missing_also_after_files_were_closed() -> None:
+    """The second try, after too many files were open, gives the same error as the first."""
+    errors = [errno.EMFILE, errno.ELOOP]
+
+    def refuse(path: str) -> int:
+        raise OSError(errors.pop(0), "refused", path)
+
+    with pytest.raises(FileNotFoundError):
+        fs._following(refuse, "p")
+    assert not errors

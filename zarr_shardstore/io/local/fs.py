@@ -210,14 +210,16 @@ def scan(path: str) -> Any:
 def _following(open_one: Callable[..., T], *args: Any) -> T:
     """Open a path. A link that leads to itself is missing, as one that leads nowhere."""
     try:
-        return open_one(*args)
+        try:
+            return open_one(*args)
+        except OSError as error:
+            if error.errno not in _TOO_MANY:
+                raise
+        return _opening_again(open_one, *args)
     except OSError as error:
-        if error.errno == errno.ELOOP:
-            message = os.strerror(errno.ENOENT)
-            raise FileNotFoundError(errno.ENOENT, message, error.filename) from error
-        if error.errno not in _TOO_MANY:
+        if error.errno != errno.ELOOP:
             raise
-    return _opening_again(open_one, *args)
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), error.filename) from error
 
 
 @retried

@@ -1,7 +1,8 @@
 """One node for readers of a format, with plain chunks: its documents, and their chunk keys.
 
-Nothing is written: doors show a stored node so. The bytes of its chunks are the same. A v3 array
-with the chunk keys ``c/0/1`` has the keys ``0/1`` in v2; in all other cases the keys are the same.
+Nothing is written: servers and references show a stored node in this form. The bytes of its chunks
+are the same. A v3 array with the chunk keys ``c/0/1`` has the keys ``0/1`` in v2; in all other
+cases the keys are the same.
 """
 
 from __future__ import annotations
