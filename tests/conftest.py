@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections import Counter
 
 import pytest
@@ -49,6 +50,17 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items[:] = chosen
     if left_out:
         config.hook.pytest_deselected(items=left_out)
+
+
+def pytest_sessionstart() -> None:
+    """Collect no garbage while tests are imported: almost everything stays."""
+    gc.disable()
+
+
+def pytest_collection_finish() -> None:
+    """Take modules and test items out of the garbage collector's scans: they live to the end."""
+    gc.freeze()
+    gc.enable()
 
 
 def pytest_report_header() -> str:

@@ -6,6 +6,7 @@ import ast
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator
+from functools import cache
 
 from tests.support import layers
 from tests.support.layers import PACKAGE
@@ -77,10 +78,9 @@ _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 def test_files_classes_and_functions_are_small() -> None:
     found = set()
-    for path in PACKAGE.rglob("*.py"):
-        source = path.read_text()
-        assert source.count("\n") <= 500, path
-        for node in ast.walk(ast.parse(source)):
+    for path, tree in layers.sources().items():
+        assert path.read_text().count("\n") <= 500, path
+        for node in ast.walk(tree):
             match node:
                 case ast.ClassDef(name, body=body):
                     n_methods = sum(
@@ -116,7 +116,7 @@ def _n_branches(node: ast.AST) -> int:
 def test_the_gate_is_narrow() -> None:
     (names,) = [
         ast.literal_eval(node.value)
-        for node in ast.parse((PACKAGE / "access.py").read_text()).body
+        for node in layers.sources()[PACKAGE / "access.py"].body
         if isinstance(node, ast.Assign)
     ]
     assert 0 < len(names) <= 40
@@ -153,14 +153,14 @@ def test_missing_names_are_found() -> None:
     assert "decode" not in defined["ShardingStore"]
 
 
+@cache
 def names_in_package() -> dict[str, set[str]]:
     """Return the names in each class and module; those in any of them by the empty text.
 
     Values of options and strategies, such as ``"append"``, count as names.
     """
     names: defaultdict[str, set[str]] = defaultdict(set)
-    for path in PACKAGE.rglob("*.py"):
-        module = ast.parse(path.read_text())
+    for path, module in layers.sources().items():
         names[path.parent.name if path.name == "__init__.py" else path.stem] |= names_in(module)
         for node in ast.walk(module):
             if isinstance(node, ast.ClassDef):

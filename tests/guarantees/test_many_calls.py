@@ -116,7 +116,7 @@ def test_ten_thousand_calls_at_a_time(
     assert meter.n_files <= MAX_FILES
 
 
-@pytest.mark.thorough(of=2)
+@pytest.mark.thorough
 @pytest.mark.filterwarnings("ignore:through fsspec nothing keeps")
 @pytest.mark.parametrize("kind", ["obstore", "fsspec"])
 def test_few_shards_are_in_memory(

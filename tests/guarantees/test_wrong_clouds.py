@@ -30,7 +30,9 @@ def cases(endpoint: str) -> dict[str, tuple[str, dict[str, str], str]]:
     }
 
 
-@pytest.mark.parametrize("case", ["no server", "no bucket"])
+@pytest.mark.parametrize(
+    "case", [pytest.param("no server", marks=pytest.mark.thorough), "no bucket"]
+)
 def test_the_command_prints_one_sentence(case: str, endpoint: str) -> None:
     """It names the request, the answer and what to check, and no secret. --debug shows the rest."""
     url, options, expected = cases(endpoint)[case]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import grimp
@@ -79,6 +80,12 @@ def tree(uses: dict[str, set[str]]) -> str:
     return "\n".join(["```text", *(f"{name:{_WIDTH}}  {text}" for name, text in lines), "```", ""])
 
 
+@cache
+def sources() -> dict[Path, ast.Module]:
+    """Return the syntax tree of each file of the package."""
+    return {path: ast.parse(path.read_text(encoding="utf-8")) for path in PACKAGE.rglob("*.py")}
+
+
 def drawing(uses: dict[str, set[str]]) -> str:
     """Return a Mermaid flowchart. An edge that other edges imply is left out."""
     lines = ["```mermaid", "flowchart TD"]
@@ -108,7 +115,7 @@ def _entries(path: Path, depth: int) -> Iterator[tuple[str, str]]:
 def _summary(path: Path) -> str:
     """Return the first line of the docstring of a file or a folder."""
     file = path / "__init__.py" if path.is_dir() else path
-    text = ast.get_docstring(ast.parse(file.read_text())) or ""
+    text = ast.get_docstring(sources()[file]) or ""
     return text.split("\n")[0].replace("`", "").removesuffix(".")
 
 

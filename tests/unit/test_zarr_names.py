@@ -6,22 +6,18 @@ import ast
 import re
 from collections.abc import Iterator
 from importlib import import_module
-from pathlib import Path
 from typing import Any
 
 import pytest
 import zarr
 
-import zarr_shardstore
+from tests.support.layers import PACKAGE, sources
 
-PACKAGE = Path(zarr_shardstore.__file__).parent
 PAGE = PACKAGE.parent / "spec_notes/zarr_names.md"
 TABLE: dict[str, str] = dict(
     re.findall(r"^\| `(zarr\.[\w.]+)` \| (\S+) \|", PAGE.read_text(), re.M)
 )
 """Names, and the versions of zarr that have them."""
-
-SOURCES = {path: ast.parse(path.read_text()) for path in PACKAGE.rglob("*.py")}
 
 OF_OTHERS = {
     *("_replace", "_at_fork_reinit"),  # Python
@@ -93,9 +89,9 @@ def is_there(name: str) -> bool:
 
 def test_the_page_has_all_names() -> None:
     """Of imports and texts, and of attributes that neither we nor others have; and no more."""
-    used = {name for tree in SOURCES.values() for name in names_in(tree) if is_private(name)}
-    ours = {name for tree in SOURCES.values() for name in defined_in(tree)} | OF_OTHERS
-    taken = {name for tree in SOURCES.values() for name in attributes_in(tree)}
+    used = {name for tree in sources().values() for name in names_in(tree) if is_private(name)}
+    ours = {name for tree in sources().values() for name in defined_in(tree)} | OF_OTHERS
+    taken = {name for tree in sources().values() for name in attributes_in(tree)}
     private = {name for name in taken if re.match("_[a-z]", name)} - ours
     assert used <= TABLE.keys()
     assert private <= {name.rpartition(".")[2] for name in TABLE}
@@ -123,7 +119,7 @@ def test_names_with_an_underscore_are_imported_in_one_room() -> None:
     """Who looks for what zarr may change without a word, looks there."""
     found = {
         str(path.relative_to(PACKAGE))
-        for path, tree in SOURCES.items()
+        for path, tree in sources().items()
         for name in names_in(tree)
         if name.startswith("zarr.") and "._" in name
     }
