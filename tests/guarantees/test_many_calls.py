@@ -87,7 +87,7 @@ async def _watched(meter: Meter, calls: list[Any]) -> list[Any]:
         looking.cancel()
 
 
-@pytest.mark.thorough(of=6)
+@pytest.mark.thorough
 @pytest.mark.filterwarnings("ignore:through fsspec nothing keeps")
 @pytest.mark.parametrize("per_shard", [4, None], ids=["sharded", "flat"])
 @pytest.mark.parametrize("kind", KINDS)

@@ -42,6 +42,7 @@ SMALL = {
 """Programs all of whose schedules are run."""
 
 LONG = {
+    "two writers",
     "a reader beside a writer",
     "a reader with a cached index",
     "a reader, both have appended",

@@ -276,8 +276,15 @@ def s3_through_fsspec(where: dict[str, Any]) -> FsspecStore:
     )
 
 
+SERVERS = ("obstore", "s3fs")
+
+
 @pytest.fixture(
-    params=["memory", "local", "obstore", pytest.param("s3fs", marks=pytest.mark.thorough)]
+    params=[
+        "memory",
+        "local",
+        *(pytest.param(name, marks=pytest.mark.thorough) for name in SERVERS),
+    ]
 )
 def base(request: pytest.FixtureRequest, tmp_path: Path) -> Any:
     if request.param == "memory":
