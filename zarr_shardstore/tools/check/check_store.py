@@ -11,7 +11,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import AbstractContextManager, ExitStack, closing
 from dataclasses import asdict
-from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeAlias, get_args
 
@@ -56,8 +55,6 @@ _OBJECTS_PER_TASK = 64
 _NBYTES_PER_TASK = 16 * 1024 * 1024
 _MAX_FINDINGS = 1000
 """Findings of the listing of one kind in one array; the others are counted."""
-_MAX_DIRECTORIES = 1 << 16
-"""Directories of keys whose arrays are cached."""
 
 
 def check_store(
@@ -180,7 +177,6 @@ class _Check:
         """Arrays by the prefix of their keys, the v3 one first."""
         for node in sorted(contents.arrays, key=lambda node: node.hierarchy, reverse=True):
             self._owners.setdefault(node.chunk_prefix, []).append(node)
-        self._nodes_above = lru_cache(_MAX_DIRECTORIES)(self._find_nodes_above)
         self._levels: list[list[metadata.Node]] = []
         self._converted: tuple[str, ...] = (STAGING,)
         """Prefixes of keys of conversions, which have findings of their own."""
@@ -315,7 +311,10 @@ class _Check:
 
     def _node_of(self, key: str) -> metadata.Node | Finding | None:
         """Return the array of an object, or a finding on another key, if any."""
-        nodes = self._nodes_above(key[: key.rfind("/") + 1])
+        prefix = key[: key.rfind("/") + 1]
+        while prefix and prefix not in self._owners:
+            prefix = prefix[: prefix.rfind("/", 0, -1) + 1]
+        nodes = self._owners.get(prefix, [])
         for node in nodes:
             grid = self.grids.get(node)
             coords = None if grid is None else grid.layout.coords_of(key)
@@ -325,12 +324,6 @@ class _Check:
                 text = f"it lies outside the grid {list(grid.shape)} of the array"
                 return finding("outside_grid", key, text, array=node.path)
         return self._other_key(key, nodes)
-
-    def _find_nodes_above(self, prefix: str) -> list[metadata.Node]:
-        """Return the arrays of a directory, or else of the nearest one above it that has any."""
-        while prefix and prefix not in self._owners:
-            prefix = prefix[: prefix.rfind("/", 0, -1) + 1]
-        return self._owners.get(prefix, [])
 
     def _other_key(self, key: str, nodes: list[metadata.Node]) -> Finding | None:
         name = key.rpartition("/")[2]

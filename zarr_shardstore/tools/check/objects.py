@@ -53,6 +53,7 @@ _MAX_FINDINGS = 1000
 _SHARDED_BY_ZARR = stored_arrays.ArrayReader("passthrough")
 
 _Ids: TypeAlias = npt.NDArray[np.intp]
+_Copies: TypeAlias = consolidated_index.ConsolidatedIndex | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +125,7 @@ class ArrayChecker:
         """True if values of shards are decoded; otherwise only the index is checked."""
         self.nbytes = metadata.chunk_nbytes(doc, geometry.chunk_shape)
         self.index_key = index_key_of(node, doc)
-        self._copies: list[consolidated_index.ConsolidatedIndex | None] = []
+        self._copies: list[_Copies] = []
         self._lock = threading.Lock()
         self.unchecked = ""
         """Reason why chunks are not decoded."""
@@ -157,7 +158,7 @@ class ArrayChecker:
 
     # ------------------------------------------------------------------ shards
 
-    def copies(self, base: BaseStoreHandle) -> consolidated_index.ConsolidatedIndex | None:
+    def copies(self, base: BaseStoreHandle) -> _Copies:
         """Return the consolidated index, if the document declares one that can be read."""
         if self.index_key is None or not self.grid.is_sharded:
             return None
@@ -170,11 +171,7 @@ class ArrayChecker:
         return self._copies[0]
 
     def check_shards(
-        self,
-        base: BaseStoreHandle,
-        keys: Sequence[str],
-        result: CheckResult,
-        copies: consolidated_index.ConsolidatedIndex | None,
+        self, base: BaseStoreHandle, keys: Sequence[str], result: CheckResult, copies: _Copies
     ) -> None:
         named: list[tuple[str, int | None]] = [(key, None) for key in keys]
         if self.grid.below:
@@ -262,9 +259,7 @@ class _ShardCheck:
         self.spec, self.below = shard.layout.spec, checker.grid.below
         self.result = CheckResult()
 
-    def run(
-        self, found: requests.Found | Exception, copies: consolidated_index.ConsolidatedIndex | None
-    ) -> CheckResult:
+    def run(self, found: requests.Found | Exception, copies: _Copies) -> CheckResult:
         """Check the shard; one that is gone by now has no findings."""
         result, spec = self.result, self.spec
         if isinstance(found, Exception):

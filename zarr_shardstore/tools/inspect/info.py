@@ -217,19 +217,6 @@ def get_shard_info(
     ------
     SpecError
         If a path names no array.
-
-    Examples
-    --------
-    >>> import zarr
-    >>> from zarr_shardstore import ShardingStore
-    >>> base = {}
-    >>> z = zarr.create_array(
-    ...     ShardingStore(base, chunks_per_shard=4), shape=(10,), chunks=(1,), dtype="u1"
-    ... )
-    >>> z[:3] = 1
-    >>> (array,) = get_shard_info(base).arrays
-    >>> array.n_chunks, array.n_chunks_of_grid, array.n_objects, array.n_objects_of_grid
-    (3, 10, 1, 3)
     """
     base = open_base(store, storage_options)
     found = find_arrays(base, paths)
