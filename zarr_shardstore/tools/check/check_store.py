@@ -177,11 +177,12 @@ class _Check:
         """Arrays by the prefix of their keys, the v3 one first."""
         for node in sorted(contents.arrays, key=lambda node: node.hierarchy, reverse=True):
             self._owners.setdefault(node.chunk_prefix, []).append(node)
-        self._levels: list[list[metadata.Node]] = []
+        self._levels: dict[metadata.Node, list[metadata.Node]] = {}
         self._converted: tuple[str, ...] = (STAGING,)
         """Prefixes of keys of conversions, which have findings of their own."""
         self._broken = tuple(array.node.chunk_prefix for array in contents.broken)
         self._side_files: list[str] = []
+        self._run = uuid.uuid4().hex
 
     # -------------------------------------------------------------- documents
 
@@ -193,19 +194,12 @@ class _Check:
         for key, path in broken.items():
             if path in selected:
                 yield finding("document", key, "it holds no JSON object", array=path)
-        number = uuid.uuid4().hex
         for node, found in contents.arrays.items():
             if node.path in selected:
-                yield from self._prepare(node, found, number)
-        is_selected = None if self.is_whole else self.selected
-        others, levels = check_documents(self.base, contents, is_selected)
-        yield from others
-        self._levels = list(levels.values())
-        if self.is_whole:
-            yield from self._conversions()
-
-    def _conversions(self) -> Iterator[Finding]:
-        for each in unfinished_conversions(self.base):
+                yield from self._prepare(node, found)
+        is_selected = None if self.is_whole else selected
+        yield from check_documents(self.base, contents, is_selected, self._levels)
+        for each in unfinished_conversions(self.base) if self.is_whole else ():
             if each.prefix is not None:
                 self._converted += (each.prefix,)
             more: dict[str, Any] = {"array": each.path} if each.state else {}
@@ -214,11 +208,9 @@ class _Check:
                 more["severity"] = "error"
             yield finding(kind, each.key, each.text, **more)
 
-    def _prepare(
-        self, node: metadata.Node, found: find.FoundArray, number: str
-    ) -> Iterator[Finding]:
+    def _prepare(self, node: metadata.Node, found: find.FoundArray) -> Iterator[Finding]:
         key, more = metadata.document_key(node), {"array": node.path}
-        task = ArrayCheck(self.base, node, json.dumps(found.doc), self.level, number)
+        task = ArrayCheck(self.base, node, json.dumps(found.doc), self.level, self._run)
         try:
             checker = task.checker
         except UnfinishedConversionError as error:
@@ -356,7 +348,7 @@ class _Check:
     def side_files(self) -> Iterator[Finding]:
         """Check side files, levels of an image without a chunk, and consolidated indexes."""
         yield from check_side_files(self.base, self._side_files)
-        for nodes in self._levels:
+        for nodes in self._levels.values():
             for node in nodes if any(self.n_objects[node] for node in nodes) else ():
                 if not self.n_objects[node] and node in self.tasks:
                     text = "this level of the image has no chunk, and another level has some"

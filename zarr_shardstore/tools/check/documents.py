@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Set
+from typing import Any, TypeAlias
 
 from zarr_shardstore.access import BaseStoreHandle, declarations, metadata
 from zarr_shardstore.tools.check.chunks import parsed_by_zarr
@@ -17,14 +17,16 @@ from zarr_shardstore.tools.native.translate import images_of
 _SAME_IF_EMPTY = ("attributes", "storage_transformers", "dimension_names")
 """Members that mean the same if they are empty, null or missing."""
 
+_Levels: TypeAlias = dict[metadata.Node, list[metadata.Node]]
+"""Levels of OME images by the node of the group."""
+
 
 def check_documents(
-    base: BaseStoreHandle, contents: StoreContents, selected: Sequence[str] | None
-) -> tuple[list[Finding], dict[metadata.Node, list[metadata.Node]]]:
-    """Check the documents of groups, copies of documents, and pairs of formats. Also return the
-    levels of each OME image, by the node of its group."""
+    base: BaseStoreHandle, contents: StoreContents, selected: Set[str] | None, levels: _Levels
+) -> list[Finding]:
+    """Check the documents of groups, copies of documents, and pairs of formats. Add the levels of
+    each OME image."""
     found: list[Finding] = []
-    levels: dict[metadata.Node, list[metadata.Node]] = {}
     stored = {metadata.document_key(node): array.doc for node, array in contents.arrays.items()}
     keys = {key for key in contents.other_keys if key.rpartition("/")[2] in DOCUMENTS}
     others: dict[str, Mapping[str, Any]] = {}
@@ -42,10 +44,8 @@ def check_documents(
         if metadata.all_members(doc):
             found += _copies(key, path, doc, stored)
         if name in ("zarr.json", ".zattrs"):
-            found += _levels(key, path, doc, contents, levels)
-    if selected is not None:
-        found = [f for f in found if f.array is None or f.array in selected]
-    return found, levels
+            found += _find_levels(key, path, doc, contents, levels)
+    return [f for f in found if selected is None or f.array is None or f.array in selected]
 
 
 def _copies(
@@ -144,14 +144,10 @@ def _difference(v2: Mapping[str, Any], v3: Mapping[str, Any], key: str) -> str:
     return f"the data type is {dtypes[0]}, in {key!r} it is {dtypes[1]}"
 
 
-def _levels(
-    key: str,
-    path: str,
-    doc: Mapping[str, Any],
-    contents: StoreContents,
-    levels: dict[metadata.Node, list[metadata.Node]],
+def _find_levels(
+    key: str, path: str, doc: Mapping[str, Any], contents: StoreContents, levels: _Levels
 ) -> Iterator[Finding]:
-    """Find the arrays of the levels of an OME image."""
+    """Add the arrays of the levels of an OME image."""
     for image in images_of(doc if key.endswith(".zattrs") else doc.get("attributes")):
         datasets = image.get("datasets") if isinstance(image, Mapping) else None
         for dataset in datasets if isinstance(datasets, list) else []:

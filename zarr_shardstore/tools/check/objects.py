@@ -92,9 +92,11 @@ def check_objects(task: ArrayCheck, keys: Sequence[str]) -> CheckResult:
 def checked_array(found: FoundArray) -> stored_arrays.StoredArray:
     """Return the array of a document as `read_array`, also if zarr itself shards it. Shards in a
     form that is not known here are one value each."""
-    doc, is_left = found.doc, declarations.mark_of(found.doc) == "passthrough"
+    doc = found.doc
+    if declarations.mark_of(doc) == "passthrough":
+        found = replace(found, doc=declarations.without_mark(doc))
     try:
-        return read_array(replace(found, doc=declarations.without_mark(doc) if is_left else doc))
+        return read_array(found)
     except UnsupportedError:
         if not declarations.has_sharding_codec(doc):
             raise
@@ -453,17 +455,14 @@ def is_version_of(
     base: BaseStoreHandle, key: str, copy: consolidated_index.IndexCopy, found: requests.Found
 ) -> bool | None:
     """Return whether a shard has the recorded version; ``None`` if the store has no versions."""
-    now: Any = getattr(found.version, "etag", None)
-    if isinstance(copy.version, int):
-        now = getattr(found.version, "modified_s", None)
-        if isinstance(base.backend, LocalBackend) and (
-            state := fs.state_of(base.backend.path_of(key))
-        ):
-            now = state[2] // 1_000_000_000
-    recorded = copy.version.strip('"') if isinstance(copy.version, str) else copy.version
-    if now is None:
-        return None
-    return bool((now.strip('"') if isinstance(now, str) else now) == recorded)
+    if isinstance(copy.version, str):
+        etag: str | None = getattr(found.version, "etag", None)
+        return None if etag is None else etag.strip('"') == copy.version.strip('"')
+    modified_s: int | None = getattr(found.version, "modified_s", None)
+    backend = base.backend
+    if isinstance(backend, LocalBackend) and (state := fs.state_of(backend.path_of(key))):
+        modified_s = state[2] // 1_000_000_000
+    return None if modified_s is None else modified_s == copy.version
 
 
 def _problem_of_error(error: Exception) -> tuple[Kind, str]:

@@ -80,9 +80,8 @@ def _is_used(base: BaseStoreHandle, key: str, shard: str, opened: Set[str]) -> b
     path = backend.real_root + shard
     if path in open_shards.files or path in open_shards.replaced:
         return True
-    if is_locked(base, shard + locks.LOCK_SUFFIX):
-        return True
-    if os.path.realpath(backend.path_of(key)) in opened:
+    is_open = os.path.realpath(backend.path_of(key)) in opened
+    if is_open or is_locked(base, shard + locks.LOCK_SUFFIX):
         return True
     # A writer of many shards closes the files of the oldest, and keeps their journals. A temporary
     # file is closed under the lock of its shard, which is in the same directory.

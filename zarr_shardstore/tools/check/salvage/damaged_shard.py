@@ -31,9 +31,6 @@ ORDERS: tuple[shard_format.EntryOrder, ...] = ("morton", "C", "F")
 Fields: TypeAlias = npt.NDArray[np.uint64]
 """Offset and size of entries, as in an index."""
 
-Place: TypeAlias = tuple[int, int]
-"""Half-open byte range in the shard."""
-
 
 def is_missing(fields: Fields) -> npt.NDArray[np.bool_]:
     missing: npt.NDArray[np.bool_] = (fields == shard_format.MISSING).all(axis=1)
@@ -108,8 +105,8 @@ class DamagedShard:
     # --------------------------------------------------------------------------- frames
 
     @cached_property
-    def frames(self) -> list[Place]:
-        """Places of the frames that decode, ascending; of raw chunks if these fill the data."""
+    def frames(self) -> list[tuple[int, int]]:
+        """Half-open ranges of the frames that decode; of raw chunks if these fill the data."""
         if self.exact and not self.is_proving:
             n_frames, rest = divmod(self.data_stop - self.first, self.exact)
             if rest or n_frames > self.n:
@@ -131,8 +128,8 @@ class DamagedShard:
         return not np.frombuffer(self.data[start : max(start, stop)], np.uint8).any()
 
     @cached_property
-    def _frames_and_misses(self) -> tuple[list[Place], int]:
-        found: list[Place] = []
+    def _frames_and_misses(self) -> tuple[list[tuple[int, int]], int]:
+        found: list[tuple[int, int]] = []
         misses, at = 0, self.first
         while 0 <= at < len(self.data) and misses < _MAX_MISSES:
             end = next((end for end in self.ends(at) if self.is_whole("", at, end - at)), None)
