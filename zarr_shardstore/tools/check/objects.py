@@ -175,9 +175,7 @@ class ArrayChecker:
     def check_shards(
         self, base: BaseStoreHandle, keys: Sequence[str], result: CheckResult, copies: _Copies
     ) -> None:
-        named: list[tuple[str, int | None]] = [(key, None) for key in keys]
-        if self.grid.below:
-            named = base.run(stacks.keys_above(self.grid.below, keys))
+        named = base.run(stacks.keys_above(self.grid.below, keys))
         shards = [s for key, _ in named if (s := self.grid.layout.shard_of_key(key)) is not None]
         founds = self.read_indexes(base, shards, consistent=False)
         for shard, found in zip(shards, founds, strict=True):
@@ -210,8 +208,7 @@ class ArrayChecker:
     def check_values(self, base: BaseStoreHandle, keys: Sequence[str], result: CheckResult) -> None:
         """Check plain chunks."""
         stack = self.array.stack
-        if stack:
-            keys = [key for key, _ in base.run(stacks.keys_above(stack, keys))]
+        keys = [key for key, _ in base.run(stacks.keys_above(stack, keys))]
         result.n_chunks += len(keys)
         founds = _ask_each(base, [requests.Get(key) for key in keys], stack)
         for key, found in zip(keys, founds, strict=True):
