@@ -53,6 +53,7 @@ _MAX_FINDINGS = 1000
 _SHARDED_BY_ZARR = stored_arrays.ArrayReader("passthrough")
 
 _Ids: TypeAlias = npt.NDArray[np.intp]
+_Index: TypeAlias = shard_format.ShardIndex
 _Copies: TypeAlias = consolidated_index.ConsolidatedIndex | None
 
 
@@ -296,8 +297,7 @@ class _ShardCheck:
                 return result
         if index is None:
             return result
-        if copies is not None:
-            self._compare_copy(copies, index, found)
+        self._compare_copy(copies, index, found)
         if self.checker.level != "index" and self.checker.is_decodable:
             self._check_chunks(index, sound)
         return result
@@ -307,16 +307,14 @@ class _ShardCheck:
         names = {"array": self.checker.path, "shard": self.shard.coords, "chunk": chunk}
         self.result.findings.append(finding(kind, self.shard.key, message, **names, **more))
 
-    def _add_entries(
-        self, index: shard_format.ShardIndex, kind: Kind, ids: _Ids, text: str
-    ) -> None:
+    def _add_entries(self, index: _Index, kind: Kind, ids: _Ids, text: str) -> None:
         for i in ids[:_MAX_FINDINGS].tolist():
             offset, nbytes = index.fields[i].tolist()
             message = f"the entry at {offset} of {nbytes} bytes: {text}"
             self._add(kind, message, i, byte_range=(offset, offset + nbytes))
         self.result.n_omitted += max(0, len(ids) - _MAX_FINDINGS)
 
-    def _check_entries(self, index: shard_format.ShardIndex, size: int) -> _Ids:
+    def _check_entries(self, index: _Index, size: int) -> _Ids:
         """Add findings on the entries of an index; return the ids of those that may be read."""
         present, bad = index.present_ids(), index.damaged_ids(size, self.spec)
         self._add_entries(index, "entry_out_of_bounds", bad, f"it leaves the {size} bytes")
@@ -363,15 +361,11 @@ class _ShardCheck:
                 return form
         return None
 
-    def _compare_copy(
-        self,
-        copies: consolidated_index.ConsolidatedIndex,
-        index: shard_format.ShardIndex,
-        found: requests.Found,
-    ) -> None:
+    def _compare_copy(self, copies: _Copies, index: _Index, found: requests.Found) -> None:
         """Compare with the consolidated index. Readers take a copy only for a shard of its version:
         a copy for another version is harmless."""
-        copy = copies.find(self.shard.key[len(self.shard.layout.prefix) :])
+        suffix = self.shard.key[len(self.shard.layout.prefix) :]
+        copy = None if copies is None else copies.find(suffix)
         if copy is None:
             return
         if is_version_of(self.base, self.shard.key, copy, found) is False:
@@ -381,7 +375,7 @@ class _ShardCheck:
             text = "the consolidated index has another index for this version of the shard"
             self._add("consolidated_index", text, severity="error")
 
-    def _check_chunks(self, index: shard_format.ShardIndex, ids: _Ids) -> None:
+    def _check_chunks(self, index: _Index, ids: _Ids) -> None:
         """Check the bytes of entries, a few MiB at a time."""
         ids = ids[np.argsort(index.fields[ids, 0].astype(np.int64), kind="stable")]
         try:
@@ -397,7 +391,7 @@ class _ShardCheck:
             self._add(*_problem_of_error(error))
 
     def _rounds(
-        self, index: shard_format.ShardIndex, ids: _Ids
+        self, index: _Index, ids: _Ids
     ) -> Iterator[tuple[Sequence[int], Sequence[memoryview]]]:
         starts, nbytes = index.fields[ids].astype(np.int64).T
         stops = starts + nbytes

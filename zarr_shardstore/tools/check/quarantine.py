@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from typing import TypeAlias
 
 from zarr_shardstore.access import (
     BaseStoreHandle,
@@ -37,13 +38,11 @@ from zarr_shardstore.errors import ShardConflictError, SpecError
 
 _ORIGINAL, _REPAIRED = ".original", ".repaired"
 
+_Bytes: TypeAlias = shard_format.Bytes
+
 
 def put_aside(
-    base: BaseStoreHandle,
-    prefix: str,
-    key: str,
-    original: shard_format.Bytes,
-    *later: shard_format.Bytes | None,
+    base: BaseStoreHandle, prefix: str, key: str, original: _Bytes, *later: _Bytes | None
 ) -> None:
     """Store an original in a quarantine, and digests of it and of later states; read both back."""
     digests = [_digest(value) for value in later if value is not None]
@@ -125,5 +124,5 @@ def _restore(base: BaseStoreHandle, prefix: str, key: str, *, dry_run: bool) -> 
     return ""
 
 
-def _digest(value: shard_format.Bytes) -> str:
+def _digest(value: _Bytes) -> str:
     return hashlib.sha256(value).hexdigest()

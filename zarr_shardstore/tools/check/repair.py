@@ -43,6 +43,8 @@ from zarr_shardstore.tools.inspect.find import arrays_at, find_contents
 
 Did: TypeAlias = Literal["rewritten", "removed", "left"]
 
+_Bytes: TypeAlias = shard_format.Bytes
+
 
 @dataclass(frozen=True, slots=True)
 class RepairAction:
@@ -251,15 +253,10 @@ class _Repair:
         checker.check_shards(self.base, [key], now, None)
         if not now.findings and not has_journal:
             return RepairAction(key, "left", "it is whole now")
-        data: shard_format.Bytes = old
-        if not isinstance(self.base.backend, LocalBackend):  # which has read it by the journal
-            (journal,) = self.base.values([key + file_keys.JOURNAL_SUFFIX], check=False)
-            data = _without_cut_change(old, journal)
-        data, text = _decoded(below, key, data)
-        return self._rewrite(checker, shard, key, old, memoryview(data), text)
+        return self._rewrite(checker, shard, key, old)
 
     def _replace_value(
-        self, checker: ArrayChecker, key: str, old: shard_format.Bytes, text: str
+        self, checker: ArrayChecker, key: str, old: _Bytes, text: str
     ) -> RepairAction:
         """Replace a plain chunk by the chunk of the replica, or drop it."""
         coords, new = checker.grid.layout.coords_of(key), None
@@ -277,16 +274,14 @@ class _Repair:
         return self._exchange(key, None, text, old, lost=lost)
 
     def _rewrite(
-        self,
-        checker: ArrayChecker,
-        shard: layouts.ShardRef,
-        key: str,
-        old: shard_format.Bytes,
-        data: memoryview,
-        text: str,
+        self, checker: ArrayChecker, shard: layouts.ShardRef, key: str, old: _Bytes
     ) -> RepairAction:
-        guesses, copies = self.keep == "salvage", self._copies(checker, shard)
-        kept = salvage(checker, shard, data, guesses=guesses, order=self.order, **copies)
+        data: _Bytes = old
+        if not isinstance(self.base.backend, LocalBackend):  # which has read it by the journal
+            (journal,) = self.base.values([key + file_keys.JOURNAL_SUFFIX], check=False)
+            data = _without_cut_change(old, journal)
+        data, text = _decoded(checker.grid.below, key, data)
+        kept = salvage(checker, shard, memoryview(data), **self._evidence(checker, shard))
         n_kept = len(kept.entries)
         for i in kept.lost if self.replica is not None else ():
             coords = coords_of_entry(shard, i)
@@ -297,7 +292,7 @@ class _Repair:
         lost = tuple(coords_of_entry(shard, i) for i in kept.lost if i not in kept.entries)
         text += kept.text
         more: dict[str, Any] = {"n_kept": n_kept, "n_fetched": n_fetched, "lost": lost}
-        is_left = not kept.entries and guesses  # fill values would hide the damage
+        is_left = not kept.entries and self.keep == "salvage"  # fill values would hide the damage
         text += ": no chunk can be recovered" * is_left
         if lost and kept.n_unnamed:
             n_others, order = self._order_of_others(checker)
@@ -305,36 +300,31 @@ class _Repair:
             more |= {"n_unnamed": kept.n_unnamed, "array": checker.path, "order": order}
         if is_left:
             return RepairAction(key, "left", text, **more)
-        new: shard_format.Bytes | None = None
+        new: _Bytes | None = None
         if kept.entries or self.has_conditions:  # a shard without entries says the same as none
             new = shard_format.build_shard(kept.entries, shard.layout.spec, "morton")
             for each in checker.grid.below:
                 new = each.encode(key, new)  # type: ignore[attr-defined]
         return self._exchange(key, new, text, old, **more)
 
-    def _copies(self, checker: ArrayChecker, shard: layouts.ShardRef) -> dict[str, Any]:
-        """Return the index of a shard in the consolidated index, for `salvage`."""
+    def _evidence(self, checker: ArrayChecker, shard: layouts.ShardRef) -> dict[str, Any]:
+        """Return the keyword arguments of `salvage`, also from the consolidated index."""
+        evidence: dict[str, Any] = {"guesses": self.keep == "salvage", "order": self.order}
         copies = checker.copies(self.base)
         copy = None if copies is None else copies.find(shard.key[len(shard.layout.prefix) :])
-        if copy is None:
-            return {}
-        (found,) = checker.read_indexes(self.base, [shard], consistent=True)
-        if isinstance(found, Exception):
-            return {}
-        is_current = found.size == copy.size and is_version_of(self.base, shard.key, copy, found)
-        return {"copy": copy, "is_current": is_current is True}
+        if copy is not None:
+            (found,) = checker.read_indexes(self.base, [shard], consistent=True)
+            if not isinstance(found, Exception):
+                is_current = is_version_of(self.base, shard.key, copy, found) is True
+                evidence |= {"copy": copy, "is_current": is_current and found.size == copy.size}
+        return evidence
 
-    def _read(self, key: str) -> shard_format.Bytes | None:
+    def _read(self, key: str) -> _Bytes | None:
         found: requests.Found = self.base.perform([requests.Get(key, None, True)])[0]
         return found.value
 
     def _exchange(
-        self,
-        key: str,
-        new: shard_format.Bytes | None,
-        message: str,
-        old: shard_format.Bytes | None = None,
-        **more: Any,
+        self, key: str, new: _Bytes | None, message: str, old: _Bytes | None = None, **more: Any
     ) -> RepairAction:
         """Put an object with its journal into the quarantine, and then another in its place. The
         writer that locks the shard undoes the change in the journal."""
@@ -454,9 +444,7 @@ class _Replica:
         return checkers
 
 
-def _decoded(
-    below: Sequence[Any], key: str, data: shard_format.Bytes
-) -> tuple[shard_format.Bytes, str]:
+def _decoded(below: Sequence[Any], key: str, data: _Bytes) -> tuple[_Bytes, str]:
     """Return a shard as the transformers below decode it, and a text if its checksum is wrong."""
     text = ""
     for each in reversed(below):
@@ -470,9 +458,7 @@ def _decoded(
     return data, text
 
 
-def _without_cut_change(
-    data: shard_format.Bytes, stored: shard_format.Bytes | None
-) -> shard_format.Bytes:
+def _without_cut_change(data: _Bytes, stored: _Bytes | None) -> _Bytes:
     """Undo a change of a shard that was copied together with its journal."""
     journal = None if stored is None else journals.decode_journal(bytes(stored))
     found = journals.find_repair(journal, len(data), lambda at, n: bytes(data[at : at + n]))

@@ -28,6 +28,9 @@ _MAX_MISSES = 1 << 12
 ORDERS: tuple[shard_format.EntryOrder, ...] = ("morton", "C", "F")
 """Morton order of zarr-python and this package, C order of tensorstore and zarrs."""
 
+Index: TypeAlias = shard_format.ShardIndex
+Spec: TypeAlias = shard_format.ShardingSpec
+
 Fields: TypeAlias = npt.NDArray[np.uint64]
 """Offset and size of entries, as in an index."""
 
@@ -194,13 +197,7 @@ class DamagedShard:
             return bool(possible.any()) and (is_first or self.codec != "lz4")
         return start - end >= shard_format.ENTRY_NBYTES and self._is_blank(end, start) and is_first
 
-    def through(
-        self,
-        index: shard_format.ShardIndex,
-        spec: shard_format.ShardingSpec,
-        *,
-        without: Collection[int] = (),
-    ) -> Salvage:
+    def through(self, index: Index, spec: Spec, *, without: Collection[int] = ()) -> Salvage:
         """Return the whole chunks that an index names. Without a checksum two entries with the same
         bytes are damaged."""
         found = Salvage()
@@ -223,9 +220,7 @@ class DamagedShard:
         found.lost = sorted(set(found.lost))
         return found
 
-    def add_moved(
-        self, found: Salvage, index: shard_format.ShardIndex, spec: shard_format.ShardingSpec
-    ) -> None:
+    def add_moved(self, found: Salvage, index: Index, spec: Spec) -> None:
         """Add the chunks after bytes that were put in or taken out. The entries of a right index
         filled the data: these chunks have moved by the difference in length."""
         first = spec.index_nbytes if spec.index.location == "start" else 0

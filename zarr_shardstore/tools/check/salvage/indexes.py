@@ -26,6 +26,7 @@ from zarr_shardstore.tools.check.salvage.damaged_shard import (
     ORDERS,
     DamagedShard,
     Fields,
+    Index,
     is_missing,
     orders_of,
 )
@@ -56,7 +57,7 @@ Named: TypeAlias = tuple[dict[int, memoryview], set[int]]
 # --------------------------------------------------------------------- by the checksum
 
 
-def corrected_index(shard: DamagedShard) -> shard_format.ShardIndex | None:
+def corrected_index(shard: DamagedShard) -> Index | None:
     """Return the index that has the stored checksum after a small change, if there is one."""
     spec, start, n_body = shard.spec, shard.index_start, shard.n * _ENTRY_NBYTES
     if not spec.index.checksum or len(shard.data) < spec.index_nbytes:
@@ -66,11 +67,11 @@ def corrected_index(shard: DamagedShard) -> shard_format.ShardIndex | None:
     stored = int.from_bytes(checksum, "little")
     wrong = stored ^ crc32c.crc32c(body)
     if wrong.bit_count() == 1:  # the checksum itself: no single bit of the entries has this effect
-        return shard_format.ShardIndex(shard.fields_at(start, shard.n))
+        return Index(shard.fields_at(start, shard.n))
     at_most = min(_MAX_CHANGES, _MAX_CHECKED_NBYTES // n_body)
     for changed in islice(_changes(shard, body, wrong), at_most):
         if crc32c.crc32c(changed) == stored:
-            index = shard_format.ShardIndex.decode(changed + checksum, spec)
+            index = Index.decode(changed + checksum, spec)
             if not len(index.damaged_ids(len(shard.data), spec)):
                 return index
     return None
@@ -83,7 +84,7 @@ def _changes(shard: DamagedShard, body: bytes, wrong: int) -> Iterator[bytes]:
         flipped[bit // 8] ^= 1 << bit % 8
         yield bytes(flipped)
     for filled in _filled(shard, shard.fields_at(shard.index_start, shard.n)):
-        yield shard_format.ShardIndex(filled).encode(shard.spec.index)[: len(body)]
+        yield Index(filled).encode(shard.spec.index)[: len(body)]
     parts = [body[i : i + _ENTRY_NBYTES] for i in range(0, len(body), _ENTRY_NBYTES)]
     for i, j in combinations(range(shard.n), 2):
         if parts[i] != parts[j]:
@@ -216,7 +217,7 @@ def named_by_cut_index(shard: DamagedShard) -> Named | None:
 # --------------------------------------------------------------------- older indexes
 
 
-def older_indexes(shard: DamagedShard) -> Iterator[shard_format.ShardIndex]:
+def older_indexes(shard: DamagedShard) -> Iterator[Index]:
     """Yield the whole indexes that appends have left in the data, the last one first."""
     spec, size, n = shard.spec, len(shard.data), shard.n
     n_starts = size - spec.index_nbytes + 1
@@ -246,7 +247,7 @@ def older_indexes(shard: DamagedShard) -> Iterator[shard_format.ShardIndex]:
                 yield index
 
 
-def _index_at(shard: DamagedShard, start: int) -> shard_format.ShardIndex | None:
+def _index_at(shard: DamagedShard, start: int) -> Index | None:
     has_checksum = shard.spec.index.checksum
     if has_checksum:
         stop = start + shard.n * _ENTRY_NBYTES
@@ -263,4 +264,4 @@ def _index_at(shard: DamagedShard, start: int) -> shard_format.ShardIndex | None
         named = named_by(shard, start, fields)
         if named is None or len(named[0]) < np.count_nonzero(present):
             return None
-    return shard_format.ShardIndex(fields)
+    return Index(fields)

@@ -20,7 +20,9 @@ from zarr_shardstore.tools.check.objects import ArrayChecker, specs_of_index
 from zarr_shardstore.tools.check.salvage.damaged_shard import (
     ORDERS,
     DamagedShard,
+    Index,
     Salvage,
+    Spec,
     orders_of,
 )
 from zarr_shardstore.tools.check.salvage.indexes import (
@@ -81,9 +83,7 @@ def salvage(
     return _without_index(damaged, order)
 
 
-def _valid_indexes(
-    spec: shard_format.ShardingSpec, data: memoryview
-) -> Iterator[tuple[shard_format.ShardIndex, shard_format.ShardingSpec]]:
+def _valid_indexes(spec: Spec, data: memoryview) -> Iterator[tuple[Index, Spec]]:
     """Yield indexes with a right checksum or without a contradiction, the declared form first. An
     index of the declared form with entries out of the bounds comes last."""
     doubtful = []
