@@ -345,6 +345,20 @@ def test_replicas_that_do_not_count(tmp_path: Path) -> None:
     assert (action.n_fetched, len(action.lost)) == (0, 1)
 
 
+def test_a_replica_that_cannot_be_read_costs_no_shard_a_chunk(tmp_path: Path) -> None:
+    """Each shard is left, also after the first one has met the error."""
+    base, source = tmp_path / "s", tmp_path / "replica"
+    for path in (base, source):
+        KINDS["v3 gzip, index first"].make(path)
+        ShardingMapping(path).flush()
+    for path in (base / "a/c/0/0", base / "a/c/1/1"):
+        path.write_bytes(_flip(lambda n: n - 5)(path.read_bytes()))
+    report = check_store(base, level="decode")
+    failing = FailingStore(zarr.storage.LocalStore(source), Faults(at=range(1000)))
+    actions = repair_store(report, source=failing, dry_run=False).actions
+    assert [action.did for action in actions] == ["left", "left"]
+
+
 def _name(codec: object) -> str:
     return type(codec).__name__
 

@@ -9,10 +9,10 @@ import uuid
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
-from contextlib import closing
+from contextlib import AbstractContextManager, ExitStack, closing
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, get_args
 
 from zarr_shardstore.access import (
     STAGING,
@@ -36,7 +36,6 @@ from zarr_shardstore.errors import (
 )
 from zarr_shardstore.tools.check.documents import check_documents
 from zarr_shardstore.tools.check.findings import (
-    LEVELS,
     CheckReport,
     CheckResult,
     Finding,
@@ -44,19 +43,18 @@ from zarr_shardstore.tools.check.findings import (
     Level,
     finding,
 )
-from zarr_shardstore.tools.check.objects import ArrayCheck, check_objects, checked_array, checker_of
-from zarr_shardstore.tools.check.side_files import check_side_files, find_conversions
+from zarr_shardstore.tools.check.objects import ArrayCheck, check_objects, checker_of
+from zarr_shardstore.tools.check.side_files import check_side_files
 from zarr_shardstore.tools.convert.job import check_reach, own_threads, run_all
 from zarr_shardstore.tools.convert.report import OnProgress, Progress
 from zarr_shardstore.tools.inspect import find
-from zarr_shardstore.tools.inspect.conversions import is_locked
+from zarr_shardstore.tools.inspect.conversions import is_locked, unfinished_conversions
 from zarr_shardstore.tools.native.draft_documents import node_of_meta_key
 
 _OBJECTS_PER_TASK = 64
 _NBYTES_PER_TASK = 16 * 1024 * 1024
 _MAX_FINDINGS = 1000
-"""Of one kind in one array that are found in the listing; the others are counted."""
-_MAX_DIRECTORIES = 1 << 16
+"""Findings of the listing of one kind in one array; the others are counted."""
 
 
 def check_store(
@@ -78,17 +76,16 @@ def check_store(
     paths
         Paths of arrays and groups, or patterns as ``"raw/*"``; ``None``: the whole store.
     level
-        ``"index"``: all keys are listed, the documents and the index of each shard are read, and no
-        chunk. ``"entries"``: chunks are read, too; their checksums and the headers of their frames
-        are checked. ``"decode"``: each chunk is decoded.
+        ``"index"``: list all keys, read the documents and the index of each shard, and no chunk.
+        ``"entries"``: also read chunks; check their checksums and the headers of their frames.
+        ``"decode"``: also decode each chunk.
     executor
         Runs the tasks: threads (``None``), processes, dask, MPI.
     progress
         Called with a `Progress` after each task.
     notes
-        File outside the store for the results of tasks. If a check is interrupted, one with the
-        same arguments continues; objects that were changed since are not checked again. The file
-        is removed at the end.
+        File outside the store for the results of tasks, removed at the end. An interrupted check
+        continues with the same arguments; objects that were changed since are not checked again.
 
     Returns
     -------
@@ -103,9 +100,9 @@ def check_store(
 
     Notes
     -----
-    A byte of a chunk that no checksum covers may have changed unseen: raw chunks, ``blosc``,
-    ``lz4`` and ``zstd`` without its checksum have none. ``gzip``, ``zlib``, ``bz2``, the codec and
-    the transformer ``crc32c`` have one. A checksum covers bytes, not their place: whole chunks that
+    A changed byte is seen only if a checksum covers it. Raw chunks, ``blosc``, ``lz4``, and
+    ``zstd`` without its checksum have none; ``gzip``, ``zlib``, ``bz2``, the codec and the
+    transformer ``crc32c`` have one. A checksum covers bytes, not their place: whole chunks that
     were exchanged look right, unless an index with a checksum places them.
 
     Memory: some MiB for each worker, or a chunk if that is larger, and the findings.
@@ -123,8 +120,8 @@ def check_store(
     >>> [(found.kind, found.shard) for found in check_store(base).findings]
     [('index_checksum', (1,))]
     """
-    if level not in LEVELS:
-        raise SpecError(f"level is one of {', '.join(map(repr, LEVELS))}, got {level!r}")
+    if level not in get_args(Level):
+        raise SpecError(f"level is one of {', '.join(map(repr, get_args(Level)))}, got {level!r}")
     if executor is not None and not callable(getattr(executor, "submit", None)):
         raise SpecError(f"executor is a concurrent.futures.Executor, got {executor!r}")
     begun = time.monotonic()
@@ -137,34 +134,20 @@ def check_store(
     selected = sorted(find.select_paths({array.node.path for array in stored}, names))
     check = _Check(base, level, contents, selected, is_whole=names is None)
     result = check.result
-    head = {"store": base.describe(), "level": level, "paths": selected}
-    with own_threads() as threads:
-        kept = None if notes is None else _Notes(notes, base, head)
-        is_done = False
-        try:
-            result.findings += check.documents()
-            check.chunks(threads if executor is None else executor, progress, kept)
-            result.findings += check.side_files()
-            is_done = True
-        finally:
-            checker_of.cache_clear()
-            if kept is not None:
-                kept.close(is_done=is_done)
-    if not selected and all(found.severity == "info" for found in result.findings):
+    with ExitStack() as stack:
+        workers = stack.enter_context(own_threads()) if executor is None else executor
+        stack.callback(checker_of.cache_clear)
+        head = {"store": base.describe(), "level": level, "paths": selected}
+        kept = None if notes is None else stack.enter_context(_Notes(notes, base, head))
+        result.findings += check.documents()
+        check.chunks(workers, progress, kept)
+        result.findings += check.side_files()
+    found = tuple(sorted(result.findings, key=lambda found: (found.key, found.chunk or ())))
+    if not selected and all(each.severity == "info" for each in found):
         raise SpecError(f"there is no array in {base.describe()}: {find.NO_ARRAY_HINT}")
-    return CheckReport(
-        base.describe(),
-        level,
-        tuple(sorted(result.findings, key=lambda found: (found.key, found.chunk or ()))),
-        len(selected),
-        result.n_objects,
-        result.n_chunks,
-        result.n_bytes,
-        result.n_omitted,
-        time.monotonic() - begun,
-        base,
-        None if names is None else tuple(names),
-    )
+    counts = result.n_objects, result.n_chunks, result.n_bytes, result.n_omitted
+    seconds, among = time.monotonic() - begun, None if names is None else tuple(names)
+    return CheckReport(base.describe(), level, found, len(selected), *counts, seconds, base, among)
 
 
 _Call: TypeAlias = tuple[Any, ArrayCheck, list[str]]
@@ -187,47 +170,49 @@ class _Check:
         self.result = CheckResult()
         self.tasks: dict[metadata.Node, ArrayCheck] = {}
         self.grids: dict[metadata.Node, walks.ObjectGrid] = {}
+        self.index_keys: dict[metadata.Node, str] = {}
+        """Declared consolidated indexes."""
         self.n_objects: Counter[metadata.Node] = Counter()
         self._owners: dict[str, list[metadata.Node]] = {}
         """Arrays by the prefix of their keys, the v3 one first."""
         for node in sorted(contents.arrays, key=lambda node: node.hierarchy, reverse=True):
             self._owners.setdefault(node.chunk_prefix, []).append(node)
-        self._directories: dict[str, list[metadata.Node]] = {}
-        self._levels: list[list[metadata.Node]] = []
+        self._levels: dict[metadata.Node, list[metadata.Node]] = {}
         self._converted: tuple[str, ...] = (STAGING,)
         """Prefixes of keys of conversions, which have findings of their own."""
         self._broken = tuple(array.node.chunk_prefix for array in contents.broken)
         self._side_files: list[str] = []
+        self._run = uuid.uuid4().hex
 
     # -------------------------------------------------------------- documents
 
     def documents(self) -> Iterator[Finding]:
         """Check documents and unfinished conversions; make the task of each array."""
         contents, selected = self.contents, set(self.selected)
-        for node in (array.node for array in contents.broken):
-            key = metadata.document_key(node)
-            contents.other_keys = [other for other in contents.other_keys if other != key]
-            if node.path in selected:
-                yield finding("document", key, "it holds no JSON object", array=node.path)
-        number = uuid.uuid4().hex
+        broken = {metadata.document_key(array.node): array.node.path for array in contents.broken}
+        contents.other_keys = [key for key in contents.other_keys if key not in broken]
+        for key, path in broken.items():
+            if path in selected:
+                yield finding("document", key, "it holds no JSON object", array=path)
         for node, found in contents.arrays.items():
             if node.path in selected:
-                yield from self._prepare(node, found, number)
-        is_selected = None if self.is_whole else self.selected
-        others, levels = check_documents(self.base, contents, is_selected)
-        yield from others
-        self._levels = list(levels.values())
-        if self.is_whole:
-            others, prefixes = find_conversions(self.base)
-            yield from others
-            self._converted += tuple(prefixes)
+                yield from self._prepare(node, found)
+        is_selected = None if self.is_whole else selected
+        yield from check_documents(self.base, contents, is_selected, self._levels)
+        for each in unfinished_conversions(self.base) if self.is_whole else ():
+            if each.prefix is not None:
+                self._converted += (each.prefix,)
+            more: dict[str, Any] = {"array": each.path} if each.state else {}
+            kind: Kind = "in_use" if each.state and each.is_running else "unfinished_conversion"
+            if kind != "in_use" and each.state not in ("", "staging"):
+                more["severity"] = "error"
+            yield finding(kind, each.key, each.text, **more)
 
-    def _prepare(
-        self, node: metadata.Node, found: find.FoundArray, number: str
-    ) -> Iterator[Finding]:
+    def _prepare(self, node: metadata.Node, found: find.FoundArray) -> Iterator[Finding]:
         key, more = metadata.document_key(node), {"array": node.path}
+        task = ArrayCheck(self.base, node, json.dumps(found.doc), self.level, self._run)
         try:
-            array = checked_array(found)
+            checker = task.checker
         except UnfinishedConversionError as error:
             if is_locked(self.base, f"{STAGING}lock"):
                 yield finding("in_use", key, str(error), **more)
@@ -238,18 +223,11 @@ class _Check:
             kind: Kind = "unchecked" if isinstance(error, UnsupportedError) else "document"
             yield finding(kind, key, str(error), **more)
             return
-        if array.document.geometry is None or array.grid_shape is None:
-            text = f"{metadata.unknown_geometry(found.doc)}: no chunk is checked"
-            yield finding("unchecked", key, text, **more)
-            return
-        index_key = None
-        if consolidated_index.declares_consolidated_index(found.doc):
-            index_key = node.chunk_prefix + consolidated_index.CONSOLIDATED_INDEX_NAME
-        doc = json.dumps(found.doc)
-        task = ArrayCheck(self.base, node, doc, self.level, number, index_key)
-        self.tasks[node], self.grids[node] = task, task.checker.grid
-        if task.checker.unchecked and self.level != "index":
-            yield finding("unchecked", key, task.checker.unchecked, **more)
+        self.tasks[node], self.grids[node] = task, checker.grid
+        if checker.index_key is not None:
+            self.index_keys[node] = checker.index_key
+        if checker.unchecked and self.level != "index":
+            yield finding("unchecked", key, checker.unchecked, **more)
 
     # ----------------------------------------------------------------- chunks
 
@@ -280,7 +258,7 @@ class _Check:
                     progress(Progress("", "checked", *counts))
 
     def objects(self) -> Iterator[Finding | _Call]:
-        """List the store; yield the tasks of the objects, and findings on what is none."""
+        """List the store; yield the tasks of objects, and findings on all other keys."""
         waiting: dict[metadata.Node, list[str]] = {}
         for key in self._keys():
             node = self._node_of(key)
@@ -289,23 +267,23 @@ class _Check:
             if not isinstance(node, metadata.Node):
                 continue
             self.n_objects[node] += 1
-            task = self.tasks[node]
             if not self.grids[node].is_sharded and self.level == "index":
                 self.result.n_objects += 1
                 self.result.n_chunks += 1
                 continue
             waiting.setdefault(node, []).append(key)
-            if len(waiting[node]) >= self._n_at_once(task):
-                yield check_objects, task, waiting.pop(node)
+            if len(waiting[node]) >= self._n_at_once(node):
+                yield check_objects, self.tasks[node], waiting.pop(node)
         for node, keys in waiting.items():
             yield check_objects, self.tasks[node], keys
 
-    def _n_at_once(self, task: ArrayCheck) -> int:
-        nbytes = task.checker.nbytes or 1024 * 1024
-        if task.checker.grid.is_sharded:
-            if self.level != "index":
-                return 1
-            nbytes = task.checker.grid.layout.spec.index_nbytes
+    def _n_at_once(self, node: metadata.Node) -> int:
+        if not self.grids[node].is_sharded:
+            nbytes = self.tasks[node].checker.nbytes or 1024 * 1024
+        elif self.level != "index":
+            return 1
+        else:
+            nbytes = self.grids[node].layout.spec.index_nbytes
         return max(1, min(_OBJECTS_PER_TASK, _NBYTES_PER_TASK // max(1, nbytes)))
 
     def _keys(self) -> Iterator[str]:
@@ -316,9 +294,7 @@ class _Check:
                 prefixes.append(prefix)
         if self.is_whole:  # a listing does not follow links
             root = backend.path_of("") if isinstance(backend, LocalBackend) else None
-            linked = [
-                p for p in prefixes if p and root is not None and file_keys.link_on_way(root, p)
-            ]
+            linked = [p for p in prefixes if root is not None and file_keys.link_on_way(root, p)]
             prefixes = ["", *linked]
         for prefix in prefixes:
             yield from self.base.keys(prefix, shows_all=True)
@@ -326,16 +302,11 @@ class _Check:
     # ------------------------------------------------------------------- keys
 
     def _node_of(self, key: str) -> metadata.Node | Finding | None:
-        """Return the array that a key is an object of, or what is to be said of another key."""
-        directory, slash, _ = key.rpartition("/")
-        nodes = self._directories.get(directory)
-        if nodes is None:
-            if len(self._directories) >= _MAX_DIRECTORIES:
-                self._directories.clear()
-            parts = directory.split("/") if slash else []
-            prefixes = ("".join(f"{p}/" for p in parts[:n]) for n in range(len(parts), -1, -1))
-            nodes = next((self._owners[p] for p in prefixes if p in self._owners), [])
-            self._directories[directory] = nodes
+        """Return the array of an object, or a finding on another key, if any."""
+        prefix = key[: key.rfind("/") + 1]
+        while prefix and prefix not in self._owners:
+            prefix = prefix[: prefix.rfind("/", 0, -1) + 1]
+        nodes = self._owners.get(prefix, [])
         for node in nodes:
             grid = self.grids.get(node)
             coords = None if grid is None else grid.layout.coords_of(key)
@@ -356,7 +327,7 @@ class _Check:
         if key.startswith(self._converted):
             return None
         if consolidated_index.is_consolidated_index_key(key):
-            is_declared = any(n in self.tasks and self.tasks[n].index_key == key for n in nodes)
+            is_declared = any(self.index_keys.get(node) == key for node in nodes)
             text = "no document declares this consolidated index: readers do not know of it"
             is_ours = not is_declared and (self.is_whole or nodes)
             return finding("consolidated_index", key, text) if is_ours else None
@@ -366,7 +337,7 @@ class _Check:
             text = "it is in the directory of the array, and no chunk of it"
             return finding("foreign_object", key, text, array=nodes[0].path)
         if nodes:
-            return None  # of an array that has a finding, or is not selected
+            return None  # the array has a finding, or is not selected
         if chunk_keys.draft_candidate(key) or next(chunk_keys.v3_candidates(key), None):
             text = "it is named as a chunk, and there is no array: its document may be lost"
             return None if key.startswith(self._broken) else finding("foreign_object", key, text)
@@ -377,24 +348,23 @@ class _Check:
     def side_files(self) -> Iterator[Finding]:
         """Check side files, levels of an image without a chunk, and consolidated indexes."""
         yield from check_side_files(self.base, self._side_files)
-        for nodes in self._levels:
+        for nodes in self._levels.values():
             for node in nodes if any(self.n_objects[node] for node in nodes) else ():
                 if not self.n_objects[node] and node in self.tasks:
                     text = "this level of the image has no chunk, and another level has some"
                     key = metadata.document_key(node)
                     yield finding("empty_level", key, text, array=node.path)
-        for node, task in self.tasks.items():
-            index_key = task.index_key if self.n_objects[node] else None
-            if index_key is not None and task.checker.copies(self.base, index_key) is None:
-                is_there = self.base.sizes([index_key]) != [None]
+        for node, key in self.index_keys.items():
+            if self.n_objects[node] and self.tasks[node].checker.copies(self.base) is None:
+                is_there = self.base.sizes([key]) != [None]
                 text = "the document declares a consolidated index, and there is none"
                 text += " that can be read" if is_there else ": consolidate again"
                 more = {"array": node.path, "repairable": is_there}
-                yield finding("consolidated_index", index_key, text, **more)
+                yield finding("consolidated_index", key, text, **more)
 
 
-class _Notes:
-    """A file beside the store with a line for each task that is done. A cut line counts as none."""
+class _Notes(AbstractContextManager["_Notes"]):
+    """A file with a line for each task that is done. A cut line counts as none."""
 
     def __init__(self, path: str | Path, base: BaseStoreHandle, head: dict[str, Any]) -> None:
         self._path = Path(path)
@@ -402,30 +372,30 @@ class _Notes:
         if isinstance(base.backend, LocalBackend) and real.startswith(base.backend.real_root):
             raise SpecError(f"the notes {str(path)!r} lie in the store, where nothing is written")
         lines = self._path.read_bytes().split(b"\n")[:-1] if self._path.exists() else []
-        self._left: dict[str, CheckResult] = {}
         try:
             known = [json.loads(line) for line in lines]
             if known and known[0] != head:
                 raise ValueError("it is of another check")
-            for line in known[1:]:
-                self._left[line["task"]] = _result_of(line)
+            self._left = {line["task"]: _result_of(line) for line in known[1:]}
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise SpecError(f"the notes {str(path)!r} cannot be used: {error}") from error
-        with self._path.open("wb") as file:
-            file.write(b"".join(line + b"\n" for line in lines or [json.dumps(head).encode()]))
-        self._file = self._path.open("ab")
+        self._file = self._path.open("wb")
+        self._write(*(lines or [json.dumps(head).encode()]))
 
     def take(self, task: ArrayCheck, keys: Sequence[str]) -> CheckResult | None:
         """Return the result of a task that an earlier run has done."""
         return self._left.pop(task.name(keys), None)
 
     def add(self, result: CheckResult) -> None:
-        self._file.write(json.dumps(asdict(result)).encode() + b"\n")
+        self._write(json.dumps(asdict(result)).encode())
+
+    def _write(self, *lines: bytes) -> None:
+        self._file.write(b"".join(line + b"\n" for line in lines))
         self._file.flush()
 
-    def close(self, *, is_done: bool) -> None:
+    def __exit__(self, error: type[BaseException] | None, *_: object) -> None:
         self._file.close()
-        if is_done:
+        if error is None:
             self._path.unlink(missing_ok=True)
 
 

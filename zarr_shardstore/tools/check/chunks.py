@@ -18,6 +18,7 @@ from zarr.core.sync import sync
 from zarr_shardstore.access import ChunkCodec, chunk_keys, transformer_list
 from zarr_shardstore.errors import SpecError
 from zarr_shardstore.tools.check.findings import Kind
+from zarr_shardstore.tools.check.salvage.frames import MAGIC
 
 Problem: TypeAlias = tuple[Kind, str] | None
 """Damage of a chunk: its kind, and the contradiction."""
@@ -27,7 +28,7 @@ def codec_names(view: Mapping[str, Any]) -> list[str]:
     """Return the codecs that change the bytes of a chunk, the nearest to the array first."""
     if view.get("zarr_format") == 2:
         given = [*(view.get("filters") or ()), view.get("compressor")]
-        # The checksum of numcodecs may stand at the begin.
+        # numcodecs may place its checksum before the bytes.
         ids = [str(config["id"]) for config in given if config is not None]
         return [f"numcodecs.{name}" if name == "crc32c" else name for name in ids]
     names = [str(transformer_list.name_of(codec)) for codec in view["codecs"]]
@@ -36,7 +37,7 @@ def codec_names(view: Mapping[str, Any]) -> list[str]:
 
 
 def problem_of_frame(names: Sequence[str], value: Any, nbytes: int | None) -> Problem:
-    """Return what the checksums around a frame, and its header, say against it."""
+    """Return the damage that the checksums around a frame, or its header, show."""
     view = memoryview(value)
     for n, name in reversed(list(enumerate(names))):
         if name != "crc32c":
@@ -60,14 +61,12 @@ def _bad_header(name: str, value: memoryview, nbytes: int | None) -> str | None:
                 size = zstandard.frame_content_size(value)
             except (zstandard.ZstdError, ValueError) as error:
                 return str(error)
-            # Behind the first frame there may be others.
+            # Other frames may follow the first one.
             return _other_size(size, nbytes) if nbytes is not None and size > nbytes else None
-        case "gzip" if head[:3] != b"\x1f\x8b\x08":
+        case "gzip" | "bz2" if not head.startswith(MAGIC[name]):
             return f"it begins with {head[:3]!r}"
         case "zlib" if len(head) < 2 or head[0] & 15 != 8 or int.from_bytes(head[:2]) % 31:
             return f"it begins with {head[:2]!r}"
-        case "bz2" if head[:3] != b"BZh":
-            return f"it begins with {head[:3]!r}"
         case "blosc":
             if len(head) < 16:
                 return f"it has {len(value)} bytes, its header alone takes 16"
@@ -83,16 +82,17 @@ def _other_size(size: int, nbytes: int | None) -> str:
     return f"the header says {size} bytes, the chunk has {nbytes}"
 
 
+def parsed_by_zarr(doc: Mapping[str, Any]) -> Any:
+    """Return the metadata of zarr for an array document, which stays as it is."""
+    of_format: Any = ArrayV2Metadata if doc.get("zarr_format") == 2 else ArrayV3Metadata
+    return of_format.from_dict(json.loads(json.dumps(doc)))
+
+
 def _pipeline(view: Mapping[str, Any], shape: chunk_keys.Coords) -> tuple[Any, ArraySpec]:
-    of_format: Any = ArrayV2Metadata if view.get("zarr_format") == 2 else ArrayV3Metadata
-    metadata = of_format.from_dict(json.loads(json.dumps(view)))
-    spec = ArraySpec(
-        shape=shape,
-        dtype=metadata.dtype,
-        fill_value=metadata.fill_value,
-        config=ArrayConfig.from_dict({"order": view.get("order", "C")}),
-        prototype=default_buffer_prototype(),
-    )
+    metadata = parsed_by_zarr(view)
+    config = ArrayConfig.from_dict({"order": view.get("order", "C")})
+    prototype = default_buffer_prototype()
+    spec = ArraySpec(shape, metadata.dtype, metadata.fill_value, config, prototype)
     return create_codec_pipeline(metadata), spec
 
 
@@ -102,8 +102,8 @@ _CODING = ("zarr_format", "codecs", "data_type", "dtype", "order", "filters", "c
 def transcoder(
     view: Mapping[str, Any], to: Mapping[str, Any], shape: chunk_keys.Coords
 ) -> Callable[[Any], bytes]:
-    """Return a function that encodes a chunk of one array as one of another: the same values, and
-    the same bytes if the codecs are equal. Raises `SpecError` if the data types differ."""
+    """Return a function that encodes a chunk of one array for another; with equal codecs the bytes
+    stay. Raises `SpecError` if the data types differ."""
     if all(view.get(name) == to.get(name) for name in _CODING):
         return bytes
     (old, spec), (new, new_spec) = _pipeline(view, shape), _pipeline(to, shape)
@@ -125,7 +125,6 @@ def transcoder(
 def decoder(view: dict[str, Any], shape: chunk_keys.Coords) -> Callable[[Any], Problem]:
     """Return a function that decodes a chunk by the codecs of zarr, as a read does."""
     pipeline, spec = _pipeline(view, shape)
-    prototype = spec.prototype
     codec = ChunkCodec.of(list(pipeline))
     plain = None if codec is None else codec.plain(spec)
     nbytes = math.prod(shape) * spec.dtype.to_native_dtype().itemsize
@@ -137,7 +136,7 @@ def decoder(view: dict[str, Any], shape: chunk_keys.Coords) -> Callable[[Any], P
                 if (found := memoryview(data).nbytes) != nbytes:
                     return "chunk_size", f"it decodes to {found} bytes, not {nbytes}"
                 return None
-            buffer = prototype.buffer.from_bytes(bytes(value))
+            buffer = spec.prototype.buffer.from_bytes(bytes(value))
             chunk: Any
             if codec is not None:
                 chunk = codec.decode(buffer, spec)

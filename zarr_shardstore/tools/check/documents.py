@@ -1,14 +1,13 @@
-"""Checks of metadata documents: each alone, and against the other documents that tell the same."""
+"""Checks of metadata documents: each alone, and against other documents with the same content."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
-
-from zarr.core.metadata import ArrayV2Metadata, ArrayV3Metadata
+from collections.abc import Iterator, Mapping, Set
+from typing import Any, TypeAlias
 
 from zarr_shardstore.access import BaseStoreHandle, declarations, metadata
+from zarr_shardstore.tools.check.chunks import parsed_by_zarr
 from zarr_shardstore.tools.check.findings import Finding, finding
 from zarr_shardstore.tools.convert.other_keys import in_rounds
 from zarr_shardstore.tools.inspect.find import DOCUMENTS, HIERARCHIES, StoreContents
@@ -16,20 +15,22 @@ from zarr_shardstore.tools.native import document_members
 from zarr_shardstore.tools.native.translate import images_of
 
 _SAME_IF_EMPTY = ("attributes", "storage_transformers", "dimension_names")
-"""Members that say the same if they are empty, null or missing."""
+"""Members that mean the same if they are empty, null or missing."""
+
+_Levels: TypeAlias = dict[metadata.Node, list[metadata.Node]]
+"""Levels of OME images by the node of the group."""
 
 
 def check_documents(
-    base: BaseStoreHandle, contents: StoreContents, selected: Sequence[str] | None
-) -> tuple[list[Finding], dict[metadata.Node, list[metadata.Node]]]:
-    """Check the documents of groups, copies of documents, and pairs of formats. Also return the
-    levels of each OME image, by the node of its group."""
+    base: BaseStoreHandle, contents: StoreContents, selected: Set[str] | None, levels: _Levels
+) -> list[Finding]:
+    """Check the documents of groups, copies of documents, and pairs of formats. Add the levels of
+    each OME image."""
     found: list[Finding] = []
-    levels: dict[metadata.Node, list[metadata.Node]] = {}
     stored = {metadata.document_key(node): array.doc for node, array in contents.arrays.items()}
-    keys = [key for key in contents.other_keys if key.rpartition("/")[2] in DOCUMENTS]
+    keys = {key for key in contents.other_keys if key.rpartition("/")[2] in DOCUMENTS}
     others: dict[str, Mapping[str, Any]] = {}
-    for some in in_rounds(sorted(set(keys))):
+    for some in in_rounds(sorted(keys)):
         for key, value in zip(some, base.values(some, check=False), strict=True):
             read = None if value is None else metadata.parse_json(value)
             if read is not None:
@@ -37,15 +38,14 @@ def check_documents(
             elif value is not None:
                 found.append(finding("document", key, "it holds no JSON object"))
     found += _pairs(contents)
+    stored |= others
     for key, doc in others.items():
         path, _, name = key.rpartition("/")
         if metadata.all_members(doc):
-            found += _copies(key, path, doc, {**stored, **others})
+            found += _copies(key, path, doc, stored)
         if name in ("zarr.json", ".zattrs"):
-            found += _levels(key, path, doc, contents, levels)
-    if selected is not None:
-        found = [f for f in found if f.array is None or f.array in selected]
-    return found, levels
+            found += _find_levels(key, path, doc, contents, levels)
+    return [f for f in found if selected is None or f.array is None or f.array in selected]
 
 
 def _copies(
@@ -63,7 +63,7 @@ def _copies(
     }
     for at in sorted(there | copies.keys()):
         if not stored.get(at) and not copies.get(at):
-            continue  # no attributes, or none of them
+            continue  # attributes that are missing or empty
         if at not in copies:
             text = f"it has no copy of {at!r}"
         elif at not in there:
@@ -79,15 +79,15 @@ def _copies(
 
 
 def is_same_document(one: Any, other: Any) -> bool:
-    """Return whether two documents say the same, however they spell it."""
+    """Return whether two documents mean the same, in any spelling."""
     if not isinstance(one, Mapping) or not isinstance(other, Mapping):
         return document_members.is_same_json(one, other)
     one, other = _plain(one), _plain(other)
     if document_members.is_same_json(one, other):
         return True
     try:
-        return bool(_parsed(one) == _parsed(other))
-    except Exception:  # of an extension that is not installed here
+        return bool(_spelled_by_zarr(one) == _spelled_by_zarr(other))
+    except Exception:  # an extension that is not installed here
         return False
 
 
@@ -97,63 +97,57 @@ def _plain(doc: Mapping[str, Any]) -> dict[str, Any]:
     return {k: v for k, v in doc.items() if k != ignored and (k not in _SAME_IF_EMPTY or v)}
 
 
-def _parsed(doc: Mapping[str, Any]) -> tuple[str, Any]:
-    """Return the declaration of an array, and the rest of its document as zarr spells it."""
+def _spelled_by_zarr(doc: Mapping[str, Any]) -> tuple[str, str]:
+    """Return the declaration of an array, and the rest of its document."""
+    found, view = _split(doc)
+    spelled = parsed_by_zarr({"attributes": {}, **view}).to_dict()
+    return repr(found), json.dumps(spelled, sort_keys=True, default=str)
+
+
+def _split(doc: Mapping[str, Any]) -> tuple[declarations.Declared | None, Mapping[str, Any]]:
     found = declarations.find_declaration(doc)
-    how = "" if found is None else repr(found)
-    view = doc if found is None else declarations.strip(doc, found.how)
-    parse: Any = ArrayV2Metadata if doc.get("zarr_format") == 2 else ArrayV3Metadata
-    spelled = parse.from_dict(json.loads(json.dumps({"attributes": {}, **view}))).to_dict()
-    return how, json.dumps(spelled, sort_keys=True, default=str)
+    return found, doc if found is None else declarations.strip(doc, found.how)
 
 
 def _pairs(contents: StoreContents) -> Iterator[Finding]:
     """Compare the documents of both formats at one path: readers of each see one of them."""
     for node, array in contents.arrays.items():
-        twin = None if node.hierarchy != "v2" or node.other_format is None else node.other_format
-        if twin is None or twin not in contents.arrays:
+        v3 = node.other_format if node.hierarchy == "v2" else None
+        other = None if v3 is None else contents.arrays.get(v3)
+        if v3 is None or other is None or array.geometry is None or other.geometry is None:
             continue
-        other = contents.arrays[twin]
-        text = ""
-        if array.geometry is None or other.geometry is None:
-            continue
-        if array.geometry.shape != other.geometry.shape:
-            shapes = list(array.geometry.shape), list(other.geometry.shape)
-            text = f"the shape is {shapes[0]}, in {metadata.document_key(twin)!r} it is {shapes[1]}"
+        key = metadata.document_key(v3)
+        shape, other_shape = list(array.geometry.shape), list(other.geometry.shape)
+        if shape != other_shape:
+            text = f"the shape is {shape}, in {key!r} it is {other_shape}"
         elif not array.geometry.has_same_chunks(other.geometry):
-            text = f"its chunks, or their keys, are not those of {metadata.document_key(twin)!r}"
+            text = f"its chunks, or their keys, are not those of {key!r}"
         else:
-            text = _other_values(array.doc, other.doc, metadata.document_key(twin))
+            text = _difference(array.doc, other.doc, key)
         if text:
             yield finding("twin_documents", metadata.document_key(node), text, array=node.path)
 
 
-def _other_values(v2: Mapping[str, Any], v3: Mapping[str, Any], key: str) -> str:
+def _difference(v2: Mapping[str, Any], v3: Mapping[str, Any], key: str) -> str:
+    """Return how storage transformers or data types differ, if they do."""
     try:
-        one, other = declarations.find_declaration(v2), declarations.find_declaration(v3)
+        (one, view2), (other, view3) = _split(v2), _split(v3)
         specs = [None if d is None else d.transformers for d in (one, other)]
         if specs[0] != specs[1]:
             return f"its storage transformers are not those of {key!r}"
-        view2 = v2 if one is None else declarations.strip(v2, one.how)
-        view3 = v3 if other is None else declarations.strip(v3, other.how)
-        parsed2 = ArrayV2Metadata.from_dict(json.loads(json.dumps(view2)))
-        parsed3 = ArrayV3Metadata.from_dict(json.loads(json.dumps(view3)))
-        dtypes = [p.dtype.to_native_dtype().newbyteorder("=") for p in (parsed2, parsed3)]
-    except Exception:  # of an extension that is not installed here
+        parsed = [parsed_by_zarr(view) for view in (view2, view3)]
+        dtypes = [each.dtype.to_native_dtype().newbyteorder("=") for each in parsed]
+    except Exception:  # an extension that is not installed here
         return ""
-    if dtypes[0] != dtypes[1]:
-        return f"the data type is {dtypes[0]}, in {key!r} it is {dtypes[1]}"
-    return ""
+    if dtypes[0] == dtypes[1]:
+        return ""
+    return f"the data type is {dtypes[0]}, in {key!r} it is {dtypes[1]}"
 
 
-def _levels(
-    key: str,
-    path: str,
-    doc: Mapping[str, Any],
-    contents: StoreContents,
-    levels: dict[metadata.Node, list[metadata.Node]],
+def _find_levels(
+    key: str, path: str, doc: Mapping[str, Any], contents: StoreContents, levels: _Levels
 ) -> Iterator[Finding]:
-    """Find the arrays of the levels of an OME image."""
+    """Add the arrays of the levels of an OME image."""
     for image in images_of(doc if key.endswith(".zattrs") else doc.get("attributes")):
         datasets = image.get("datasets") if isinstance(image, Mapping) else None
         for dataset in datasets if isinstance(datasets, list) else []:

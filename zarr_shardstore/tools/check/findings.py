@@ -4,76 +4,49 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, get_args
 
 from zarr_shardstore.access import BaseStoreHandle, chunk_keys
 
 Level: TypeAlias = Literal["index", "entries", "decode"]
-LEVELS: tuple[Level, ...] = ("index", "entries", "decode")
 
 Keep: TypeAlias = Literal["salvage", "drop"]
 """Chunks of a damaged shard that a repair keeps."""
 
 Severity: TypeAlias = Literal["error", "warning", "info"]
 
+_OfIndex: TypeAlias = Literal["torn_index", "index_checksum", "index_form"]
+_OfEntry: TypeAlias = Literal["entry_out_of_bounds", "entry_overlap", "entry_length"]
+_OfChunk: TypeAlias = Literal["chunk_checksum", "chunk_undecodable", "chunk_size"]
+_OfSideFile: TypeAlias = Literal["partial_file", "lock_file", "journal", "consolidated_index"]
+_OfDocument: TypeAlias = Literal["consolidated_metadata", "twin_documents", "empty_level"]
+_OfKey: TypeAlias = Literal["outside_grid", "foreign_object", "unfinished_conversion"]
+_Fact: TypeAlias = Literal["unknown_key", "in_use", "unchecked"]
+
 Kind: TypeAlias = Literal[
-    # of a shard and its index
-    "torn_index",
-    "index_checksum",
-    "index_form",
-    "entry_out_of_bounds",
-    "entry_overlap",
-    "entry_length",
-    # of a chunk, or of an object
-    "chunk_checksum",
-    "chunk_undecodable",
-    "chunk_size",
-    "unreadable",
-    # of documents
-    "document",
-    "consolidated_metadata",
-    "twin_documents",
-    "consolidated_index",
-    "empty_level",
-    # of other objects
-    "partial_file",
-    "lock_file",
-    "journal",
-    "unfinished_conversion",
-    "outside_grid",
-    "foreign_object",
-    "unknown_key",
-    # no damage
-    "in_use",
-    "unchecked",
+    _OfIndex, _OfEntry, _OfChunk, "unreadable", "document", _OfDocument, _OfSideFile, _OfKey, _Fact
 ]
 
 _SEVERITIES: dict[Kind, Severity] = {
-    **dict.fromkeys(("consolidated_metadata", "twin_documents", "consolidated_index"), "warning"),
-    **dict.fromkeys(("empty_level", "partial_file", "lock_file", "journal"), "warning"),
-    **dict.fromkeys(("unfinished_conversion", "outside_grid", "foreign_object"), "warning"),
-    **dict.fromkeys(("unknown_key", "in_use", "unchecked"), "info"),
+    **dict.fromkeys(get_args(Literal[_OfDocument, _OfSideFile, _OfKey]), "warning"),
+    **dict.fromkeys(get_args(_Fact), "info"),
 }
-"""Of the kinds that are no errors."""
+"""Severity of the kinds that are no errors."""
 
 _REPAIRABLE: frozenset[Kind] = frozenset(
-    {
-        *("torn_index", "index_checksum", "index_form", "entry_out_of_bounds", "entry_overlap"),
-        *("entry_length", "chunk_checksum", "chunk_undecodable", "chunk_size", "partial_file"),
-        *("lock_file", "journal", "consolidated_index", "outside_grid"),
-    }
+    {*get_args(Literal[_OfIndex, _OfEntry, _OfChunk, _OfSideFile]), "outside_grid"}
 )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """One contradiction in a store, or one fact that a check has to tell.
+    """One contradiction in a store, or one fact that a check reports.
 
     Parameters
     ----------
     kind, severity
-        Errors are damages: a read fails or gives wrong values. Warnings are remains and
-        contradictions that harm some readers, or none yet. Facts of severity ``"info"`` are none.
+        Errors are damages: a read fails or gives wrong values. Warnings are side files and
+        contradictions that harm some readers, or none yet. ``"info"`` is no damage.
     key : str
         Key of the object in the base store.
     message : str
@@ -87,7 +60,7 @@ class Finding:
     byte_range : tuple of int, optional
         Half-open byte range in the object.
     repairable : bool
-        Whether a repair can put the object in order, perhaps with the chunk missing then.
+        Whether a repair can put the object in order, perhaps without the chunk.
     """
 
     kind: Kind
@@ -104,10 +77,8 @@ class Finding:
 def finding(kind: Kind, key: str, message: str, **more: Any) -> Finding:
     """Return a finding with the severity of its kind, unless that is given."""
     severity = more.pop("severity", None) or _SEVERITIES.get(kind, "error")
-    repairable = severity != "info" and kind in _REPAIRABLE
-    return Finding(
-        kind=kind, key=key, message=message, **{"repairable": repairable, **more}, severity=severity
-    )
+    more = {"repairable": severity != "info" and kind in _REPAIRABLE, **more}
+    return Finding(kind=kind, key=key, message=message, severity=severity, **more)
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +120,7 @@ class CheckReport:
     def counts(self) -> dict[str, int]:
         """Number of findings of each severity."""
         counted = Counter(found.severity for found in self.findings)
-        return {severity: counted[severity] for severity in ("error", "warning", "info")}
+        return {severity: counted[severity] for severity in get_args(Severity)}
 
     def as_dict(self) -> dict[str, Any]:
         """Return the report as a JSON object."""

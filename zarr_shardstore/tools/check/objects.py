@@ -1,8 +1,9 @@
-"""Checks of the objects of one array.
+"""Checks of the objects of one array: shards, or else chunks.
 
-A task checks a few objects; it is independent of all others, small and picklable. A shard in which
-something is found is checked again until the same is found twice: a writer may have come between
-the requests.
+A task checks a few objects; it is independent of all others, small and picklable. Indexes are read
+past every cache, because bit rot changes neither time nor ETag. All entries of an index are checked
+together by numpy. A shard with findings is checked again until two checks find the same: a writer
+may have come between the requests.
 """
 
 from __future__ import annotations
@@ -10,39 +11,55 @@ from __future__ import annotations
 import hashlib
 import json
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
-from typing import Any
+from itertools import product
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
 
 from zarr_shardstore.access import (
     BaseStoreHandle,
+    LocalBackend,
+    byte_ranges,
+    chunk_keys,
     consolidated_index,
     declarations,
+    fs,
     index_reads,
     layouts,
     metadata,
     requests,
+    shard_format,
     stacks,
     stored_arrays,
     walks,
 )
-from zarr_shardstore.errors import CorruptValueError, UnsupportedError
+from zarr_shardstore.errors import CorruptValueError, ShardConflictError, UnsupportedError
 from zarr_shardstore.tools.check.chunks import Problem, codec_names, decoder, problem_of_frame
-from zarr_shardstore.tools.check.findings import CheckResult, Finding, Level, finding
-from zarr_shardstore.tools.check.shards import ShardCheck
+from zarr_shardstore.tools.check.findings import CheckResult, Finding, Kind, Level, finding
+from zarr_shardstore.tools.convert.task import StoredValues
 from zarr_shardstore.tools.inspect.find import FoundArray, read_array
 from zarr_shardstore.tools.native.draft_documents import array_of_draft
 
 _MAX_ATTEMPTS = 16
-"""To check a shard that writers replace again and again."""
+"""Checks of a shard that writers replace again and again."""
 
-_LEFT_TO_ZARR = stored_arrays.ArrayReader("passthrough")
+_MAX_FINDINGS = 1000
+"""Findings of one kind in one object; the others are counted."""
+
+_SHARDED_BY_ZARR = stored_arrays.ArrayReader("passthrough")
+
+_Ids: TypeAlias = npt.NDArray[np.intp]
+_Index: TypeAlias = shard_format.ShardIndex
+_Copies: TypeAlias = consolidated_index.ConsolidatedIndex | None
 
 
 @dataclass(frozen=True, slots=True)
 class ArrayCheck:
-    """The part that all tasks of one array share."""
+    """The common part of all tasks of one array."""
 
     base: BaseStoreHandle
     node: metadata.Node
@@ -50,9 +67,7 @@ class ArrayCheck:
     """The stored document as JSON."""
     level: Level
     run: str
-    """Number of the run of a check: nothing is remembered from an earlier one."""
-    index_key: str | None = None
-    """Key of the consolidated index, if the document declares one."""
+    """Number of the run of a check, so that it uses no checker of an earlier one."""
 
     def name(self, keys: Sequence[str]) -> str:
         """Return a name that tasks of other objects, documents or levels do not have."""
@@ -68,23 +83,25 @@ def check_objects(task: ArrayCheck, keys: Sequence[str]) -> CheckResult:
     """Check some objects of an array; those that are gone by now are left out."""
     checker = task.checker
     found = CheckResult(n_objects=len(keys), task=task.name(keys))
-    if not checker.grid.is_sharded:
+    if checker.grid.is_sharded:
+        checker.check_shards(task.base, keys, found, checker.copies(task.base))
+    else:
         checker.check_values(task.base, keys, found)
-        return found
-    checker.check_shards(task.base, keys, found, checker.copies(task.base, task.index_key))
     return found
 
 
 def checked_array(found: FoundArray) -> stored_arrays.StoredArray:
-    """Return the array of a document as `read_array`, also if its sharding is left to zarr. Shards
-    that hold something else than chunks are one value each."""
-    doc, is_left = found.doc, declarations.mark_of(found.doc) == "passthrough"
+    """Return the array of a document as `read_array`, also if zarr itself shards it. Shards in a
+    form that is not known here are one value each."""
+    doc = found.doc
+    if declarations.mark_of(doc) == "passthrough":
+        found = replace(found, doc=declarations.without_mark(doc))
     try:
-        return read_array(replace(found, doc=declarations.without_mark(doc) if is_left else doc))
+        return read_array(found)
     except UnsupportedError:
         if not declarations.has_sharding_codec(doc):
             raise
-        array = _LEFT_TO_ZARR.read(found.node, doc)
+        array = _SHARDED_BY_ZARR.read(found.node, doc)
         assert array is not None
         return array
 
@@ -102,19 +119,16 @@ class ArrayChecker:
         array = checked_array(FoundArray(node, doc, None))
         geometry = array.document.geometry
         if geometry is None or array.grid_shape is None:
-            raise UnsupportedError("its chunk grid or its chunk keys are not known here")
+            raise UnsupportedError(f"{metadata.unknown_geometry(doc)}: no chunk is checked")
         self.path, self.array, self.grid = node.path, array, walks.ObjectGrid.of_array(array)
         n_above = len(array.stack) - len(self.grid.below) - self.grid.is_sharded
         transformers = array.stack[:n_above]
         self.above = [t for t in transformers if isinstance(t, stacks.ValueTransformer)]
         self.is_decodable = len(self.above) == len(transformers)
-        """Whether values of shards are decoded here; otherwise only the index is checked."""
+        """True if values of shards are decoded; otherwise only the index is checked."""
         self.nbytes = metadata.chunk_nbytes(doc, geometry.chunk_shape)
-        if not self.grid.is_sharded:
-            self.above, self.is_decodable = [], True
-        how = array.document.declaration
-        plain = metadata.without_notes(doc)
-        self._copies: list[consolidated_index.ConsolidatedIndex | None] = []
+        self.index_key = index_key_of(node, doc)
+        self._copies: list[_Copies] = []
         self._lock = threading.Lock()
         self.unchecked = ""
         """Reason why chunks are not decoded."""
@@ -123,6 +137,7 @@ class ArrayChecker:
         self._decode: Callable[[Any], Problem] | None = None
         self.view: dict[str, Any] = {}
         """Document of plain chunks of Zarr v2 or v3, for zarr's codecs."""
+        how, plain = array.document.declaration, metadata.without_notes(doc)
         try:
             if how is not None:
                 plain = declarations.strip(declarations.without_mark(plain), how)
@@ -137,7 +152,7 @@ class ArrayChecker:
 
     @cached_property
     def exact_nbytes(self) -> int | None:
-        """Size of each stored value, if nothing compresses it."""
+        """Size of each stored value in bytes, if no codec compresses it."""
         names = self.codecs
         is_ours = all(type(transformer) is stacks.Crc32cTransformer for transformer in self.above)
         if names is None or self.nbytes is None or set(names) - {"crc32c"} or not is_ours:
@@ -146,78 +161,69 @@ class ArrayChecker:
 
     # ------------------------------------------------------------------ shards
 
-    def copies(
-        self, base: BaseStoreHandle, key: str | None
-    ) -> consolidated_index.ConsolidatedIndex | None:
-        """Return the consolidated index of the array, if it has one that can be read."""
-        if key is None or not self.grid.is_sharded:
+    def copies(self, base: BaseStoreHandle) -> _Copies:
+        """Return the consolidated index, if the document declares one that can be read."""
+        if self.index_key is None or not self.grid.is_sharded:
             return None
         with self._lock:
             if not self._copies:
-                (value,) = base.values([key], check=False)
+                (value,) = base.values([self.index_key], check=False)
                 decode = consolidated_index.ConsolidatedIndex.decode
                 copies = None if value is None else decode(value, self.grid.layout.spec)
                 self._copies.append(copies)
         return self._copies[0]
 
     def check_shards(
-        self,
-        base: BaseStoreHandle,
-        keys: Sequence[str],
-        result: CheckResult,
-        copies: consolidated_index.ConsolidatedIndex | None,
+        self, base: BaseStoreHandle, keys: Sequence[str], result: CheckResult, copies: _Copies
     ) -> None:
-        named: list[tuple[str, int | None]] = [(key, None) for key in keys]
-        if self.grid.below:
-            named = base.run(stacks.keys_above(self.grid.below, keys))
+        named = base.run(stacks.keys_above(self.grid.below, keys))
         shards = [s for key, _ in named if (s := self.grid.layout.shard_of_key(key)) is not None]
         founds = self.read_indexes(base, shards, consistent=False)
         for shard, found in zip(shards, founds, strict=True):
-            part = ShardCheck(self, base, shard).run(found, copies)
+            part = _ShardCheck(self, base, shard).run(found, copies)
             earlier: list[Finding] = []
             for _ in range(_MAX_ATTEMPTS):
                 if part.findings == earlier:
                     break
                 earlier = part.findings
                 (found,) = self.read_indexes(base, [shard], consistent=True)
-                part = ShardCheck(self, base, shard).run(found, copies)
+                part = _ShardCheck(self, base, shard).run(found, copies)
             result.add(part)
 
     def read_indexes(
         self, base: BaseStoreHandle, shards: Sequence[layouts.ShardRef], *, consistent: bool
     ) -> list[requests.Found | Exception]:
-        """Read the stored indexes, past every cache, with the sizes of the shards."""
+        """Read the bytes of indexes past every cache, with the sizes of the shards."""
         below = self.grid.below
         gets = [index_reads.index_get(requests.GetIndex(shard, consistent)) for shard in shards]
-        founds: list[Any] = ask_each(base, gets, below)
+        founds: list[Any] = _ask_each(base, gets, below)
         is_found = [isinstance(found, requests.Found) for found in founds]
         unsized = [i for i, found in enumerate(founds) if is_found[i] and found.size is None]
-        sizes = ask_each(base, [requests.GetSize(shards[i].key) for i in unsized], below)
+        sizes = _ask_each(base, [requests.GetSize(shards[i].key) for i in unsized], below)
         for i, size in zip(unsized, sizes, strict=True):
             founds[i] = size if isinstance(size, Exception) else founds[i]._replace(size=size)
         return founds
 
+    # ------------------------------------------------------------------ chunks
+
     def check_values(self, base: BaseStoreHandle, keys: Sequence[str], result: CheckResult) -> None:
-        """Check objects that are no shards, each of which is a chunk."""
+        """Check plain chunks."""
         stack = self.array.stack
-        if stack:
-            keys = [key for key, _ in base.run(stacks.keys_above(stack, keys))]
+        keys = [key for key, _ in base.run(stacks.keys_above(stack, keys))]
         result.n_chunks += len(keys)
-        founds = ask_each(base, [requests.Get(key) for key in keys], stack)
+        founds = _ask_each(base, [requests.Get(key) for key in keys], stack)
         for key, found in zip(keys, founds, strict=True):
             problem = self._problem_of_object(key, found, result)
-            if problem is not None:  # it may have been stored in this moment
-                (found,) = ask_each(base, [requests.Get(key, None, True)], stack)
+            if problem is not None:  # a writer may be storing it
+                (found,) = _ask_each(base, [requests.Get(key, None, True)], stack)
                 problem = self._problem_of_object(key, found, result)
             if problem is not None:
                 more = {"array": self.path, "chunk": self.grid.layout.coords_of(key)}
                 result.findings.append(finding(problem[0], key, problem[1], **more))
 
     def _problem_of_object(self, key: str, found: Any, result: CheckResult) -> Problem:
-        if isinstance(found, CorruptValueError):
-            return "chunk_checksum", found.message
         if isinstance(found, Exception):
-            return "unreadable", f"{type(found).__name__}: {found}"
+            return _problem_of_error(found)
         if found.value is None:
             return None
         result.n_bytes += len(found.value)
@@ -229,7 +235,7 @@ class ArrayChecker:
         return self.problem_of(key, found.value)
 
     def problem_of(self, key: str, value: Any) -> Problem:
-        """Return the damage of a stored value; ``None`` if there is none."""
+        """Return the damage of a stored value, if any."""
         try:
             for transformer in reversed(self.above):
                 value = transformer.decode(key, value)
@@ -243,7 +249,220 @@ class ArrayChecker:
         return problem
 
 
-def ask_each(
+class _ShardCheck:
+    """One check of a shard, given the bytes of its index."""
+
+    def __init__(
+        self, checker: ArrayChecker, base: BaseStoreHandle, shard: layouts.ShardRef
+    ) -> None:
+        self.checker, self.base, self.shard = checker, base, shard
+        self.spec, self.below = shard.layout.spec, checker.grid.below
+        self.result = CheckResult()
+
+    def run(self, found: requests.Found | Exception, copies: _Copies) -> CheckResult:
+        """Check the shard; one that is gone by now has no findings."""
+        result, spec = self.result, self.spec
+        if isinstance(found, Exception):
+            self._add(*_problem_of_error(found))
+            return result
+        if found.value is None or found.size is None:
+            return result
+        size, n = found.size, spec.index_nbytes
+        result.n_bytes = len(found.value)
+        if size < n:
+            text = f"the shard has {size} bytes, its index alone takes {n}"
+            self._add("torn_index", text, byte_range=(0, size))
+            return result
+        at = (0, n) if spec.index.location == "start" else (size - n, size)
+        read = index_reads.found_index(requests.GetIndex(self.shard), found)
+        index = read.decoded
+        if index is None:
+            text = "" if read.damage is None else read.damage.message
+            kind: Kind = "torn_index" if len(found.value) < n else "index_checksum"
+            self._add(kind, text, byte_range=at)
+        else:
+            sound = self._check_entries(index, size)
+            if not (len(index.present_ids()) or spec.index.checksum or size == n):
+                text = f"no entry of {size} bytes: writers remove a shard without entries"
+                self._add("torn_index", text, byte_range=at)
+            in_grid = self.shard.entries_of()
+            result.n_chunks = len(np.intersect1d(index.present_ids(), in_grid, assume_unique=True))
+        if any(f.severity == "error" and f.kind != "entry_length" for f in result.findings):
+            form = self._other_form(size)
+            if form is not None:
+                text = f"the document declares the index as {_form_text(spec.index)}, the shard "
+                text += f"has one as {_form_text(form)}"
+                result.findings.clear()
+                self._add("index_form", text)
+                return result
+        if index is None:
+            return result
+        self._compare_copy(copies, index, found)
+        if self.checker.level != "index" and self.checker.is_decodable:
+            self._check_chunks(index, sound)
+        return result
+
+    def _add(self, kind: Kind, message: str, entry: int | None = None, **more: Any) -> None:
+        chunk = None if entry is None else coords_of_entry(self.shard, entry)
+        names = {"array": self.checker.path, "shard": self.shard.coords, "chunk": chunk}
+        self.result.findings.append(finding(kind, self.shard.key, message, **names, **more))
+
+    def _add_entries(self, index: _Index, kind: Kind, ids: _Ids, text: str) -> None:
+        for i in ids[:_MAX_FINDINGS].tolist():
+            offset, nbytes = index.fields[i].tolist()
+            message = f"the entry at {offset} of {nbytes} bytes: {text}"
+            self._add(kind, message, i, byte_range=(offset, offset + nbytes))
+        self.result.n_omitted += max(0, len(ids) - _MAX_FINDINGS)
+
+    def _check_entries(self, index: _Index, size: int) -> _Ids:
+        """Add findings on the entries of an index; return the ids of those that may be read."""
+        present, bad = index.present_ids(), index.damaged_ids(size, self.spec)
+        self._add_entries(index, "entry_out_of_bounds", bad, f"it leaves the {size} bytes")
+        sound: _Ids = np.setdiff1d(present, bad, assume_unique=True)
+        starts, nbytes = index.fields[sound].astype(np.int64).T
+        exact = self.checker.exact_nbytes
+        is_wrong = nbytes == 0 if self.checker.codecs else np.zeros(len(sound), dtype=bool)
+        text = "a compressed chunk has bytes"
+        if exact is not None:
+            is_wrong, text = nbytes != exact, f"each chunk takes {exact} bytes"
+        self._add_entries(index, "entry_length", sound[is_wrong], text)
+        is_some = nbytes > 0
+        ids, starts, stops = sound[is_some], starts[is_some], (starts + nbytes)[is_some]
+        order = np.argsort(starts, kind="stable")
+        ids, starts, stops = ids[order], starts[order], stops[order]
+        reached = np.maximum.accumulate(stops)
+        over = 1 + np.flatnonzero(starts[1:] < reached[:-1])
+        others = ids[np.searchsorted(reached, starts[over], side="right")]
+        for i, other in list(zip(over, others, strict=True))[:_MAX_FINDINGS]:
+            chunk = list(coords_of_entry(self.shard, other))
+            text = f"its bytes are also those of the chunk {chunk}"
+            self._add_entries(index, "entry_overlap", ids[i : i + 1], text)
+        self.result.n_omitted += max(0, len(over) - _MAX_FINDINGS)
+        readable: _Ids = sound[~is_wrong]
+        return readable
+
+    def _other_form(self, size: int) -> shard_format.IndexFormat | None:
+        """Return another form than the declared one in which the index is whole, if any."""
+        for spec in specs_of_index(self.spec)[1:]:
+            form, n = spec.index, spec.index_nbytes
+            if size < n:
+                continue
+            at = byte_ranges.Range(0, n) if form.location == "start" else byte_ranges.Suffix(n)
+            get = requests.Get(self.shard.key, at, True)
+            (found,) = _ask_each(self.base, [get], self.below)
+            if isinstance(found, Exception) or found.value is None:
+                return None
+            try:
+                index = shard_format.ShardIndex.decode(found.value, spec)
+            except shard_format.IndexDamageError:
+                continue
+            is_sound = len(index.present_ids()) and not len(index.damaged_ids(size, spec))
+            if is_sound and (form.checksum or index.is_packed(size, spec)):
+                return form
+        return None
+
+    def _compare_copy(self, copies: _Copies, index: _Index, found: requests.Found) -> None:
+        """Compare with the consolidated index. Readers take a copy only for a shard of its version:
+        a copy for another version is harmless."""
+        suffix = self.shard.key[len(self.shard.layout.prefix) :]
+        copy = None if copies is None else copies.find(suffix)
+        if copy is None:
+            return
+        if is_version_of(self.base, self.shard.key, copy, found) is False:
+            text = "the shard has changed since its index was consolidated: consolidate again"
+            self._add("consolidated_index", text, severity="warning")
+        elif copy.size != found.size or not np.array_equal(copy.index.fields, index.fields):
+            text = "the consolidated index has another index for this version of the shard"
+            self._add("consolidated_index", text, severity="error")
+
+    def _check_chunks(self, index: _Index, ids: _Ids) -> None:
+        """Check the bytes of entries, a few MiB at a time."""
+        ids = ids[np.argsort(index.fields[ids, 0].astype(np.int64), kind="stable")]
+        try:
+            for some, values in self._rounds(index, ids):
+                keys = self.shard.chunk_keys(np.array(some, dtype=np.intp))
+                for i, key, value in zip(some, keys, values, strict=True):
+                    self.result.n_bytes += len(value)
+                    problem = self.checker.problem_of(key, value)
+                    if problem is not None:
+                        start, nbytes = index.fields[i].tolist()
+                        self._add(*problem, i, byte_range=(start, start + nbytes))
+        except Exception as error:
+            self._add(*_problem_of_error(error))
+
+    def _rounds(
+        self, index: _Index, ids: _Ids
+    ) -> Iterator[tuple[Sequence[int], Sequence[memoryview]]]:
+        starts, nbytes = index.fields[ids].astype(np.int64).T
+        stops = starts + nbytes
+        key = self.shard.key
+        if self.below:  # a transformer reads the whole shard
+            (found,) = self.base.run(stacks.ask_through(self.below, [requests.Get(key)]))
+            if found.value is None or (len(stops) and len(found.value) < stops.max()):
+                raise ShardConflictError(f"the shard {key!r} was changed while it was read")
+            places = zip(starts.tolist(), stops.tolist(), strict=True)
+            yield ids.tolist(), [found.value[start:stop] for start, stop in places]
+            return
+        zeros = np.zeros(len(ids), dtype=np.int64)
+        wanted = StoredValues(self.base, [key], zeros, starts, stops, ids.astype(np.int64))
+        pieces: list[memoryview] = []
+        for part in wanted.rounds():
+            if part.continues or part.has_more:  # a value that is larger than a round
+                pieces += part.pieces
+                if not part.has_more:
+                    yield part.ids.tolist(), [memoryview(b"".join(pieces))]
+                    pieces = []
+            else:
+                yield part.ids.tolist(), part.values()
+
+
+def index_key_of(node: metadata.Node, doc: Mapping[str, Any]) -> str | None:
+    """Return the key of the consolidated index that a document declares, if any."""
+    if not consolidated_index.declares_consolidated_index(doc):
+        return None
+    return node.chunk_prefix + consolidated_index.CONSOLIDATED_INDEX_NAME
+
+
+def specs_of_index(spec: shard_format.ShardingSpec) -> list[shard_format.ShardingSpec]:
+    """Return the specs of all forms of an index, the declared one first."""
+    forms = product((True, False), ("end", "start"), ("little", "big"))
+    others = [shard_format.IndexFormat(*form) for form in forms]  # type: ignore[arg-type]
+    others.sort(key=lambda form: form != spec.index)
+    return [shard_format.ShardingSpec(spec.chunks_per_shard, form) for form in others]
+
+
+def coords_of_entry(shard: layouts.ShardRef, entry: int) -> chunk_keys.Coords:
+    cps = shard.layout.spec.chunks_per_shard
+    inside = np.unravel_index(entry, cps) if cps else ()
+    return tuple(s * n + int(i) for s, n, i in zip(shard.coords, cps, inside, strict=True))
+
+
+def _form_text(form: shard_format.IndexFormat) -> str:
+    checksum = "with a checksum" if form.checksum else "without a checksum"
+    return f"{form.endian} endian, at the {form.location}, {checksum}"
+
+
+def is_version_of(
+    base: BaseStoreHandle, key: str, copy: consolidated_index.IndexCopy, found: requests.Found
+) -> bool | None:
+    """Return whether a shard has the recorded version; ``None`` if the store has no versions."""
+    if isinstance(copy.version, str):
+        etag: str | None = getattr(found.version, "etag", None)
+        return None if etag is None else etag.strip('"') == copy.version.strip('"')
+    modified_s: int | None = getattr(found.version, "modified_s", None)
+    backend = base.backend
+    if isinstance(backend, LocalBackend) and (state := fs.state_of(backend.path_of(key))):
+        modified_s = state[2] // 1_000_000_000
+    return None if modified_s is None else modified_s == copy.version
+
+
+def _problem_of_error(error: Exception) -> tuple[Kind, str]:
+    if isinstance(error, CorruptValueError):
+        return "chunk_checksum", error.message
+    return "unreadable", f"{type(error).__name__}: {error}"
+
+
+def _ask_each(
     base: BaseStoreHandle, batch: Sequence[requests.Request], stack: stacks.Stack
 ) -> list[Any]:
     """Ask for one round above a stack; if that fails, for each alone, with its error as reply."""
@@ -254,4 +473,4 @@ def ask_each(
     except Exception as error:
         if len(batch) == 1:
             return [error]
-    return [reply for request in batch for reply in ask_each(base, [request], stack)]
+    return [reply for request in batch for reply in _ask_each(base, [request], stack)]

@@ -17,15 +17,14 @@ from zarr_shardstore.access import (
     chunk_keys,
     metadata,
     open_base,
-    stored_arrays,
     walks,
 )
 from zarr_shardstore.errors import SpecError
 from zarr_shardstore.tools.check.objects import checked_array
-from zarr_shardstore.tools.inspect.find import find_arrays
+from zarr_shardstore.tools.inspect.find import FoundArray, find_arrays
 
 _MAX_ASKED = 4096
-"""Objects of a region that are asked for one by one; of more the array is listed."""
+"""Objects of a region that are requested one by one; for a larger region the array is listed."""
 
 _CHUNKS_AT_ONCE = 1 << 16
 
@@ -39,12 +38,12 @@ class ArrayPresence:
     start: chunk_keys.Coords
     """First coordinates of the region."""
     is_stored: npt.NDArray[np.bool_]
-    """For each chunk of the region."""
+    """One element for each chunk of the region."""
     errors: tuple[str, ...] = ()
-    """One for each shard whose index is damaged: its chunks count as missing."""
+    """One for each damaged shard index: the chunks of the shard count as missing."""
 
     def chunks(self, *, stored: bool) -> Iterator[chunk_keys.Coords]:
-        """Yield the coordinates of the chunks that are stored, or of those that are missing."""
+        """Yield the coordinates of the stored chunks, or of the missing ones."""
         flat, shape = self.is_stored.reshape(-1), self.is_stored.shape or (1,)
         for first in range(0, flat.size, _CHUNKS_AT_ONCE):
             ids = first + np.flatnonzero(flat[first : first + _CHUNKS_AT_ONCE] == stored)
@@ -59,7 +58,7 @@ def presence(
     region: Sequence[slice] | None = None,
     storage_options: Mapping[str, Any] | None = None,
 ) -> Iterator[ArrayPresence]:
-    """Count the stored chunks of each array; no chunk is read.
+    """Find the stored chunks of each array, without reading a chunk.
 
     Parameters
     ----------
@@ -74,36 +73,31 @@ def presence(
         If a path names no array, or the region does not fit an array, or has more than 2²⁸ chunks.
     """
     base = open_base(store, storage_options)
-    for found in find_arrays(base, paths):
-        array = checked_array(found)
-        if array.grid_shape is None:
-            raise SpecError(f"the chunk grid of {found.node.path!r} is not known here")
-        yield _count(base, array, array.grid_shape, region)
+    return (_presence_of(base, found, region or ()) for found in find_arrays(base, paths))
 
 
-def _count(
-    base: BaseStoreHandle,
-    array: stored_arrays.StoredArray,
-    shape: chunk_keys.Coords,
-    region: Sequence[slice] | None,
+def _presence_of(
+    base: BaseStoreHandle, found: FoundArray, region: Sequence[slice]
 ) -> ArrayPresence:
-    cuts = [*(region or ()), *[slice(None)] * (len(shape) - len(region or ()))]
+    array, node = checked_array(found), found.node
+    shape = array.grid_shape
+    if shape is None:
+        raise SpecError(f"the chunk grid of {node.path!r} is not known here")
+    cuts = [*region, *[slice(None)] * (len(shape) - len(region))]
     if len(cuts) != len(shape) or any(cut.step not in (None, 1) for cut in cuts):
-        raise SpecError(
-            f"the region has a slice for each of the {len(shape)} dims of {array.node.path!r}"
-        )
+        text = f"the region has a slice for each of the {len(shape)} dims of {node.path!r}"
+        raise SpecError(text)
     ranges = [cut.indices(n)[:2] for cut, n in zip(cuts, shape, strict=True)]
     box = tuple((lo, max(lo, hi)) for lo, hi in ranges)
     arguments.check_n_chunks(math.prod(hi - lo for lo, hi in box))
     is_stored = np.zeros([hi - lo for lo, hi in box], dtype=np.bool_)
     errors: list[str] = []
     grid = walks.ObjectGrid.of_array(array)
-    for found in walks.walk(base.run, grid, box, needs=("index",), max_asked=_MAX_ASKED):
-        for stored in found:
+    for some in walks.walk(base.run, grid, box, needs=("index",), max_asked=_MAX_ASKED):
+        for stored in some:
             if stored.damage is None:
                 stored.mark(is_stored, box)
             else:
                 errors.append(str(stored.damage))
     starts = tuple(lo for lo, _ in box)
-    node = array.node
     return ArrayPresence(node.path, node.hierarchy, starts, is_stored, tuple(errors))

@@ -3,25 +3,26 @@
 ::
 
     .zarr_shardstore_quarantine/ID/c/0/0.original    all bytes of the object before the repair
-    .zarr_shardstore_quarantine/ID/c/0/0.repaired    digests of it, and of what is there since
+    .zarr_shardstore_quarantine/ID/c/0/0.repaired    digests of the original and of later states
 
 Rules:
 
 1. Both are stored, synced on local files, and read back before the object is changed. A repair that
    is killed leaves each object as it was, or repaired with its original here.
 2. An object is replaced only if it has the bytes that the repair has read: under the lock of a
-   local file, or by the ETag. If a writer was faster it is left.
-3. No store removes under a condition. Where other hosts compare ETags nothing is removed but
-   objects that no program stores twice: temporary files, locks, journals, consolidated indexes.
+   local file, or by the ETag. If a writer was faster the object is left.
+3. No store removes under a condition. Where other hosts compare ETags, only objects that no program
+   stores twice are removed: temporary files, locks, journals, consolidated indexes.
 4. A shard and its journal are changed under one lock: no writer sees the one without the other.
 5. The lock of a shard undoes a change that a killed writer has begun. The digest of that state is
-   noted, too: it counts as the original if the repair is killed then.
+   also noted: it counts as the original if the repair is killed then.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+from typing import TypeAlias
 
 from zarr_shardstore.access import (
     BaseStoreHandle,
@@ -37,13 +38,11 @@ from zarr_shardstore.errors import ShardConflictError, SpecError
 
 _ORIGINAL, _REPAIRED = ".original", ".repaired"
 
+_Bytes: TypeAlias = shard_format.Bytes
+
 
 def put_aside(
-    base: BaseStoreHandle,
-    prefix: str,
-    key: str,
-    original: shard_format.Bytes,
-    *later: shard_format.Bytes | None,
+    base: BaseStoreHandle, prefix: str, key: str, original: _Bytes, *later: _Bytes | None
 ) -> None:
     """Store an original in a quarantine, and digests of it and of later states; read both back."""
     digests = [_digest(value) for value in later if value is not None]
@@ -63,17 +62,16 @@ def restore_quarantine(store: StoreLike, quarantine: str, *, dry_run: bool = Fal
     store
         The store that was repaired.
     quarantine
-        The prefix that the report of the repair names, or its last part. It stays. Of several
-        repairs restore the latest first; a wrong one raises an error that names all, in their
-        order.
+        The prefix in the report of the repair, or its last part. It stays. Of several repairs
+        restore the latest first.
 
     Raises
     ------
     SpecError
-        If there is no such quarantine; the message names those that there are.
+        If there is no such quarantine; the message names all, in their order.
     ShardConflictError
         If an object was written since the repair, or its original is damaged. All others were put
-        back; remove that object first if its new bytes may go.
+        back. Remove the object first if its new bytes may go.
     """
     base = open_base(store).synced()
     base.check_writable()
@@ -96,9 +94,8 @@ def restore_quarantine(store: StoreLike, quarantine: str, *, dry_run: bool = Fal
 def _restore(base: BaseStoreHandle, prefix: str, key: str, *, dry_run: bool) -> str:
     """Put an object back, with its journal; return the reason if it is left as it is."""
     names = [key, key + file_keys.JOURNAL_SUFFIX]
-    at = [f"{prefix}{names[0]}{_ORIGINAL}", f"{prefix}{names[1]}{_ORIGINAL}"]
-    docs = [f"{prefix}{name}{_REPAIRED}" for name in names]
-    original, journal, doc, journal_doc = base.values([*at, *docs])
+    at = [f"{prefix}{name}{end}" for end in (_ORIGINAL, _REPAIRED) for name in names]
+    original, journal, doc, journal_doc = base.values(at)
     for value, about in ((original, doc), (journal, journal_doc)):
         noted = (None if about is None else metadata.parse_json(about)) or {}
         if value is not None and noted.get("original") != _digest(value):
@@ -106,10 +103,10 @@ def _restore(base: BaseStoreHandle, prefix: str, key: str, *, dry_run: bool) -> 
     raw, raw_journal = base.values(names)
     if raw == original and journal in (None, raw_journal):
         return ""
-    if file_keys.is_side_file(key) or consolidated_index.is_consolidated_index_key(
-        key
-    ):  # a lock that is taken now must stay
-        kind = requests.SetIfNotExists if file_keys.is_side_file(key) else requests.Set
+    is_side_file = file_keys.is_side_file(key)
+    if is_side_file or consolidated_index.is_consolidated_index_key(key):
+        # A lock that is taken now must stay.
+        kind = requests.SetIfNotExists if is_side_file else requests.Set
         if not dry_run:
             base.perform([kind(key, bytes(original or b""))])
         return ""
@@ -127,5 +124,5 @@ def _restore(base: BaseStoreHandle, prefix: str, key: str, *, dry_run: bool) -> 
     return ""
 
 
-def _digest(value: shard_format.Bytes) -> str:
+def _digest(value: _Bytes) -> str:
     return hashlib.sha256(value).hexdigest()

@@ -1,4 +1,4 @@
-"""Repair of a store: of each damaged shard the whole chunks stay, and the original is put aside."""
+"""Repair of a store: the whole chunks of each damaged shard stay, the original is in quarantine."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Sequence, Set
 from contextlib import nullcontext, suppress
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
+from functools import cache, partial
 from typing import Any, Literal, TypeAlias
 
 from zarr_shardstore.access import (
@@ -15,29 +16,34 @@ from zarr_shardstore.access import (
     ShardingMapping,
     StoreLike,
     chunk_keys,
-    consolidated_index,
     file_keys,
     journals,
     layouts,
     locks,
     metadata,
+    open_base,
     requests,
     shard_format,
     stacks,
 )
 from zarr_shardstore.errors import ShardStoreError, SpecError
 from zarr_shardstore.tools.check.check_store import check_store
+from zarr_shardstore.tools.check.chunks import transcoder
 from zarr_shardstore.tools.check.findings import CheckReport, CheckResult, Finding, Keep
-from zarr_shardstore.tools.check.objects import ArrayChecker
+from zarr_shardstore.tools.check.objects import (
+    ArrayChecker,
+    coords_of_entry,
+    index_key_of,
+    is_version_of,
+)
 from zarr_shardstore.tools.check.quarantine import put_aside
-from zarr_shardstore.tools.check.replica import Replica
-from zarr_shardstore.tools.check.salvage.orders import advice, order_of_others
-from zarr_shardstore.tools.check.salvage.salvage import salvage
-from zarr_shardstore.tools.check.shards import coords_of_entry, is_version_of
+from zarr_shardstore.tools.check.salvage.salvage import advice, order_of_others, salvage
 from zarr_shardstore.tools.check.side_files import check_side_files
-from zarr_shardstore.tools.inspect.find import find_contents
+from zarr_shardstore.tools.inspect.find import arrays_at, find_contents
 
 Did: TypeAlias = Literal["rewritten", "removed", "left"]
+
+_Bytes: TypeAlias = shard_format.Bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,15 +55,15 @@ class RepairAction:
     did
         ``"left"``: the object was not changed; `message` has the reason.
     n_kept, n_fetched : int
-        Chunks of the shard that are whole, and chunks that come from the replica.
+        Whole chunks of the shard, and chunks from the replica.
     lost : tuple of tuple of int
-        Coordinates of the chunks that cannot be recovered. Without a valid index all others of the
-        shard: nothing says whether they were stored.
+        Coordinates of the chunks that cannot be recovered. Without a valid index these are all
+        other chunks of the shard, stored or not.
     n_unnamed : int
-        Chunks that seem whole, and of which nothing says which of the lost ones they are.
+        Chunks that seem whole, but may be any of the lost ones.
     array, order : str, optional
         Path of the array with unnamed chunks, and the order of all its other shards. As `order` of
-        `repair_store` it names them: rightly, if the shard was full, and written as the others.
+        `repair_store` it names them; the names are right if the shard was full and in this order.
     """
 
     key: str
@@ -113,21 +119,20 @@ def repair_store(
     report
         Of `check_store`, in this process.
     keep
-        ``"salvage"``: each whole chunk stays of which something proves the key: a valid index, the
-        checksum or single entries of a damaged one, or an older index, with older values. A shard
-        without such a chunk is left. ``"drop"``: without a valid index all chunks of a shard become
-        missing.
+        ``"salvage"``: keep each whole chunk with a proved key, and leave a shard without such a
+        chunk. Proofs are a valid index, the checksum or single entries of a damaged one, and an
+        older index, with older values. ``"drop"``: without a valid index all chunks become missing.
     source
-        A replica, for chunks that are lost: any store that `ShardingStore` wraps, sharded in any
-        way or not. It counts where an array of the same path has the same shape, chunk shape and
-        data type. Chunks of other codecs are encoded again. Each is decoded before it is stored.
+        A replica, for lost chunks: any store that `ShardingStore` wraps, sharded or not. An array
+        of the same path, shape, chunk shape and data type counts. Chunks of other codecs are
+        encoded again. Each is decoded before it is stored.
     order
-        A statement about the shards whose index is lost: each had all chunks of its grid, written
-        in this order. It puts chunks under wrong keys if it is not true: look at the values then.
-        zarr-python, conversions and writes of whole shards take ``"morton"`` unless you chose
-        another one, tensorstore and zarrs ``"C"``; actions tell the order of the other shards.
+        A statement about the shards whose index is lost: each was full, and written in this order.
+        If it is wrong it puts chunks under wrong keys: look at the values then. zarr-python,
+        conversions and writes of whole shards take ``"morton"`` unless you chose another one,
+        tensorstore and zarrs ``"C"``; actions have the order of the other shards.
     dry_run
-        Tell what would be done, and write nothing.
+        Report the actions without writing.
 
     Returns
     -------
@@ -143,8 +148,8 @@ def repair_store(
     Notes
     -----
     Each original is in the quarantine, read back and compared, before its object is changed. An
-    object that was written since it was checked is left as it is, and so is an object other than a
-    shard where removals have no condition, as on S3. Memory: some copies of the largest shard.
+    object that was written since the check is left as it is. Where removals have no condition, as
+    on S3, each object but a shard is also left. Memory: some copies of the largest shard.
     """
     if keep not in ("salvage", "drop"):
         raise SpecError(f"keep is 'salvage' or 'drop', got {keep!r}")
@@ -157,17 +162,13 @@ def repair_store(
         base.check_writable()
         base.check_replaceable()
     name = f"{datetime.now(UTC):%Y%m%dT%H%M%S.%fZ}-{uuid.uuid4().hex[:8]}"
-    replica = None if source is None else Replica(source)
+    replica = None if source is None else _Replica(source)
     run = _Repair(base, f"{file_keys.QUARANTINE}/{name}/", keep, replica, order, dry_run)
     by_key: dict[str, list[Finding]] = {}
     for found in report.findings:
         if found.severity != "info" and found.kind != "consolidated_index":
-            key = (
-                found.key.removesuffix(file_keys.JOURNAL_SUFFIX)
-                if found.kind == "journal"
-                else found.key
-            )
-            by_key.setdefault(key, []).append(found)
+            suffix = file_keys.JOURNAL_SUFFIX if found.kind == "journal" else ""
+            by_key.setdefault(found.key.removesuffix(suffix), []).append(found)
     actions = [run.repair(key, found) for key, found in by_key.items()]
     actions += run.consolidate(report.findings, {a.key for a in actions if a.did != "left"})
     check = None if dry_run else check_store(base, report.paths, level=report.level)  # type: ignore[arg-type]
@@ -184,7 +185,7 @@ class _Repair:
         base: BaseStoreHandle,
         prefix: str,
         keep: Keep,
-        replica: Replica | None,
+        replica: _Replica | None,
         order: shard_format.EntryOrder | None,
         dry_run: bool,
     ) -> None:
@@ -193,11 +194,11 @@ class _Repair:
         self.has_conditions = base.backend.optimistic() is not None
         arrays = base.run(find_contents()).arrays.items()
         self._docs = {node: found.doc for node, found in arrays}
-        self._checkers: dict[metadata.Node, ArrayChecker | None] = {}
-        self._orders: dict[str, tuple[int, shard_format.EntryOrder | None]] = {}
+        self._checker_of = cache(self._make_checker)
+        self._order_of_others = cache(partial(order_of_others, base))
 
     def repair(self, key: str, found: Sequence[Finding]) -> RepairAction:
-        """Repair one object, or tell why not."""
+        """Repair one object, or return why not."""
         kinds = {each.kind for each in found if each.repairable}
         try:
             if kinds & {"partial_file", "lock_file"}:
@@ -212,20 +213,15 @@ class _Repair:
         names = sorted({each.kind.replace("_", " ") for each in found})
         return RepairAction(key, "left", f"no repair is known for {', '.join(names)}")
 
+    def _make_checker(self, node: metadata.Node) -> ArrayChecker | None:
+        with suppress(ShardStoreError):
+            return ArrayChecker(node, self._docs[node], "decode")
+        return None
+
     def _checkers_of(self, key: str) -> list[ArrayChecker]:
-        """Return the checkers of the arrays that an object belongs to: one, or those of a pair of
-        documents in two formats."""
-        found = []
-        for node, doc in self._docs.items():
-            if key.startswith(node.chunk_prefix):
-                if node not in self._checkers:
-                    self._checkers[node] = None
-                    with suppress(ShardStoreError):
-                        self._checkers[node] = ArrayChecker(node, doc, "decode")
-                checker = self._checkers[node]
-                if checker is not None and checker.grid.coords_inside(key) is not None:
-                    found.append(checker)
-        return found
+        """Return the checkers of the arrays of an object: one, or one for each of two formats."""
+        near = [self._checker_of(node) for node in self._docs if key.startswith(node.chunk_prefix)]
+        return [each for each in near if each and each.grid.coords_inside(key) is not None]
 
     def _repair_chunks(
         self, key: str, checkers: Sequence[ArrayChecker], *, has_journal: bool
@@ -252,22 +248,17 @@ class _Repair:
             return RepairAction(key, "left", text)
         old = self._read(key)
         if old is None:
-            return self._exchange(key, None, "its journal has no shard", old)
+            return self._exchange(key, None, "its journal has no shard")
         now = CheckResult()
         checker.check_shards(self.base, [key], now, None)
         if not now.findings and not has_journal:
             return RepairAction(key, "left", "it is whole now")
-        data: shard_format.Bytes = old
-        if not isinstance(self.base.backend, LocalBackend):  # which has read it by the journal
-            (journal,) = self.base.values([key + file_keys.JOURNAL_SUFFIX], check=False)
-            data = _without_cut_change(old, journal)
-        data, text = _decoded(below, key, data)
-        return self._rewrite(checker, shard, key, old, memoryview(data), text)
+        return self._rewrite(checker, shard, key, old)
 
     def _replace_value(
-        self, checker: ArrayChecker, key: str, old: shard_format.Bytes, text: str
+        self, checker: ArrayChecker, key: str, old: _Bytes, text: str
     ) -> RepairAction:
-        """Store the chunk of the replica instead of one without a shard, or drop it."""
+        """Replace a plain chunk by the chunk of the replica, or drop it."""
         coords, new = checker.grid.layout.coords_of(key), None
         below = checker.grid.below
         keeps_keys = all(isinstance(each, stacks.ValueTransformer) for each in below)
@@ -283,17 +274,14 @@ class _Repair:
         return self._exchange(key, None, text, old, lost=lost)
 
     def _rewrite(
-        self,
-        checker: ArrayChecker,
-        shard: layouts.ShardRef,
-        key: str,
-        old: shard_format.Bytes,
-        data: memoryview,
-        text: str,
+        self, checker: ArrayChecker, shard: layouts.ShardRef, key: str, old: _Bytes
     ) -> RepairAction:
-        guesses = self.keep == "salvage"
-        copies = self._copies(checker, shard)
-        kept = salvage(checker, shard, data, guesses=guesses, order=self.order, **copies)
+        data: _Bytes = old
+        if not isinstance(self.base.backend, LocalBackend):  # which has read it by the journal
+            (journal,) = self.base.values([key + file_keys.JOURNAL_SUFFIX], check=False)
+            data = _without_cut_change(old, journal)
+        data, text = _decoded(checker.grid.below, key, data)
+        kept = salvage(checker, shard, memoryview(data), **self._evidence(checker, shard))
         n_kept = len(kept.entries)
         for i in kept.lost if self.replica is not None else ():
             coords = coords_of_entry(shard, i)
@@ -312,48 +300,34 @@ class _Repair:
             more |= {"n_unnamed": kept.n_unnamed, "array": checker.path, "order": order}
         if is_left:
             return RepairAction(key, "left", text, **more)
-        new: shard_format.Bytes | None = None
+        new: _Bytes | None = None
         if kept.entries or self.has_conditions:  # a shard without entries says the same as none
             new = shard_format.build_shard(kept.entries, shard.layout.spec, "morton")
             for each in checker.grid.below:
                 new = each.encode(key, new)  # type: ignore[attr-defined]
         return self._exchange(key, new, text, old, **more)
 
-    def _copies(self, checker: ArrayChecker, shard: layouts.ShardRef) -> dict[str, Any]:
-        """Return the index of a shard that the consolidated index has, for `salvage`."""
-        node = checker.array.node
-        if not consolidated_index.declares_consolidated_index(self._docs[node]):
-            return {}
-        at = node.chunk_prefix + consolidated_index.CONSOLIDATED_INDEX_NAME
-        copies = checker.copies(self.base, at)
+    def _evidence(self, checker: ArrayChecker, shard: layouts.ShardRef) -> dict[str, Any]:
+        """Return the keyword arguments of `salvage`, also from the consolidated index."""
+        evidence: dict[str, Any] = {"guesses": self.keep == "salvage", "order": self.order}
+        copies = checker.copies(self.base)
         copy = None if copies is None else copies.find(shard.key[len(shard.layout.prefix) :])
-        (found,) = checker.read_indexes(self.base, [shard], consistent=True)
-        if copy is None or isinstance(found, Exception):
-            return {}
-        is_current = found.size == copy.size and is_version_of(self.base, shard.key, copy, found)
-        return {"copy": copy, "is_current": is_current is True}
+        if copy is not None:
+            (found,) = checker.read_indexes(self.base, [shard], consistent=True)
+            if not isinstance(found, Exception):
+                is_current = is_version_of(self.base, shard.key, copy, found) is True
+                evidence |= {"copy": copy, "is_current": is_current and found.size == copy.size}
+        return evidence
 
-    def _order_of_others(self, checker: ArrayChecker) -> tuple[int, shard_format.EntryOrder | None]:
-        if checker.path not in self._orders:
-            self._orders[checker.path] = order_of_others(self.base, checker)
-        return self._orders[checker.path]
-
-    def _read(self, key: str) -> shard_format.Bytes | None:
+    def _read(self, key: str) -> _Bytes | None:
         found: requests.Found = self.base.perform([requests.Get(key, None, True)])[0]
         return found.value
 
     def _exchange(
-        self,
-        key: str,
-        new: shard_format.Bytes | None,
-        message: str,
-        old: shard_format.Bytes | None = None,
-        **more: Any,
+        self, key: str, new: _Bytes | None, message: str, old: _Bytes | None = None, **more: Any
     ) -> RepairAction:
-        """Put an object into the quarantine, and then another in its place.
-
-        A journal is put there with its shard: the writer that locks the shard undoes its change.
-        """
+        """Put an object with its journal into the quarantine, and then another in its place. The
+        writer that locks the shard undoes the change in the journal."""
         names = [key, key + file_keys.JOURNAL_SUFFIX, key + locks.LOCK_SUFFIX]
         old = self._read(key) if old is None else old
         raw, journal, lock = self.base.values(names, check=False)
@@ -397,22 +371,21 @@ class _Repair:
     # ----------------------------------------------------------- consolidated indexes
 
     def consolidate(self, found: Sequence[Finding], changed: Set[str]) -> list[RepairAction]:
-        """Make the stale consolidated indexes anew, also of the shards that were changed."""
+        """Consolidate stale indexes again, and the indexes of arrays with a changed shard."""
         stale = [each for each in found if each.kind == "consolidated_index" and each.repairable]
         keys = {each.key for each in stale} | changed
         actions = []
         for node, doc in self._docs.items():
-            if consolidated_index.declares_consolidated_index(doc):
-                key = node.chunk_prefix + consolidated_index.CONSOLIDATED_INDEX_NAME
-                if any(each.startswith(node.chunk_prefix) for each in keys):
-                    actions.append(self._consolidate(key, node.path))
+            key = index_key_of(node, doc)
+            if key is not None and any(each.startswith(node.chunk_prefix) for each in keys):
+                actions.append(self._consolidate(key, node.path))
         known = {action.key for action in actions}
         other = [f.key for f in stale if f.array is None and f.key not in known]
         return actions + [self._consolidate(key, None) for key in other]
 
     def _consolidate(self, key: str, path: str | None) -> RepairAction:
-        """Store a consolidated index anew, or remove it. It is a copy, which readers take only for
-        shards that have not changed since: no write of another program is lost with it."""
+        """Store a consolidated index again, or remove it. Readers take an index from it only for
+        a shard that has not changed since: no write of another program is lost with it."""
         (raw,) = self.base.values([key], check=False)
         if raw is None:
             return RepairAction(key, "left", "there is none: consolidate again")
@@ -429,10 +402,50 @@ class _Repair:
         return RepairAction(key, "rewritten" if made else "removed", text)
 
 
-def _decoded(
-    below: Sequence[Any], key: str, data: shard_format.Bytes
-) -> tuple[shard_format.Bytes, str]:
-    """Return a shard as the transformers below it decode it, and the fault of its checksum."""
+class _Replica:
+    """Another store, from which lost chunks are fetched."""
+
+    def __init__(self, source: StoreLike) -> None:
+        self.base = open_base(source)
+        self._arrays_at = cache(self._find_arrays)
+
+    def chunk(self, checker: ArrayChecker, key: str, coords: chunk_keys.Coords) -> bytes | None:
+        """Return a chunk as the damaged array stores it; ``None`` if the replica has none, or a
+        damaged one, or another kind of array. Errors of the client pass: it may be there."""
+        geometry = checker.array.document.geometry
+        assert geometry is not None
+        for theirs in self._arrays_at(checker.path):
+            array, other = theirs.array, theirs.array.document.geometry
+            if other is None or other.shape != geometry.shape:
+                continue
+            if other.chunk_shape != geometry.chunk_shape:
+                continue
+            get = requests.Get(array.node.chunk_prefix + other.encoding.encode(coords))
+            value = None
+            with suppress(ShardStoreError):  # its shard is damaged
+                value = self.base.run(stacks.ask_through(array.stack, [get]))[0].value
+            if value is None:
+                continue
+            try:
+                new = transcoder(theirs.view, checker.view, other.chunk_shape)(value)
+                for each in checker.above:
+                    new = bytes(each.encode(key, new))
+            except Exception:  # it is damaged: codecs raise errors of many types
+                continue
+            if checker.problem_of(key, new) is None:
+                return new
+        return None
+
+    def _find_arrays(self, path: str) -> list[ArrayChecker]:
+        checkers = []
+        for found in arrays_at(self.base, path):
+            with suppress(ShardStoreError):
+                checkers.append(ArrayChecker(found.node, found.doc, "decode"))
+        return checkers
+
+
+def _decoded(below: Sequence[Any], key: str, data: _Bytes) -> tuple[_Bytes, str]:
+    """Return a shard as the transformers below decode it, and a text if its checksum is wrong."""
     text = ""
     for each in reversed(below):
         try:
@@ -445,9 +458,7 @@ def _decoded(
     return data, text
 
 
-def _without_cut_change(
-    data: shard_format.Bytes, stored: shard_format.Bytes | None
-) -> shard_format.Bytes:
+def _without_cut_change(data: _Bytes, stored: _Bytes | None) -> _Bytes:
     """Undo a change of a shard that was copied together with its journal."""
     journal = None if stored is None else journals.decode_journal(bytes(stored))
     found = journals.find_repair(journal, len(data), lambda at, n: bytes(data[at : at + n]))

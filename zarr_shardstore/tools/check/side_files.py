@@ -1,4 +1,4 @@
-"""Objects of a store that are no chunks and no documents: remains, what is in use, and the rest."""
+"""Locks, journals and temporary files: in use by a writer, or left by a killed one."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from zarr_shardstore.access import (
     open_shards,
 )
 from zarr_shardstore.tools.check.findings import Finding, finding
-from zarr_shardstore.tools.inspect.conversions import is_locked, unfinished_conversions
+from zarr_shardstore.tools.inspect.conversions import is_locked
 
 _PROCESSES = "/proc"
 
@@ -26,29 +26,11 @@ _PAUSE_S = 0.1
 _IN_USE = "a writer of this machine uses it"
 
 
-def find_conversions(base: BaseStoreHandle) -> tuple[list[Finding], list[str]]:
-    """Find unfinished conversions; also return the prefixes of values without an array yet."""
-    found: list[Finding] = []
-    prefixes: list[str] = []
-    for each in unfinished_conversions(base):
-        if each.prefix is not None:
-            prefixes.append(each.prefix)
-        if not each.state:
-            found.append(finding("unfinished_conversion", each.key, each.text))
-        elif each.is_running:
-            found.append(finding("in_use", each.key, each.text, array=each.path))
-        else:
-            severity = "warning" if each.state == "staging" else "error"
-            more = {"array": each.path, "severity": severity}
-            found.append(finding("unfinished_conversion", each.key, each.text, **more))
-    return found, prefixes
-
-
 def check_side_files(base: BaseStoreHandle, keys: Sequence[str]) -> Iterator[Finding]:
-    """Tell temporary files, locks and journals that a writer uses now from those of killed ones.
+    """Distinguish side files that a writer uses now from side files of killed writers.
 
-    A file that stays the same while all processes are asked for their open files, and that none of
-    them has open, is used by no process of this machine.
+    A file is unused if no process of this machine has it open, and it stays the same during the
+    look at all open files.
     """
     before = [_state(base, key) for key in keys]
     there = {key: state for key, state in zip(keys, before, strict=True) if state is not None}
@@ -98,9 +80,8 @@ def _is_used(base: BaseStoreHandle, key: str, shard: str, opened: Set[str]) -> b
     path = backend.real_root + shard
     if path in open_shards.files or path in open_shards.replaced:
         return True
-    if is_locked(base, shard + locks.LOCK_SUFFIX):
-        return True
-    if os.path.realpath(backend.path_of(key)) in opened:
+    is_open = os.path.realpath(backend.path_of(key)) in opened
+    if is_open or is_locked(base, shard + locks.LOCK_SUFFIX):
         return True
     # A writer of many shards closes the files of the oldest, and keeps their journals. A temporary
     # file is closed under the lock of its shard, which is in the same directory.
@@ -111,7 +92,7 @@ def _is_used(base: BaseStoreHandle, key: str, shard: str, opened: Set[str]) -> b
 
 
 def _open_files() -> set[str]:
-    """Return the paths of files that processes of this user have open, where the system tells."""
+    """Return the paths of files that processes of this user have open, if the system has them."""
     found: set[str] = set()
     with suppress(OSError):
         for process in filter(str.isdigit, os.listdir(_PROCESSES)):

@@ -1,4 +1,4 @@
-"""Conversions that were begun and not finished: the state of each, and what finishes it."""
+"""Unfinished conversions: the state of each, and the command that finishes it."""
 
 from __future__ import annotations
 
@@ -30,24 +30,24 @@ class UnfinishedConversion:
     """Content of the manifest of a conversion. The end of a conversion removes its manifest."""
 
     key: str
-    """Of the manifest."""
+    """Key of the manifest."""
     path: str
     state: str
     prefix: str | None
-    """Of the keys that a conversion to this store writes; ``None`` if it is in place."""
+    """Prefix of the keys that a conversion to this store writes; ``None`` if it is in place."""
     is_running: bool
     text: str
     """The state, and the command that finishes the conversion."""
 
     @property
     def is_of_stored_array(self) -> bool:
-        """True if it is in place, so that it has a state of a stored array."""
+        """True if the conversion is in place, so that the state is one of a stored array."""
         return bool(self.state) and self.prefix is None
 
 
 def unfinished_conversions(base: BaseStoreHandle) -> Iterator[UnfinishedConversion]:
-    """Yield the conversions of a store that were begun and not finished; one without a readable
-    manifest has no path and no state."""
+    """Yield the unfinished conversions of a store; one without a readable manifest has no path and
+    no state."""
     manifests = [f"{STAGING}{n}/manifest.json" for n in sorted(base.names(STAGING)) if n != "lock"]
     is_running = bool(manifests) and is_locked(base, f"{STAGING}lock")
     for key, value in zip(manifests, base.values(manifests, check=False), strict=True):
@@ -73,7 +73,7 @@ def _command(base: BaseStoreHandle, manifest: Mapping[str, Any]) -> list[str]:
     """Return the words of the command that converts an array as its manifest says."""
     node = metadata.Node(manifest["hierarchy"], str(manifest["path"]))
     words = ["unshard"]
-    with suppress(ShardStoreError, KeyError, TypeError, AttributeError):  # of another version
+    with suppress(ShardStoreError, KeyError, TypeError, AttributeError):  # another version wrote it
         array = metadata.parse_array(node, manifest["documents"][metadata.document_key(node)])
         if array is not None and array.transformers and array.geometry is not None:
             last, ndim = array.transformers[-1], len(array.geometry.shape)
@@ -86,7 +86,7 @@ def _command(base: BaseStoreHandle, manifest: Mapping[str, Any]) -> list[str]:
 
 
 def is_locked(base: BaseStoreHandle, key: str) -> bool:
-    """Return whether a process has the lock with that key; no file is made."""
+    """Return whether a process has the lock with that key, without making a file."""
     if not isinstance(base.backend, LocalBackend):
         return False
     lock = locks.KeptLock(base.backend.path_of(key), is_shared=True)

@@ -1,7 +1,7 @@
 """Arrays of a base store and the keys that belong to no array, found in its directories.
 
-A walk lists directories from the root, all of one depth in one round. It never lists the
-directories of chunks: an array of 10 million chunks costs the few requests of its documents.
+A walk lists directories from the root, all of one depth in one round. It lists no directory of
+chunks: an array of any size costs the few requests of its documents.
 """
 
 from __future__ import annotations
@@ -35,7 +35,6 @@ DOCUMENTS = ("zarr.json", ".zarray", ".zgroup", ".zattrs", ".zmetadata")
 """Names of documents. A directory with such a name is not walked."""
 
 _DIRECTORIES_AT_ONCE = 256
-"""Most directories that are read in one round."""
 
 _MAX_CHUNK_NAMES = 1 << 20
 """Most names of chunks in the directory of an array that is listed."""
@@ -54,7 +53,7 @@ class FoundArray:
     doc: Mapping[str, Any]
     """Empty if the document is no JSON object."""
     geometry: metadata.Geometry | None
-    """Of the stored objects, so of shards if there are any; ``None`` if it is not known here."""
+    """Geometry of the stored objects: shards if there are any; ``None`` if it is not known here."""
 
 
 @dataclass(slots=True)
@@ -62,22 +61,21 @@ class StoreContents:
     """Everything in a store but the chunks and shards of its arrays."""
 
     arrays: dict[metadata.Node, FoundArray] = field(default_factory=dict)
-    """By node, sorted by path."""
+    """Arrays by node, sorted by path."""
     other_keys: list[str] = field(default_factory=list)
-    """Keys that belong to no array: documents of groups, attributes, consolidated metadata, and
-    everything else. In no order."""
+    """Keys that belong to no array, in no order: documents of groups, attributes, and others."""
     unlisted: list[metadata.Node] = field(default_factory=list)
-    """Arrays whose directory holds too many chunks to be listed. Of the other keys in such a
-    directory only documents are found."""
+    """Arrays whose directory holds too many chunks to be listed. Of its other keys only documents
+    are found."""
     broken: list[FoundArray] = field(default_factory=list)
-    """Documents of arrays that hold no JSON object. Their keys are among the other keys, too."""
+    """Documents of arrays that hold no JSON object. Their keys are also among the other keys."""
 
 
 def find_arrays(
     base: BaseStoreHandle, paths: Iterable[str] | str | None = None
 ) -> list[FoundArray]:
-    """Return the arrays of a store, or those that `paths` name, sorted by path; also documents that
-    hold no JSON object. Cost: one round for each path of an array; else a walk."""
+    """Return the arrays of a store, or those that `paths` name, sorted by path; also broken
+    documents. Cost: one round for each path of an array; else a walk."""
     patterns = None if paths is None else arguments.paths_of(paths)
     found = [arrays_at(base, pattern) for pattern in patterns or ()]
     if not found or not all(found):
@@ -100,8 +98,8 @@ def arrays_at(base: BaseStoreHandle, path: str) -> list[FoundArray]:
 
 
 def select_paths(nodes: Collection[str], paths: Iterable[str] | str | None) -> set[str]:
-    """Return those of the paths of `nodes` that the argument `paths` of a tool names: arrays,
-    groups with everything below them, or patterns of these (``"raw/*"``)."""
+    """Return the paths of `nodes` that the argument `paths` of a tool names: arrays, groups with
+    everything below them, or patterns of these (``"raw/*"``)."""
     if paths is None:
         return set(nodes)
     selected: set[str] = set()
@@ -115,7 +113,7 @@ def select_paths(nodes: Collection[str], paths: Iterable[str] | str | None) -> s
 
 
 def _lineage(path: str) -> list[str]:
-    """Return the paths of the root, of all groups above a node, and of the node itself."""
+    """Return the paths of the root, of the groups above a node, and of the node."""
     return ["", *(path[:i] for i, sign in enumerate(f"{path}/") if sign == "/")]
 
 
@@ -138,7 +136,7 @@ def read_array(found: FoundArray) -> stored_arrays.StoredArray:
 
 
 def _parse(node: metadata.Node, reply: requests.Found) -> FoundArray | None:
-    """Parse a document; ``None`` if there is none, or if it is that of a group."""
+    """Parse a document; ``None`` if it is missing, or the document of a group."""
     if reply.value is None:
         return None
     doc = metadata.parse_json(reply.value)
@@ -151,7 +149,7 @@ def _parse(node: metadata.Node, reply: requests.Found) -> FoundArray | None:
 
 def find_contents() -> requests.Flow[StoreContents]:
     """Find all arrays and all other keys of a base store. Cost: a listing and three reads for each
-    directory without chunks, and a listing for the documents of a draft hierarchy."""
+    directory without chunks, and a listing of the documents of a draft hierarchy."""
     found = StoreContents()
     draft = yield from _find_draft_arrays(found)
     level = [""]
@@ -191,26 +189,22 @@ def _visit(
 ) -> requests.Flow[list[str]]:
     """Read some directories; return the names in them that may be directories. A name in a listing
     may be a key, a directory, or both: so each is also read as a key."""
-    gets = [
-        request
-        for directory in directories
-        for request in (
-            requests.Get(f"{directory}zarr.json"),
-            requests.Get(f"{directory}.zarray"),
-            requests.Get(directory.removesuffix("/") or "zarr.json", byte_ranges.Range(0, 1)),
-        )
-    ]
+    gets: list[requests.Request] = []
+    for directory in directories:
+        gets += [requests.Get(f"{directory}zarr.json"), requests.Get(f"{directory}.zarray")]
+        itself = directory.removesuffix("/") or "zarr.json"
+        gets.append(requests.Get(itself, byte_ranges.Range(0, 1)))
     replies: list[Any] = yield from _ask(gets, lambda i: i % 3 == 2)
     listed: dict[str, list[metadata.Node]] = {}
     document_keys: list[str] = []
     for i, directory in enumerate(directories):
-        v3, v2, itself = replies[3 * i : 3 * i + 3]
+        v3, v2, at_path = replies[3 * i : 3 * i + 3]
         path = directory.removesuffix("/")
         both = (metadata.Node("v3", path), v3), (metadata.Node("v2", path), v2)
         nodes = [node for node, reply in both if _add(found, node, reply)]
         if directory in draft:
             nodes.append(draft[directory])
-        if path and itself is not None and itself.value is not None:
+        if path and at_path is not None and at_path.value is not None:
             found.other_keys.append(path)
         if sum(_n_names(found.arrays[node].geometry) for node in nodes) <= _MAX_CHUNK_NAMES:
             listed[directory] = nodes
@@ -235,8 +229,15 @@ def _list(
     for (directory, nodes), names in zip(listed.items(), listings, strict=True):
         if names is None:
             found.unlisted += nodes
-            continue
-        below += _names_below(directory, names, nodes, found)
+        geometries = [g for node in nodes if (g := found.arrays[node].geometry) is not None]
+        for name in names or ():
+            key = directory + name
+            if f"{key}/" == STAGING or metadata.node_of_document(key) in found.arrays:
+                continue
+            if name in DOCUMENTS:
+                found.other_keys.append(key)
+            elif not any(_is_of_chunks(geometry, name) for geometry in geometries):
+                below.append(f"{key}/")
     return below
 
 
@@ -260,32 +261,16 @@ def _ask(
     return replies
 
 
-def _names_below(
-    directory: str, names: Sequence[str], nodes: Sequence[metadata.Node], found: StoreContents
-) -> list[str]:
-    geometries = [g for node in nodes if (g := found.arrays[node].geometry) is not None]
-    below = []
-    for name in names:
-        key = directory + name
-        if f"{key}/" == STAGING or metadata.node_of_document(key) in found.arrays:
-            continue
-        if name in DOCUMENTS:
-            found.other_keys.append(key)
-        elif not any(_is_of_chunks(geometry, name) for geometry in geometries):
-            below.append(f"{key}/")
-    return below
-
-
 def _is_of_chunks(geometry: metadata.Geometry, name: str) -> bool:
     """Return whether a name in the directory of an array leads to chunks."""
     encoding, ndim = geometry.encoding, len(geometry.shape)
-    if not ndim:  # a 0-d draft array may have a second key: that is copied as it is
+    if not ndim:  # a second key of a 0-d draft array is copied as it is
         return name == encoding.encode(())
     return encoding.decode_leading(name, ndim) is not None
 
 
 def _n_names(geometry: metadata.Geometry | None) -> int:
-    """Return how many names the chunks of an array may have in its directory."""
+    """Return the number of names that the chunks of an array may have in its directory."""
     if geometry is None:
         return 0
     grid = layouts.chunk_grid_shape(geometry.shape, geometry.chunk_shape)

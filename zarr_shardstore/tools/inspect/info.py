@@ -31,15 +31,15 @@ _TOTALS = (
 )
 
 _MAX_ERRORS = 20
-"""Most texts of errors for one array; `ArrayInfo.n_errors` counts all."""
+"""Most texts of errors for one array; `n_errors` counts all."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArrayInfo:
     """One array. Shapes are in elements, grids in chunks or shards, sizes in bytes.
 
-    A figure is ``None`` if the document does not tell it, or if it is one of shards and there are
-    none. Objects are the shards, or else the chunks.
+    A figure is ``None`` if the document lacks it, or if the array has no shards. Objects are the
+    shards, or else the chunks.
     """
 
     path: str
@@ -62,29 +62,29 @@ class ArrayInfo:
     n_objects: int = 0
     n_objects_of_grid: int = 0
     fill: float = 0.0
-    """Fraction of the chunks of the grid that are stored; 0 where there are none."""
+    """Stored fraction of the chunks of the grid; 0 of an empty grid."""
     stored_nbytes: int = 0
     """Size of all objects: `chunk_nbytes` + `index_nbytes` + `dead_nbytes`, unless entries overlap
     or lie outside the array, shards cannot be read, or transformers add bytes."""
     chunk_nbytes: int = 0
     index_nbytes: int = 0
     dead_nbytes: int = 0
-    """Bytes of shards that no entry and no index use."""
+    """Bytes of shards that no entry and no index uses."""
     smallest: int | None = None
     mean: float | None = None
     largest: int | None = None
-    """Sizes of objects; ``None`` if there is none."""
+    """Sizes of objects; ``None`` without objects."""
     shares_objects: bool = False
-    """True if the objects are those of the v3 array at the same path, as after a migration of
-    metadata. Totals count them once."""
+    """True if the v3 array at the same path has the same objects, as after a migration of metadata.
+    Totals count them once."""
     n_errors: int = 0
     """Damaged shards, and reasons why the array could not be read."""
     errors: tuple[str, ...] = ()
-    """The first of them."""
+    """Texts of the first errors."""
     notes: tuple[str, ...] = ()
     """Facts that these figures do not show."""
     is_unknown: bool = False
-    """True if it is not understood, and nothing was counted; `notes` say why."""
+    """True if the array is not understood and not counted; `notes` say why."""
 
     @property
     def is_sharded(self) -> bool:
@@ -97,7 +97,7 @@ class StoreInfo(Mapping[str, Any]):
     """The arrays of a store, with totals.
 
     As a mapping it equals the result of `get_shard_info` of zarr-vectors. ``"sharded"`` is true if
-    any array is sharded, ``"shard_count"`` is the number of shards in their grids. ``"arrays"`` has
+    any array is sharded, ``"shard_count"`` is the number of shards in all grids. ``"arrays"`` has
     for each sharded array its ``"name"``, ``"grid_shape"`` and ``"shard_shape"``, both in chunks,
     and ``"shard_count"``.
     """
@@ -140,18 +140,18 @@ class StoreInfo(Mapping[str, Any]):
         return len(self._of_zarr_vectors())
 
     def _of_zarr_vectors(self) -> dict[str, Any]:
-        sharded = [array for array in self.arrays if array.is_sharded and not array.shares_objects]
-        arrays = [
+        arrays: list[dict[str, Any]] = [
             {
                 "name": array.path,
                 "grid_shape": list(array.chunk_grid_shape or ()),
                 "shard_shape": list(array.chunks_per_shard or ()),
                 "shard_count": array.n_objects_of_grid,
             }
-            for array in sharded
+            for array in self.arrays
+            if array.is_sharded and not array.shares_objects
         ]
-        count = sum(array.n_objects_of_grid for array in sharded)
-        return {"sharded": bool(sharded), "arrays": arrays, "shard_count": count}
+        count = sum(array["shard_count"] for array in arrays)
+        return {"sharded": bool(arrays), "arrays": arrays, "shard_count": count}
 
     def as_dict(self) -> dict[str, Any]:
         """Return the report as JSON has it, with `read_by`, and the totals under ``"totals"``."""
@@ -169,7 +169,7 @@ def is_sharded(
 ) -> bool:
     """Return whether the array at `path`, or any array of the store, is sharded.
 
-    An array whose sharding codec is left to zarr is sharded, too. Only documents are read.
+    An array whose sharding codec is left to zarr counts as sharded. Only documents are read.
 
     Raises
     ------
@@ -203,8 +203,8 @@ def get_shard_info(
 ) -> StoreInfo:
     """Report on all arrays of a store, or on those that `paths` names.
 
-    Shard indexes and sizes are requested, but no chunk. An array whose document is bad, and a
-    shard that cannot be read, is reported with its error and blocks nothing else.
+    Shard indexes and sizes are read, but no chunk. A broken document, and a shard that cannot be
+    read, is reported with its error; the report continues.
 
     Parameters
     ----------
@@ -217,19 +217,6 @@ def get_shard_info(
     ------
     SpecError
         If a path names no array.
-
-    Examples
-    --------
-    >>> import zarr
-    >>> from zarr_shardstore import ShardingStore
-    >>> base = {}
-    >>> z = zarr.create_array(
-    ...     ShardingStore(base, chunks_per_shard=4), shape=(10,), chunks=(1,), dtype="u1"
-    ... )
-    >>> z[:3] = 1
-    >>> (array,) = get_shard_info(base).arrays
-    >>> array.n_chunks, array.n_chunks_of_grid, array.n_objects, array.n_objects_of_grid
-    (3, 10, 1, 3)
     """
     base = open_base(store, storage_options)
     found = find_arrays(base, paths)
@@ -266,7 +253,7 @@ def _info(
     geometry = array.document.geometry
     if geometry is None or found.geometry is None:
         return replace(info, is_unknown=True, notes=(metadata.unknown_geometry(doc),))
-    twin = by_node.get(node.other_format) if node.hierarchy == "v2" and node.other_format else None
+    v3 = by_node.get(node.other_format) if node.hierarchy == "v2" and node.other_format else None
     grid = walks.ObjectGrid.of_array(array)
     cps, is_sharded = grid.chunks_per_shard, grid.is_sharded
     shard_shape = tuple(c * n for c, n in zip(geometry.chunk_shape, cps, strict=True))
@@ -280,7 +267,7 @@ def _info(
         shard_grid_shape=grid.shape if is_sharded else None,
         n_chunks_of_grid=math.prod(array.grid_shape or ()),
         n_objects_of_grid=math.prod(grid.shape),
-        shares_objects=twin is not None and found.geometry.has_same_chunks(twin.geometry),
+        shares_objects=v3 is not None and found.geometry.has_same_chunks(v3.geometry),
         notes=_notes(array, grid, doc),
     )
     return _counted(info, rounds_of_objects(base, grid))
@@ -299,16 +286,12 @@ def _counted(info: ArrayInfo, rounds: Iterable[Round]) -> ArrayInfo:
         sizes = extremes + part.object_nbytes
         extremes = [min(sizes), max(sizes)] if sizes else []
         errors += part.errors()[: _MAX_ERRORS - len(errors)]
-    n_objects, n_in_grid = totals["n_objects"], info.n_chunks_of_grid
-    return replace(
-        info,
-        **totals,
-        fill=totals["n_chunks"] / n_in_grid if n_in_grid else 0.0,
-        smallest=extremes[0] if extremes else None,
-        mean=totals["stored_nbytes"] / n_objects if n_objects else None,
-        largest=extremes[1] if extremes else None,
-        errors=tuple(errors),
-    )
+    if extremes:
+        mean = totals["stored_nbytes"] / totals["n_objects"]
+        totals |= {"smallest": extremes[0], "mean": mean, "largest": extremes[1]}
+    n_in_grid = info.n_chunks_of_grid
+    fill = totals["n_chunks"] / n_in_grid if n_in_grid else 0.0
+    return replace(info, **totals, fill=fill, errors=tuple(errors))
 
 
 def _notes(
@@ -330,6 +313,6 @@ def _shape_of(doc: Mapping[str, Any]) -> chunk_keys.Coords | None:
 
 
 def _dtype_of(doc: Mapping[str, Any]) -> str | None:
-    """Return the data type as it is spelled, if that is a str, else as JSON."""
+    """Return the data type as it is spelled: a str, or JSON."""
     dtype = doc.get("dtype" if doc.get("zarr_format") == 2 else "data_type")
     return dtype if dtype is None or isinstance(dtype, str) else json.dumps(dtype)

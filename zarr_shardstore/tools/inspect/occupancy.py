@@ -20,9 +20,9 @@ class Cell:
     chunk_nbytes: int = 0
     index_nbytes: int = 0
     dead_nbytes: int = 0
-    """Bytes of the shard in no entry and not in the index, each counted once."""
+    """Bytes of the shard that no entry and no index uses."""
     error: str = ""
-    """Damage of the shard: it could not be read, or has an entry that leaves it."""
+    """Damage of the shard: it could not be read, or an entry leaves it."""
 
 
 @dataclass(slots=True)
@@ -47,17 +47,16 @@ def rounds_of_objects(base: BaseStoreHandle, grid: walks.ObjectGrid) -> Iterator
 def _read_round(
     base: BaseStoreHandle, grid: walks.ObjectGrid, listed: Sequence[walks.Stored]
 ) -> Round:
-    object_nbytes: list[int] | None = None
+    sizes: list[int | None] = []
     if grid.below:  # the objects are not the values that are counted
         sizes = base.sizes([stored.key for stored in listed])
-        object_nbytes = [size for size in sizes if size is not None]
-        pairs = zip(listed, sizes, strict=True)
-        sized = [stored._replace(nbytes=size) for stored, size in pairs if size is not None]
-        listed = listed if grid.is_sharded else sized
+        if not grid.is_sharded:
+            pairs = zip(listed, sizes, strict=True)
+            listed = [stored._replace(nbytes=size) for stored, size in pairs if size is not None]
     found = walks.try_read(base.run, grid, listed, ("index", "size"))
-    if object_nbytes is None:
-        object_nbytes = [stored.nbytes for stored in found if stored.nbytes is not None]
-    return Round(object_nbytes, [*map(cell_of, found)])
+    if not grid.below:
+        sizes = [stored.nbytes for stored in found]
+    return Round([size for size in sizes if size is not None], [*map(cell_of, found)])
 
 
 def cell_of(stored: walks.Stored) -> Cell:
@@ -70,7 +69,7 @@ def cell_of(stored: walks.Stored) -> Cell:
     if stored.shard is None or stored.decoded is None:
         return Cell(stored.coords, chunk_nbytes=nbytes)
     index, spec = stored.decoded, stored.shard.layout.spec
-    # Damaged entries use nothing.
+    # Damaged entries use no bytes.
     sound = np.setdiff1d(index.present_ids(), index.damaged_ids(nbytes, spec))
     starts, sizes = index.fields[sound].astype(np.int64).T
     order = np.argsort(starts, kind="stable")

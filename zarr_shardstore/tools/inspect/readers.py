@@ -1,7 +1,7 @@
 """Programs that read an array without this package, in the words of every report.
 
-spec_notes/readers.md has what was measured. A phrase names the extensions that a reader must know
-beyond the codecs and data types of the specification of Zarr v3, or beyond the members of Zarr v2.
+A phrase names the extensions that a reader needs beyond the specification of Zarr v3 or v2.
+Source: spec_notes/readers.md.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ _PROGRAMS = {
     "numcodecs.bz2": ("zarr-python",),
     "numcodecs.lzma": ("zarr-python",),
 }
-"""Programs that were seen to read codecs which imported files have."""
+"""Programs that read the codecs of imported files, as measured."""
 
 
 def read_by(docs: Iterable[Mapping[str, Any]]) -> str:
-    """Name the readers of an array, by its stored documents: one, or one for each format."""
+    """Name the readers of an array by its stored documents, of one format or of two."""
     phrases = list(dict.fromkeys(map(_readers_of, docs)))
     return " and ".join([phrase for phrase in phrases if phrase != ONLY_HERE] or phrases)
 
 
 def summarize(phrases: Iterable[str]) -> str:
-    """Name the readers of all arrays of a store, given those of each; ``""``: it is no array."""
+    """Name the readers of a store, given a phrase for each array, and ``""`` for other nodes."""
     counts = Counter(filter(None, phrases))
     if len(counts) < 2:
         return "".join(counts)
@@ -72,7 +72,7 @@ def _readers_of(doc: Mapping[str, Any]) -> str:
 
 
 def _that_knows(names: Sequence[str]) -> str:
-    """Return what a reader has to know, and the programs that know all of it."""
+    """Return the names that a reader has to know, and the programs that know all of them."""
     if not names:
         return ""
     phrase = f" that knows {', '.join(dict.fromkeys(names))}"
@@ -96,7 +96,7 @@ def _unusual_names(doc: Mapping[str, Any], members: Iterable[tuple[str, Any]]) -
 
 
 def _members_in(value: Any) -> Iterator[tuple[str, Any]]:
-    """Yield all members of objects in a JSON value, at any depth."""
+    """Yield the members of all objects in a JSON value, at any depth."""
     for found in declarations.values_in(value):
         if isinstance(found, Mapping):
             yield from found.items()

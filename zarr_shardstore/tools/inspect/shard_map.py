@@ -1,8 +1,8 @@
 """Maps of arrays: the fill of each shard; and their pictures.
 
-A picture is text for a terminal; PNG, or SVG in a page, drawn by matplotlib. It has flat panels:
-slices over the leading dimensions of the map. If the map is larger than the picture, several
-shards share a place, which shows the sum of their chunks.
+A picture is text, or a PNG or SVG by matplotlib. It has a panel for each slice over the leading
+dimensions of the map. If the map is larger than the picture, several shards share a place, which
+shows the sum of their chunks.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ from zarr_shardstore.tools.inspect.find import arrays_at, find_arrays, quoted, r
 from zarr_shardstore.tools.inspect.occupancy import rounds_of_objects
 
 MAX_CELLS = 2**26
-"""Most shards in a map: 256 MiB, 4 bytes for each."""
+"""Most shards in a map: 256 MiB."""
 
 _MISSING, _FULL, _UNREADABLE = 0, 4, 5
 """Levels of a place. Levels 1 to 3 are partial: a third, two thirds, and more of its chunks."""
 _BLOCKS = "·░▒▓█!"
 _ASCII = ".-+*#!"
 _COLORS = ("#e8e8e8", "#fbd9b0", "#f2a65a", "#c8702a", "#2a6f97", "#d00000")
-"""By level; they also differ in grey."""
+"""Colors by level; they also differ in grey."""
 
 _LEVELS = {
     "full": (_FULL,),
@@ -63,20 +63,20 @@ class ShardMap:
     path: str
     is_sharded: bool
     fill: npt.NDArray[np.float32]
-    """For each cell of the grid 0 missing … 1 full, of the chunks that lie in the array; NaN if
-    the shard could not be read."""
+    """0 missing … 1 full for each shard, of its chunks inside the array; NaN if the shard could not
+    be read."""
     grid_shape: chunk_keys.Coords
     chunks_per_shard: chunk_keys.Coords
     """1 along each dimension if there are no shards."""
     errors: tuple[str, ...] = ()
-    """One for each shard that could not be read, or has an entry that leaves it."""
+    """One for each shard that could not be read, or that an entry leaves."""
 
     @property
     def shape(self) -> chunk_keys.Coords:
         return self.fill.shape
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the map as JSON can hold it; the fill of an unreadable shard is null."""
+        """Return the map as JSON; the fill of an unreadable shard is null."""
         names = ("path", "is_sharded", "shape", "grid_shape", "chunks_per_shard", "errors")
         report = {name: getattr(self, name) for name in names}
         fill = self.fill.astype(object)
@@ -99,7 +99,7 @@ def shard_map(
     *,
     storage_options: Mapping[str, Any] | None = None,
 ) -> ShardMap:
-    """Read the index of each shard of the array at `path`, the v3 one if there are several."""
+    """Read the index of each shard of the array at `path`; of several formats v3 counts."""
     base = open_base(store, storage_options)
     found = arrays_at(base, path)
     if not found:
@@ -134,7 +134,7 @@ def shard_map(
 
 
 def _there(base: BaseStoreHandle, path: str) -> str:
-    """Name the arrays below a path, else all arrays, for an error message."""
+    """Name the arrays below a path, or else all arrays, for an error message."""
     paths = [array.node.path for array in find_arrays(base)]
     below = [found for found in paths if found.startswith(f"{path.strip('/')}/")]
     where = f"below {path!r}" if below else "in it"
@@ -168,8 +168,8 @@ def cut_into_panels(
 ) -> tuple[list[Panel], chunk_keys.Coords]:
     """Cut a map into panels of one size; the last two dimensions are rows and columns.
 
-    `max_panels` returns the most panels of so many rows and columns. Also return how many shards
-    along each dimension share a place.
+    `max_panels` returns the most panels for a number of rows and columns. Also return the number of
+    shards along each dimension that share a place.
     """
     shape = shards.shape
     if 0 in shape:
@@ -200,7 +200,7 @@ def cut_into_panels(
 def _factors(
     shape: chunk_keys.Coords, max_rows: int, max_columns: int, max_panels: Callable[[int, int], int]
 ) -> chunk_keys.Coords:
-    """Return how many shards share a place along each dimension."""
+    """Return the number of shards along each dimension that share a place."""
     *leading, n_rows, n_columns = (1, 1, *shape)
     flat = -(-n_rows // max_rows), -(-n_columns // max_columns)
     most = max(1, max_panels(-(-n_rows // flat[0]), -(-n_columns // flat[1])))
@@ -225,7 +225,7 @@ def _title(at: chunk_keys.Coords, factors: chunk_keys.Coords, shape: chunk_keys.
 def render_text(
     shards: ShardMap, *, width: int = 80, height: int = 40, is_ascii: bool = False
 ) -> str:
-    """Draw a map with one character for each place; legend and titles come on top."""
+    """Draw a map with one character for each place. Legend and titles need more room."""
     signs = _ASCII if is_ascii else _BLOCKS
     title_width = title_height = 0
     if len(shards.shape) > 2:
@@ -260,7 +260,7 @@ def render_text(
 
 
 def render_html(shards: ShardMap) -> str:
-    """Draw a map into a page that loads nothing."""
+    """Draw a map into a page that loads no other file."""
     svg = render_figure(shards, "svg").decode()
     errors = "".join(f"<li>{html.escape(error)}</li>" for error in shards.errors)
     return (

@@ -1,4 +1,4 @@
-"""A damaged shard: its bytes, and the frames that are found in them."""
+"""Bytes of a damaged shard, the frames in them, and the orders in which writers store chunks."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from zarr_shardstore.access import layouts, shard_format, stacks
+from zarr_shardstore.access import chunk_keys, layouts, shard_format, stacks
 from zarr_shardstore.tools.check.objects import ArrayChecker
 from zarr_shardstore.tools.check.salvage.frames import (
     FRAME_CODECS,
@@ -20,16 +20,30 @@ from zarr_shardstore.tools.check.salvage.frames import (
 )
 
 _PROVING = FRAME_CODECS | {"crc32c", "crc32", "adler32", "fletcher32", "jenkins_lookup3"}
-"""Codecs that refuse other bytes than those that they have encoded, nearly always."""
+"""Codecs that refuse nearly all bytes but those that they have encoded."""
 
 _MAX_MISSES = 1 << 12
 """Places that look like the begin of a frame, and are none."""
 
+ORDERS: tuple[shard_format.EntryOrder, ...] = ("morton", "C", "F")
+"""Morton order of zarr-python and this package, C order of tensorstore and zarrs."""
+
+Index: TypeAlias = shard_format.ShardIndex
+Spec: TypeAlias = shard_format.ShardingSpec
+
 Fields: TypeAlias = npt.NDArray[np.uint64]
 """Offset and size of entries, as in an index."""
 
-Place: TypeAlias = tuple[int, int]
-"""Half-open byte range in the shard."""
+
+def is_missing(fields: Fields) -> npt.NDArray[np.bool_]:
+    missing: npt.NDArray[np.bool_] = (fields == shard_format.MISSING).all(axis=1)
+    return missing
+
+
+def orders_of(ids: npt.NDArray[np.intp], cps: chunk_keys.Coords) -> list[shard_format.EntryOrder]:
+    """Return the orders that entries are in; `ids` are sorted by the place of their bytes."""
+    ordered = {order: shard_format.order_entries(ids, cps, order) for order in ORDERS}
+    return [order for order, expected in ordered.items() if np.array_equal(ids, expected)]
 
 
 @dataclass(slots=True)
@@ -38,14 +52,13 @@ class Salvage:
 
     entries: dict[int, memoryview] = field(default_factory=dict)
     lost: list[int] = field(default_factory=list)
-    """Entries that an index names, and whose chunk is not whole. Without a valid index also those
-    of which nothing says whether there were chunks."""
+    """Entries of an index whose chunk is damaged. Without a valid index all others of the grid."""
     has_index: bool = True
-    """Whether a valid index says which chunks there were."""
+    """False if no valid index says which chunks there were."""
     text: str = "its index is valid"
-    """Where the entries come from."""
+    """Source of the entries."""
     n_unnamed: int = 0
-    """Chunks that seem whole, and of which nothing says which ones they are."""
+    """Chunks that seem whole, but may be any of the lost ones."""
 
 
 class DamagedShard:
@@ -55,6 +68,12 @@ class DamagedShard:
         self.checker, self.shard, self.data = checker, shard, data
         self.spec, self.exact = shard.layout.spec, checker.exact_nbytes
         self.n, self.at_end = self.spec.n_entries, self.spec.index.location == "end"
+        self.first = 0 if self.at_end else self.spec.index_nbytes
+        """Offset at which the data begin."""
+        self.index_start = len(data) - self.spec.index_nbytes if self.at_end else 0
+        """Offset of the index, unless bytes are gone; negative if the shard is shorter."""
+        self.data_stop = self.index_start if self.at_end else len(data)
+        """Offset at which the data end, with a gap, unless bytes are gone."""
         names = [name.removeprefix("numcodecs.") for name in checker.codecs or ()]
         above = [type(each) is stacks.Crc32cTransformer for each in checker.above]
         self.is_proving = not _PROVING.isdisjoint(names) or any(above)
@@ -66,23 +85,8 @@ class DamagedShard:
         self.codec = names[-1] if names else ""
         self._header_nbytes = checker.nbytes if len(names) == 1 else None
 
-    @property
-    def first(self) -> int:
-        """Offset at which the data begin."""
-        return 0 if self.at_end else self.spec.index_nbytes
-
-    @property
-    def index_start(self) -> int:
-        """Offset at which the index is, unless bytes are gone; negative if the shard is shorter."""
-        return len(self.data) - self.spec.index_nbytes if self.at_end else 0
-
-    @property
-    def data_stop(self) -> int:
-        """Offset at which the data end, with a gap, unless bytes are gone."""
-        return self.index_start if self.at_end else len(self.data)
-
     def is_whole(self, key: str, start: int, nbytes: int) -> bool:
-        """Whether the bytes of a place are a chunk, or may be one if nothing shows damage."""
+        """Whether the bytes of a place are a chunk. Raw chunks show no damage."""
         if self.exact not in (None, nbytes) or not 0 <= start <= start + nbytes <= len(self.data):
             return False
         return self.checker.problem_of(key, self.data[start : start + nbytes]) is None
@@ -104,8 +108,8 @@ class DamagedShard:
     # --------------------------------------------------------------------------- frames
 
     @cached_property
-    def frames(self) -> list[Place]:
-        """Places of the frames that decode, ascending; of raw chunks if these fill the data."""
+    def frames(self) -> list[tuple[int, int]]:
+        """Half-open ranges of the frames that decode; of raw chunks if these fill the data."""
         if self.exact and not self.is_proving:
             n_frames, rest = divmod(self.data_stop - self.first, self.exact)
             if rest or n_frames > self.n:
@@ -115,8 +119,8 @@ class DamagedShard:
         return self._frames_and_misses[0]
 
     def has_all_frames(self, stop: int) -> bool:
-        """Whether no frame in front of `stop` is hidden: behind other bytes none is found, if the
-        codec does not show where one begins."""
+        """Whether `frames` has every frame before `stop`. If the codec has no magic number, a frame
+        after other bytes is not found."""
         frames, misses = self._frames_and_misses
         if can_search(self.codec, self._header_nbytes):
             return misses < _MAX_MISSES
@@ -127,8 +131,8 @@ class DamagedShard:
         return not np.frombuffer(self.data[start : max(start, stop)], np.uint8).any()
 
     @cached_property
-    def _frames_and_misses(self) -> tuple[list[Place], int]:
-        found: list[Place] = []
+    def _frames_and_misses(self) -> tuple[list[tuple[int, int]], int]:
+        found: list[tuple[int, int]] = []
         misses, at = 0, self.first
         while 0 <= at < len(self.data) and misses < _MAX_MISSES:
             end = next((end for end in self.ends(at) if self.is_whole("", at, end - at)), None)
@@ -165,42 +169,35 @@ class DamagedShard:
     # ------------------------------------------------------------------- whole indexes
 
     def is_in_place(self, fields: Fields) -> bool:
-        """Whether an index at the end of the file begins where the data end, as far as it tells.
+        """Whether an index at the end of the file seems to begin where the data end.
 
-        If bytes were taken out of an index, or put in, its entries are those of other chunks.
+        If bytes were taken out of an index, or put in, its entries describe other chunks.
         """
         size = self.data_stop
-        is_possible = self.is_possible(fields, size) | (fields == shard_format.MISSING).all(axis=1)
+        is_possible = self.is_possible(fields, size) | is_missing(fields)
         if not self.at_end or (self.frames and self.frames[-1][1] > size):
             return not self.at_end
         if is_possible.all() and not self.spec.index.checksum:
             end = self.frames[-1][1] if self.frames else size + 1
-            n = (size - end) // shard_format.ENTRY_NBYTES  # that may have been in front of these
+            n = (size - end) // shard_format.ENTRY_NBYTES  # entries that may lie before these
             before = self.fields_at(end, max(0, n))
-            is_missing = (before == shard_format.MISSING).all(axis=1)
-            is_possible = self.is_possible(before, size) | is_missing
+            is_possible = self.is_possible(before, size) | is_missing(before)
             if (size - end) % shard_format.ENTRY_NBYTES or not is_possible.all():
                 return True
-        n_present = np.count_nonzero((fields != shard_format.MISSING).any(axis=1))
+        n_present = np.count_nonzero(~is_missing(fields))
         return (self.exact or 0) * n_present == size or self.begins_at(size, fields)
 
     def begins_at(self, start: int, fields: Fields) -> bool:
-        """Whether the chunks that an index at `start` names, or frames, or a gap, end there."""
+        """Whether the chunks of an index at `start`, or frames, or a gap, end there."""
         possible = self.is_possible(fields, start)
         end = int(fields[possible].sum(axis=1).max(initial=0))
-        is_first = bool(possible[0] or (fields[0] == shard_format.MISSING).all())
+        is_first = bool(possible[0] or is_missing(fields[:1])[0])
         if end == start or any(stop == start for _, stop in self.frames):
             # The end of the last frame of lz4 is not known: it may begin here.
             return bool(possible.any()) and (is_first or self.codec != "lz4")
         return start - end >= shard_format.ENTRY_NBYTES and self._is_blank(end, start) and is_first
 
-    def through(
-        self,
-        index: shard_format.ShardIndex,
-        spec: shard_format.ShardingSpec,
-        *,
-        without: Collection[int] = (),
-    ) -> Salvage:
+    def through(self, index: Index, spec: Spec, *, without: Collection[int] = ()) -> Salvage:
         """Return the whole chunks that an index names. Without a checksum two entries with the same
         bytes are damaged."""
         found = Salvage()
@@ -223,11 +220,9 @@ class DamagedShard:
         found.lost = sorted(set(found.lost))
         return found
 
-    def add_moved(
-        self, found: Salvage, index: shard_format.ShardIndex, spec: shard_format.ShardingSpec
-    ) -> None:
-        """Add the chunks behind bytes that were put in or taken out: they are moved by as much as
-        the data are longer or shorter than the entries of a right index, which filled them."""
+    def add_moved(self, found: Salvage, index: Index, spec: Spec) -> None:
+        """Add the chunks after bytes that were put in or taken out. The entries of a right index
+        filled the data: these chunks have moved by the difference in length."""
         first = spec.index_nbytes if spec.index.location == "start" else 0
         places = {i: tuple(index.fields[i].tolist()) for i in index.present_ids().tolist()}
         end = max((start + nbytes for start, nbytes in places.values()), default=0)

@@ -3,10 +3,10 @@
 ::
 
     zstd                    header, blocks of known size, checksum
-    gzip, zlib, bz2, lzma   the stream says where it ends
+    gzip, zlib, bz2, lzma   the stream has a mark at its end
     blosc                   the header has the size
     lz4                     header, bytes up to the next header or the end of the data: the caller
-                            decodes to see which
+                            tries each
 
 Source: RFC 8878 (3.1.1), RFC 1952, c-blosc "README_CHUNK_FORMAT", `numcodecs.lz4`.
 """
@@ -29,34 +29,29 @@ _STREAMS: dict[str, Callable[[], Any]] = {
     "lzma": lzma.LZMADecompressor,
 }
 
-_MAGIC = {
+MAGIC = {
     "zstd": b"\x28\xb5\x2f\xfd",
     "gzip": b"\x1f\x8b\x08",
     "bz2": b"BZh",
     "lzma": b"\xfd7zXZ\0",
 }
 
-FRAME_CODECS = frozenset({*_STREAMS, *_MAGIC, "blosc", "lz4"})
+FRAME_CODECS = frozenset({*_STREAMS, *MAGIC, "blosc", "lz4"})
 """Names of codecs without the prefix ``numcodecs.``."""
 
 _PIECE_NBYTES = 4096
-"""Of a stream: decompressed at a time, so that memory is bounded."""
+"""Bytes of a stream that are decompressed at a time."""
 
 _MAX_ENDS = 8
-"""Headers behind a frame of lz4 that may be the next one."""
+"""Headers after a frame of lz4 that may be the next one."""
 
 
 def frame_ends(
     name: str, data: memoryview, start: int, nbytes: int | None, tail_nbytes: int
 ) -> Iterator[int]:
-    """Yield the offsets at which a frame from `start` may end, with its tail: usually one.
+    """Yield the offsets at which a frame from `start` may end: usually one.
 
-    Parameters
-    ----------
-    nbytes : int, optional
-        Decoded size of each frame in bytes, if it is known.
-    tail_nbytes : int
-        Bytes of checksums behind each frame.
+    A frame is `nbytes` when it is decoded, if that is known, and has a tail of checksums.
     """
     try:
         for end in _ends(name, data, start, nbytes):
@@ -69,12 +64,12 @@ def frame_ends(
 
 def can_search(name: str, nbytes: int | None) -> bool:
     """Return whether `next_frame` finds every frame of the codec."""
-    return name in _MAGIC or (name in ("blosc", "lz4") and nbytes is not None)
+    return name in MAGIC or (name in ("blosc", "lz4") and nbytes is not None)
 
 
 def next_frame(name: str, data: memoryview, start: int, nbytes: int | None) -> int | None:
-    """Return the next offset from `start` on at which a frame may begin; ``None``: none is seen."""
-    magic, before = _MAGIC.get(name), 0
+    """Return the next offset from `start` on at which a frame may begin, if there is one."""
+    magic, before = MAGIC.get(name), 0
     if magic is None and can_search(name, nbytes) and nbytes is not None:
         magic, before = nbytes.to_bytes(4, "little"), 4 if name == "blosc" else 0
     found = magic and re.compile(re.escape(magic)).search(data, start + before)

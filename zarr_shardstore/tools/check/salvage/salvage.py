@@ -3,22 +3,43 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from itertools import islice
 
-from zarr_shardstore.access import consolidated_index, layouts, shard_format
-from zarr_shardstore.tools.check.objects import ArrayChecker
-from zarr_shardstore.tools.check.salvage.corrected import corrected_index
-from zarr_shardstore.tools.check.salvage.damaged_shard import DamagedShard, Salvage
-from zarr_shardstore.tools.check.salvage.entries import named_by, named_by_cut_index
-from zarr_shardstore.tools.check.salvage.older_indexes import older_indexes
-from zarr_shardstore.tools.check.salvage.orders import named_by_order
-from zarr_shardstore.tools.check.shards import specs_of_index
+import numpy as np
+import numpy.typing as npt
+
+from zarr_shardstore.access import (
+    BaseStoreHandle,
+    consolidated_index,
+    layouts,
+    shard_format,
+    walks,
+)
+from zarr_shardstore.tools.check.objects import ArrayChecker, specs_of_index
+from zarr_shardstore.tools.check.salvage.damaged_shard import (
+    ORDERS,
+    DamagedShard,
+    Index,
+    Salvage,
+    Spec,
+    orders_of,
+)
+from zarr_shardstore.tools.check.salvage.indexes import (
+    corrected_index,
+    named_by,
+    named_by_cut_index,
+    older_indexes,
+)
 
 _MAX_LOST = 1 << 16
-"""Entries of a shard that is shorter than one byte for each: all of these may be named as lost."""
+"""Entries that are named as lost for a shard of fewer bytes than entries."""
 
 _MAX_OLDER = 16
-"""Older indexes of one shard; each is in front of more data than all before it."""
+"""Older indexes of one shard; each lies before more data than the ones before it."""
+
+_MAX_OTHERS = 256
+"""Other shards of the array whose indexes are read."""
 
 
 def salvage(
@@ -33,9 +54,8 @@ def salvage(
 ) -> Salvage:
     """Return the whole chunks of a shard: with `guesses` also without a valid index.
 
-    The `copy` of its index is that of the consolidated index; it `is_current` if the shard has the
-    version that the copy was made of. With an `order` a shard without a
-    valid index counts as one that was full, in this order.
+    The `copy` is from the consolidated index; it `is_current` if the shard still has its version.
+    With an `order` a shard without a valid index counts as full and written in this order.
     """
     spec = shard.layout.spec
     if spec.n_entries > max(_MAX_LOST, len(data)):  # a document of a few bytes may declare millions
@@ -63,21 +83,17 @@ def salvage(
     return _without_index(damaged, order)
 
 
-def _valid_indexes(
-    spec: shard_format.ShardingSpec, data: memoryview
-) -> Iterator[tuple[shard_format.ShardIndex, shard_format.ShardingSpec]]:
-    """Yield indexes with a right checksum or without a contradiction, the declared form first. Last
-    comes one of the declared form with entries out of the bounds."""
+def _valid_indexes(spec: Spec, data: memoryview) -> Iterator[tuple[Index, Spec]]:
+    """Yield indexes with a right checksum or without a contradiction, the declared form first. An
+    index of the declared form with entries out of the bounds comes last."""
     doubtful = []
     for new in specs_of_index(spec):
         try:
             index = shard_format.index_of_shard(data, new)
         except shard_format.IndexDamageError:
             continue
-        is_sound = is_packed = False
-        if len(index.present_ids()) and not len(index.damaged_ids(len(data), new)):
-            is_sound, is_packed = True, index.is_packed(len(data), new)
-        if is_sound and (new.index.checksum or new == spec or is_packed):
+        is_sound = len(index.present_ids()) and not len(index.damaged_ids(len(data), new))
+        if is_sound and (new.index.checksum or new == spec or index.is_packed(len(data), new)):
             yield index, new
         elif new == spec:
             doubtful.append((index, new))
@@ -85,8 +101,8 @@ def _valid_indexes(
 
 
 def _is_copy_of(shard: DamagedShard, copy: consolidated_index.IndexCopy, is_current: bool) -> bool:
-    """Whether an index is that of the shard: by its version; or the checksum of the damaged one is
-    the same; or all frames, of sizes that differ, are at the places of its entries."""
+    """Whether an index belongs to the shard: by its version, by the stored checksum, or because
+    all frames, of distinct sizes, are at the places of its entries."""
     if copy.size != len(shard.data) or shard.index_start < 0:
         return False
     stored = bytes(shard.data[shard.index_start :][: shard.spec.index_nbytes])
@@ -127,10 +143,9 @@ def _without_index(shard: DamagedShard, order: shard_format.EntryOrder | None) -
         if in_grid <= known:
             break
     if n_older:
-        text = f"an older index names {n_older} chunks: older values of some may be back"
-        texts.append(text)
+        texts.append(f"an older index names {n_older} chunks: older values of some may be back")
     if len(in_grid) == 1 and shard.frames == [(shard.first, shard.data_stop)]:
-        order = order or "C"  # one chunk, and nothing else: there is only one order
+        order = order or "C"  # of a single chunk there is only one order
     if order is not None:
         ordered = named_by_order(shard, order)
         if not ordered:
@@ -141,10 +156,62 @@ def _without_index(shard: DamagedShard, order: shard_format.EntryOrder | None) -
             n_new = len(ordered.keys() - found.entries.keys())
             found.entries = {**ordered, **found.entries}
             texts.append(f"the order names {n_new} chunks")
-    found.lost = sorted(in_grid - found.entries.keys())  # the damage may look like a missing one
+    found.lost = sorted(in_grid - found.entries.keys())  # damage may look like a missing entry
     n_chunks = len(shard.frames)
     if shard.exact and not shard.is_proving:
         n_chunks = n_chunks or (len(shard.data) - shard.first) // shard.exact
     found.n_unnamed = max(0, min(n_chunks - len(found.entries), len(found.lost)))
     found.text = "; ".join(["it has no valid index", *texts])
     return found
+
+
+def named_by_order(shard: DamagedShard, order: shard_format.EntryOrder) -> dict[int, memoryview]:
+    """Return the whole chunks before the first gap of a shard that was full; none, if an uncut
+    shard has more or fewer frames than chunks."""
+    in_grid: npt.NDArray[np.intp] = shard.shard.entries_of()
+    ids, at, places, n = in_grid, shard.first, shard.frames, len(shard.frames)
+    is_cut = not n or places[-1][1] != shard.data_stop
+    if shard.exact and (is_cut or shard.is_proving):
+        n = -(-(shard.data_stop - at) // shard.exact)
+        places = [(at + i * shard.exact, at + (i + 1) * shard.exact) for i in range(shard.n)]
+    if n == shard.n:  # some writers also store chunks outside the grid
+        ids = np.arange(n)
+    elif n > len(ids) or (n < len(ids) and not is_cut):
+        return {}
+    inside = set(in_grid.tolist())
+    whole: dict[int, memoryview] = {}
+    ordered = shard_format.order_entries(ids, shard.spec.chunks_per_shard, order)
+    for i, (start, stop) in zip(ordered.tolist(), places, strict=False):
+        if start != at:
+            break
+        if i in inside and shard.is_whole("", start, stop - start):
+            whole[i] = shard.data[start:stop]
+        at = stop
+    return whole
+
+
+def order_of_others(
+    base: BaseStoreHandle, checker: ArrayChecker
+) -> tuple[int, shard_format.EntryOrder | None]:
+    """Return the number of the first whole shards with two chunks or more, and their common order.
+    It is no proof for another shard."""
+    orders, n_whole = list(ORDERS), 0
+    listed = walks.walk(base.run, checker.grid, needs=("index",), reads=False)
+    found = (s for some in listed for s in walks.try_read(base.run, checker.grid, some, ("index",)))
+    with suppress(OSError):
+        for index in (stored.decoded for stored in islice(found, _MAX_OTHERS)):
+            if index is not None and len(ids := index.present_ids()) > 1:
+                n_whole += 1
+                ids = ids[np.argsort(index.fields[ids, 0], kind="stable")]
+                these = orders_of(ids, checker.grid.chunks_per_shard)
+                orders = [order for order in orders if order in these]
+    return n_whole, orders[0] if n_whole and orders else None
+
+
+def advice(n_unnamed: int, n_others: int, order: shard_format.EntryOrder | None) -> str:
+    """Return what a user can do for chunks without a key."""
+    text = f"{n_unnamed} entries seem whole, and nothing says which chunks they are: "
+    if order is None:
+        return f"{text}if the shard was full, tell the order in which it was written"
+    text += "if the shard was full, and of the program that wrote "
+    return f"{text}the {n_others} others of the array, they are in the order {order!r}"
