@@ -44,17 +44,20 @@ def check_other_keys(
             if doc is None or metadata.without_notes(doc) != wanted:
                 raise _another(key)
             there.add(key)
-    for some in in_rounds(keys):
-        for key, size in zip(some, target.sizes(some), strict=True):
-            if size is None:
-                continue
-            found = b"".join(_pieces(target, key, {}))
-            new = b"".join(_pieces(source, key, documents))
-            if found != new and (metadata.parse_json(found) or found) != (
-                metadata.parse_json(new) or new
-            ):
-                raise _another(key)
+    parse = metadata.parse_json
+    for key in _stored(target, keys):
+        found = b"".join(_pieces(target, key, {}))
+        new = b"".join(_pieces(source, key, documents))
+        if found != new and (parse(found) or found) != (parse(new) or new):
+            raise _another(key)
     return there
+
+
+def _stored(base: BaseStoreHandle, keys: Sequence[str]) -> Iterator[str]:
+    """Yield the keys under which something is stored."""
+    for some in in_rounds(keys):
+        sizes = zip(some, base.sizes(some), strict=True)
+        yield from [key for key, size in sizes if size is not None]
 
 
 def _another(key: str) -> SpecError:
@@ -72,14 +75,12 @@ def _check_nodes(target: BaseStoreHandle, keys: Sequence[str]) -> None:
         directory, slash, name = key.rpartition("/")
         if name in _NODES:
             others |= {f"{directory}{slash}{other}": key for other in _NODES}
-    for some in in_rounds([key for key in others if key not in own]):
-        pairs = zip(some, target.sizes(some), strict=True)
-        if found := next((key for key, size in pairs if size is not None), None):
-            raise SpecError(
-                f"the destination has {found!r}, and would have {others[found]!r} of the source, "
-                "too: readers would find two arrays or groups in one place. Nothing was "
-                "written: take an empty destination, or remove what is there"
-            )
+    for key in _stored(target, [key for key in others if key not in own]):
+        raise SpecError(
+            f"the destination has {key!r}, and would have {others[key]!r} of the source, too: "
+            "readers would find two arrays or groups in one place. Nothing was written: take an "
+            "empty destination, or remove what is there"
+        )
 
 
 def copy_other_keys(
@@ -87,7 +88,7 @@ def copy_other_keys(
 ) -> None:
     """Copy keys and read them back, the deepest first: a group is visible after its members."""
     for key in sorted(keys, key=lambda key: (-key.count("/"), key)):
-        if not target.supports_deletes and target.sizes([key])[0] is not None:
+        if not target.supports_deletes and any(_stored(target, [key])):
             continue  # `check_other_keys` compared it; a zip would have it twice
         written = 0
 
