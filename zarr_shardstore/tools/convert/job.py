@@ -75,9 +75,8 @@ def convert_store(
     is_in_place = destination is None
     if is_in_place and destination_options:
         raise SpecError("destination_options without a destination: pass source_options")
-    base = target = open_base(source, source_options)
-    if destination is not None:
-        target = open_base(destination, destination_options)
+    base = open_base(source, source_options)
+    target = base if destination is None else open_base(destination, destination_options)
     with own_threads() as threads:
         workers = threads if executor is None else executor
         _check_stores(base, target, workers)
@@ -266,13 +265,12 @@ class Conversion:
 
     def _check_array(self, plan: ArrayPlan, *, is_there: bool) -> None:
         """Refuse a destination whose array is not that of the source, or has unknown objects."""
-        manifest = self._manifest(plan)
-        prefix = manifest.prefix
+        prefix = plan.node.chunk_prefix
         if is_there:
             task = self._task(plan, prefix, may_be_there=False)
             self._run_tasks(replace(plan, action="skipped"), replace(task, only_compares=True))
         elif in_place.find_manifest(self.target, plan.node) is None and any(
-            manifest.keys_below(self.target, prefix)
+            self._manifest(plan).keys_below(self.target, prefix)
         ):
             raise SpecError(
                 f"the destination has objects below {prefix!r} already, and no array; "
@@ -332,8 +330,10 @@ class Conversion:
                     f"{n_there} are in {target.base.describe()}: take workers that reach the "
                     "store; nothing was removed"
                 )
-        counts_by_name = {**done._asdict(), "n_tasks": n_tasks}
-        return replace(_report_of(plan), **counts_by_name, seconds=time.monotonic() - begun)
+        n_chunks, n_objects, n_bytes, n_resumed = done
+        report = replace(_report_of(plan), n_chunks=n_chunks, n_objects=n_objects, n_bytes=n_bytes)
+        seconds = time.monotonic() - begun
+        return replace(report, n_tasks=n_tasks, n_resumed=n_resumed, seconds=seconds)
 
 
 def _report_of(plan: ArrayPlan) -> ArrayReport:

@@ -21,26 +21,23 @@ from typing import Any, Literal, TypeAlias
 
 from zarr_shardstore.access import (
     BaseStoreHandle,
-    ShardingMapping,
-    ShardingStore,
+    StoreLike,
     declarations,
     invalidate_documents,
     metadata,
     open_base,
     requests,
-    resolve,
 )
 from zarr_shardstore.errors import SpecError, UnsupportedError
 from zarr_shardstore.tools.inspect.find import find_contents, quoted, select_paths
 from zarr_shardstore.tools.inspect.readers import read_by, summarize
 from zarr_shardstore.tools.native import document_members, translate
 
-AnyStore: TypeAlias = "resolve.BaseStoreLike | ShardingStore | ShardingMapping"
-
-Node: TypeAlias = dict[str, declarations.Document]
+Document: TypeAlias = declarations.Document
+Node: TypeAlias = dict[str, Document]
 """Documents of one node by name."""
 
-_Remake: TypeAlias = Callable[[Mapping[str, Any]], declarations.Document]
+_Remake: TypeAlias = Callable[[Mapping[str, Any]], Document]
 
 _CONSOLIDATED = "consolidated_metadata"
 _V2_NAMES = (".zmetadata", ".zarray", ".zgroup", ".zattrs")
@@ -93,7 +90,7 @@ class NativeReport:
 
 
 def to_native(
-    store: AnyStore,
+    store: StoreLike,
     *,
     paths: Iterable[str] | None = None,
     ome: bool = False,
@@ -176,7 +173,7 @@ def native_change(
 
 
 def from_native(
-    store: AnyStore,
+    store: StoreLike,
     *,
     paths: Iterable[str] | None = None,
     zarr_format: Literal[2, 3] = 3,
@@ -204,7 +201,7 @@ def from_native(
     return change.make(base, dry_run=dry_run)
 
 
-def _read_documents() -> requests.Flow[dict[str, declarations.Document]]:
+def _read_documents() -> requests.Flow[dict[str, Document]]:
     """Return all documents of the nodes of a store, by key."""
     found = yield from find_contents()
     docs = {metadata.document_key(node): dict(array.doc) for node, array in found.arrays.items()}
@@ -238,9 +235,7 @@ def _round_of(key: str) -> tuple[int, str]:
 class DocumentChange:
     """Change of the documents of a store, given by key, as far as it is decided."""
 
-    def __init__(
-        self, docs: Mapping[str, declarations.Document], paths: Iterable[str] | None
-    ) -> None:
+    def __init__(self, docs: Mapping[str, Document], paths: Iterable[str] | None) -> None:
         self.before: dict[str, Node] = {}
         for key, doc in docs.items():
             path, _, name = key.rpartition("/")
@@ -295,7 +290,7 @@ class DocumentChange:
             except (SpecError, UnsupportedError) as error:
                 raise type(error)(f"{path or '/'!r} cannot be translated: {error}") from error
 
-    def _below(self, path: str, *names: str) -> dict[str, declarations.Document]:
+    def _below(self, path: str, *names: str) -> dict[str, Document]:
         """Return the documents of these names at and below a path, by key from there."""
         prefix = _join(path, "")
         return {
@@ -344,11 +339,9 @@ class DocumentChange:
                 copies = dict(sorted(self._below(path, ".zgroup", ".zarray", ".zattrs").items()))
                 after[".zmetadata"] = {"zarr_consolidated_format": 1, "metadata": copies}
 
-    def _with_copies(
-        self, path: str, group: declarations.Document, remake: _Remake
-    ) -> declarations.Document:
+    def _with_copies(self, path: str, group: Document, remake: _Remake) -> Document:
         """Return the document of a v3 group with copies that are up to date."""
-        changed: dict[str, declarations.Document | None] = {}
+        changed: dict[str, Document | None] = {}
         for name, copy in metadata.all_members(group).items():
             node = _join(path, name)
             if node in self.selected and isinstance(copy, Mapping):
@@ -404,7 +397,7 @@ def _make_v2(before: Node, after: Node) -> str:
     return "v3 made v2"
 
 
-def _v2(node: Node) -> tuple[declarations.Document, declarations.Document] | None:
+def _v2(node: Node) -> tuple[Document, Document] | None:
     """Return the v2 document of a node, and its attributes."""
     if ".zarray" in node and ".zgroup" in node:
         raise SpecError("it has both .zarray and .zgroup: remove one")
@@ -412,7 +405,7 @@ def _v2(node: Node) -> tuple[declarations.Document, declarations.Document] | Non
     return None if doc is None else (doc, node.get(".zattrs", {}))
 
 
-def _native(doc: Mapping[str, Any], ome: bool) -> declarations.Document:
+def _native(doc: Mapping[str, Any], ome: bool) -> Document:
     if _is_array(doc):
         return translate.redeclare(doc, "codec")
     if not ome:
@@ -420,7 +413,7 @@ def _native(doc: Mapping[str, Any], ome: bool) -> declarations.Document:
     return {**doc, "attributes": translate.to_ome_05(document_members.attributes_of(doc))}
 
 
-def _check_same(stored: declarations.Document, made: declarations.Document) -> None:
+def _check_same(stored: Document, made: Document) -> None:
     """Refuse documents of both formats unless an interrupted call may have left them."""
     optional = (_CONSOLIDATED, "dimension_names")
     essences = [
@@ -434,9 +427,7 @@ def _check_same(stored: declarations.Document, made: declarations.Document) -> N
         )
 
 
-def _has_all(
-    stored: declarations.Document, left_over: declarations.Document | None, ome: bool
-) -> bool:
+def _has_all(stored: Document, left_over: Document | None, ome: bool) -> bool:
     """Return whether a v3 document has all attributes of a `.zattrs` that is left over."""
     if left_over is None:
         return False

@@ -45,12 +45,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence, Set
-from typing import Any
+from typing import Any, TypeAlias
 
 from zarr_shardstore.access import chunk_keys, data_types, declarations, metadata, transformer_list
 from zarr_shardstore.errors import SpecError, UnsupportedError
 from zarr_shardstore.tools.native import codecs, document_members, fill_values
 
+Document: TypeAlias = declarations.Document
 DRAFT_META_ROOT = "meta/root/"
 ENTRY_POINT_KEY = "zarr.json"
 
@@ -61,7 +62,7 @@ _IS_ODD = re.compile(r"c[0-9].*[0-9]")
 _COMPRESSORS = "https://purl.org/zarr/spec/codec/"
 _CORE = "https://purl.org/zarr/spec/protocol/core/3.0"
 
-ENTRY_POINT: declarations.Document = {
+ENTRY_POINT: Document = {
     "zarr_format": _CORE,
     "metadata_encoding": _CORE,
     "metadata_key_suffix": ".json",
@@ -189,15 +190,13 @@ def check_entry_point(doc: Mapping[str, Any] | None) -> None:
     _check_extensions(doc)
 
 
-def group_of_draft(doc: Mapping[str, Any]) -> declarations.Document:
+def group_of_draft(doc: Mapping[str, Any]) -> Document:
     _check_extensions(doc)
     attributes = document_members.attributes_of(doc)
     return {"zarr_format": 3, "node_type": "group", "attributes": attributes}
 
 
-def group_to_draft(
-    doc: Mapping[str, Any], stored: Mapping[str, Any] | None = None
-) -> declarations.Document:
+def group_to_draft(doc: Mapping[str, Any], stored: Mapping[str, Any] | None = None) -> Document:
     _check_members(doc, document_members.V3_GROUP_MEMBERS)
     if doc.get("consolidated_metadata") is not None:
         raise UnsupportedError(
@@ -206,7 +205,7 @@ def group_to_draft(
     return {**(stored or {}), "attributes": document_members.attributes_of(doc)}
 
 
-def array_of_draft(doc: Mapping[str, Any]) -> declarations.Document:
+def array_of_draft(doc: Mapping[str, Any]) -> Document:
     _check_extensions(doc)
     if doc.get("storage_transformers"):
         raise UnsupportedError(
@@ -240,9 +239,7 @@ def array_of_draft(doc: Mapping[str, Any]) -> declarations.Document:
     return {**translated, **_dimension_names(doc)}
 
 
-def array_to_draft(
-    doc: Mapping[str, Any], stored: Mapping[str, Any] | None = None
-) -> declarations.Document:
+def array_to_draft(doc: Mapping[str, Any], stored: Mapping[str, Any] | None = None) -> Document:
     """Translate a v3 document; members that did not change keep their stored spelling."""
     translated = _translated_array(doc)
     if stored is None:
@@ -259,7 +256,7 @@ def array_to_draft(
     return {**kept, **{n: member for n, member in translated.items() if n not in same}}
 
 
-def _translated_array(doc: Mapping[str, Any]) -> declarations.Document:
+def _translated_array(doc: Mapping[str, Any]) -> Document:
     _check_members(doc, document_members.V3_ARRAY_MEMBERS)
     if doc.get("storage_transformers"):
         raise UnsupportedError(
@@ -304,7 +301,7 @@ def _translated_array(doc: Mapping[str, Any]) -> declarations.Document:
 
 def _parse_codecs(
     given: Any, ndim: int
-) -> tuple[codecs.Order, data_types.Endian | None, declarations.Document | None]:
+) -> tuple[codecs.Order, data_types.Endian | None, Document | None]:
     """Return memory layout, byte order, and config of the compressor, if any."""
     names = [transformer_list.name_and_options(codec)[0] for codec in given]
     if "sharding_indexed" in names:
@@ -322,7 +319,7 @@ def _parse_codecs(
     return layout, codecs.bytes_endian(rest[0]), compressor
 
 
-def _dimension_names(doc: Mapping[str, Any]) -> declarations.Document:
+def _dimension_names(doc: Mapping[str, Any]) -> Document:
     """Return the names, if any; in the draft the member may have another meaning."""
     names = doc.get("dimension_names")
     if not isinstance(names, list | tuple) or len(names) != len(doc["shape"]):

@@ -35,13 +35,14 @@ from __future__ import annotations
 import base64
 import struct
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 from zarr_shardstore.access import chunk_keys, data_types, declarations, metadata, transformer_list
 from zarr_shardstore.errors import UnsupportedError
 from zarr_shardstore.tools.native import document_members, fill_values
 from zarr_shardstore.tools.native.codecs import SERIALIZERS, Chain, chain_of_codecs, v3_array
 
+Document: TypeAlias = declarations.Document
 ZarrFormat = Literal[2, 3]
 
 _OF_CHUNKS = {"shape", "chunks", "dtype", "compressor", "fill_value", "order", "filters"}
@@ -55,9 +56,7 @@ _OME_GROUPS = ("multiscales", "plate", "well", "bioformats2raw.layout")
 _OME_MEMBERS = (*_OME_IMAGES, "plate", "well")
 
 
-def redeclare(
-    doc: Mapping[str, Any], how: Literal["codec", "storage_transformers"]
-) -> declarations.Document:
+def redeclare(doc: Mapping[str, Any], how: Literal["codec", "storage_transformers"]) -> Document:
     """Return a v3 array document with this declaration in place of another."""
     declared = declarations.find_declaration(doc, "passthrough" if how == "codec" else "flat")
     if declared is None or declared.how == how:
@@ -71,7 +70,7 @@ def redeclare(
     return _declare(declarations.strip(doc, declared.how), declared, how)
 
 
-def v3_of_v2(doc: Mapping[str, Any], attributes: Mapping[str, Any]) -> declarations.Document:
+def v3_of_v2(doc: Mapping[str, Any], attributes: Mapping[str, Any]) -> Document:
     """Return the native v3 document of a v2 array, sharded or not, or of a v2 group."""
     if "shape" not in doc:
         document_members.check_members(doc, {"zarr_format"}, "v3")
@@ -98,7 +97,7 @@ def v3_of_v2(doc: Mapping[str, Any], attributes: Mapping[str, Any]) -> declarati
     return {**translated, **notes}
 
 
-def v2_of_v3(doc: Mapping[str, Any]) -> tuple[declarations.Document, declarations.Document]:
+def v2_of_v3(doc: Mapping[str, Any]) -> tuple[Document, Document]:
     """Return v2 document and attributes of a v3 group, or of an array, marked if sharded."""
     if doc.get("node_type") == "group":
         document_members.check_members(doc, document_members.V3_GROUP_MEMBERS, "v2")
@@ -124,7 +123,7 @@ def v2_of_v3(doc: Mapping[str, Any]) -> tuple[declarations.Document, declaration
     attributes, fill_value = to_attributes(
         document_members.attributes_of(plain), plain.get("dimension_names"), fill_value, data_type
     )
-    translated: declarations.Document = {
+    translated: Document = {
         "zarr_format": 2,
         "shape": list(geometry.shape),
         "chunks": list(geometry.chunk_shape),
@@ -143,7 +142,7 @@ def v2_of_v3(doc: Mapping[str, Any]) -> tuple[declarations.Document, declaration
 
 def documents_in(
     zarr_format: ZarrFormat | None, doc: Mapping[str, Any], attributes: Mapping[str, Any]
-) -> dict[str, declarations.Document]:
+) -> dict[str, Document]:
     """Return the documents, by name, of a node with plain chunks for readers of a format.
 
     `doc` is ``zarr.json``, ``.zarray`` or ``.zgroup``, as stored or as users see it; `attributes`
@@ -173,8 +172,8 @@ def encoding_in(
 
 
 def _plain_v2_of_v3(
-    doc: declarations.Document,
-) -> tuple[declarations.Document, declarations.Document]:
+    doc: Document,
+) -> tuple[Document, Document]:
     """Return v2 document and attributes of a v3 node without shards, of any chunk keys."""
     if declarations.has_sharding_codec(doc):
         raise UnsupportedError("its chunks are shards themselves, which v2 has not: take v3")
@@ -192,7 +191,7 @@ def _plain_v2_of_v3(
 
 def to_dimension_names(
     attributes: Mapping[str, Any], ndim: int, fill_value: Any, data_type: data_types.DataType | None
-) -> tuple[declarations.Document, list[str] | None]:
+) -> tuple[Document, list[str] | None]:
     """Return attributes and dimension names of a v3 array, from the attributes of v2."""
     names = attributes.get(_NAMES)
     if names is None or not _are_names(names) or len(names) != ndim:
@@ -209,7 +208,7 @@ def to_attributes(
     names: Any,
     fill_value: Any,
     data_type: data_types.DataType | None,
-) -> tuple[declarations.Document, Any]:
+) -> tuple[Document, Any]:
     """Return attributes and fill value of a v2 array, from v3 attributes and dimension names.
 
     Where xarray masks no data, a zero that ``null`` also stands for becomes ``null``. Other zeros
@@ -255,8 +254,8 @@ def _float64(value: float | str) -> str:
 
 
 def _declare(
-    plain: declarations.Document, declared: declarations.Declared, how: declarations.Declaration
-) -> declarations.Document:
+    plain: Document, declared: declarations.Declared, how: declarations.Declaration
+) -> Document:
     if not declared.transformers:
         return plain
     names = [transformer.name for transformer in declared.transformers]
@@ -281,7 +280,7 @@ def is_ome_04(attributes: Mapping[str, Any]) -> bool:
     return "ome" not in attributes and any(name in attributes for name in _OME_GROUPS)
 
 
-def to_ome_05(attributes: Mapping[str, Any]) -> declarations.Document:
+def to_ome_05(attributes: Mapping[str, Any]) -> Document:
     """Return attributes of a group with those of OME-Zarr 0.4 made 0.5."""
     members = {name: attributes[name] for name in _OME_MEMBERS if name in attributes}
     if not members:
@@ -295,7 +294,7 @@ def to_ome_05(attributes: Mapping[str, Any]) -> declarations.Document:
     return {**rest, "ome": {"version": "0.5", **moved}}
 
 
-def to_ome_04(attributes: Mapping[str, Any]) -> declarations.Document:
+def to_ome_04(attributes: Mapping[str, Any]) -> Document:
     """Return attributes of a group with those of OME-Zarr 0.5 made 0.4."""
     ome = attributes.get("ome")
     if not isinstance(ome, Mapping) or ome.get("version") != "0.5":
