@@ -200,7 +200,7 @@ def unshard_store(
 ) -> ConversionReport:
     """Give each chunk of the sharded arrays of a store an object of its own.
 
-    Parameters, errors and guarantees are those of `shard_store`.
+    `shard_store` has the parameters, errors and guarantees.
     """
     return convert_store(
         source, destination, store_options.ShardingOptions(order="C"), to_plain=True, **options
@@ -227,7 +227,7 @@ def reshard(
     chunks_per_shard
         Shards of the arrays afterwards; ``None``: no shards, as `unshard_store`.
 
-    The other parameters, errors and guarantees are those of `shard_store`.
+    `shard_store` has the other parameters, the errors and guarantees.
     """
     shape = _one_of(chunks_per_shard, shard_shape, ... if shard_nbytes is None else None)
     if shape is ...:
@@ -261,8 +261,8 @@ def compact_store(
 ) -> CompactionReport:
     """Call `ShardingMapping.compact`, and measure each shard before and after.
 
-    With `dry_run` dead bytes are counted by the indexes, and nothing is changed. Cost: two requests
-    for each shard beside those of the compaction.
+    With `dry_run` dead bytes are counted by the indexes alone. Cost: the compaction, and two
+    requests for each shard.
     """
     mapping = ShardingMapping(store, storage_options=storage_options)
     base = open_base(mapping)

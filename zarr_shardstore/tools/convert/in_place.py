@@ -152,7 +152,7 @@ class Manifest:
         names = base.names(top)
         listed: Iterable[Sequence[str]] = [[top + name for name in names]]
         if self.separator == "/" and self.ndim > 1:
-            # Each directory is listed before anything in it is removed: no name is missed.
+            # Each directory is listed before its objects are removed: no name is missed.
             listed = (
                 base.perform([requests.ListPrefix(f"{top}{name}/")])[0]
                 for name in sorted(names)

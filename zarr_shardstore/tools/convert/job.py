@@ -264,7 +264,7 @@ class Conversion:
         return report
 
     def _check_array(self, plan: ArrayPlan, *, is_there: bool) -> None:
-        """Refuse a destination whose array is not that of the source, or has unknown objects."""
+        """Refuse a destination with another array than the source, or with unknown objects."""
         prefix = plan.node.chunk_prefix
         if is_there:
             task = self._task(plan, prefix, may_be_there=False)

@@ -1,4 +1,4 @@
-"""Plan of a conversion: the shards that each array gets, and why. Nothing is written.
+"""Plan of a conversion: the shards that each array gets, and why.
 
 A migration leaves documents of Zarr v2 and v3 at one path, with the same chunk keys. They are one
 array with two documents, which change together.
@@ -189,17 +189,12 @@ def _plan_array(
     if spec == plan.spec:
         return replace(plan, reason=reason)
     action: Action = "sharded" if plan.spec is None else "resharded"
+    action = "unsharded" if spec is None else action
     documents = {
         metadata.document_key(node): _declared_as(node, doc, spec, sharding)
         for node, doc in plan.documents.items()
     }
-    return replace(
-        plan,
-        new_spec=spec,
-        action="unsharded" if spec is None else action,
-        reason=reason,
-        new_documents=documents,
-    )
+    return replace(plan, new_spec=spec, action=action, reason=reason, new_documents=documents)
 
 
 # ------------------------------------------------------------ which shards
@@ -213,8 +208,8 @@ def _choose_shards(
 ) -> tuple[shard_format.ShardingSpec | None, str]:
     """Choose the shards of an array, none larger than the grid, and say why."""
     now, grid = plan.spec, plan.grid_shape
-    has_index = now is not None and policy.index in (None, now.index)  # of the form asked for
-    kept = now.chunks_per_shard if now is not None and has_index else None
+    # Shards with another form of index are stored again.
+    kept = now.chunks_per_shard if now and policy.index in (None, now.index) else None
     if not grid:
         return now, "it has no dimensions, so one chunk"
     rule = policy.rule_of(plan.node.path, dims)
@@ -275,7 +270,7 @@ def _chunks_per_shard_by_size(
 
 
 def _plans_of(arrays: Iterable[find.FoundArray]) -> list[ArrayPlan]:
-    """Return plans that change nothing, in the order of their paths."""
+    """Return plans without a decision, in the order of their paths."""
     plans: dict[metadata.Node, ArrayPlan] = {}
     for found in arrays:
         plan = _plan_of(found)

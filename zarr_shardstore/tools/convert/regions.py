@@ -6,7 +6,7 @@ chunk grid that one task converts: a shard, or a block of chunks where there are
 The cost of a visit to all regions grows with the grid, the cost of a listing with the stored
 objects. So some objects of a large grid are sampled. If most are missing, the objects are listed,
 and only regions that hold one are visited. A listing that has seen half of the grid is given up.
-For a shard that lies in several regions, its index tells the regions to visit.
+For a shard that lies in several regions, its index decides which regions to visit.
 """
 
 from __future__ import annotations

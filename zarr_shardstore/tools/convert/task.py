@@ -66,8 +66,8 @@ class ArrayTask:
     run: str
     """Unique text: dask returns an earlier result for an equal task."""
     document_key: str | None = None
-    """Object of the source that a worker elsewhere must find, or else it does not reach the store
-    and would take all values for missing."""
+    """Object of the source that a worker elsewhere must find. A worker that does not reach the
+    store would take all values for missing."""
     only_compares: bool = False
     """True if the target has the array already: each difference is an error."""
 
@@ -167,7 +167,7 @@ def _find_in_target(task: ArrayTask, region: ArrayRegion) -> tuple[_Contents, Ex
 
 
 def _compare(task: ArrayTask, region: ArrayRegion, values: StoredValues) -> TaskResult:
-    """Raise `SpecError` if the values of the target are not those of the source."""
+    """Raise `SpecError` if source and target have different values."""
     expected = _Contents(values.rounds())
     found, damage = _find_in_target(task, region)
     if found.is_same(expected) and damage is None:
@@ -191,42 +191,32 @@ def _write_shard(task: ArrayTask, region: ArrayRegion, values: StoredValues) -> 
         there, _ = _find_in_target(task, region)
         if len(there.ids) and there.is_same(_Contents(values.rounds())):
             return there.result(n_resumed=1)
-    written = _upload_shard(base, shard, values)
-    if not len(written.ids):  # no shard was stored
-        if task.may_be_there:
-            base.perform([requests.Delete(shard.key)])
-        return TaskResult()
-    found, damage = _find_in_target(task, region)
-    if not found.is_same(written):
-        raise errors.CorruptShardError(_NOT_THE_SAME, shard_key=shard.key) from damage
-    return written.result()
-
-
-def _upload_shard(
-    base: BaseStoreHandle, shard: layouts.ShardRef, values: StoredValues
-) -> _Contents:
-    """Store the values, if any, as a shard."""
-    written = _Contents()
-    spec = shard.layout.spec
+    spec, written = shard.layout.spec, _Contents()
     is_index_first = spec.index.location == "start"
     if is_index_first and values.is_estimate:
         values = _whole_objects(values.base, values.keys, values.ids)
     rounds = values.rounds()
     first = next(rounds, None)
-    if first is None:
-        return written
+    if first is None:  # there is no value, so no shard
+        if task.may_be_there:
+            base.perform([requests.Delete(shard.key)])
+        return TaskResult()
+    all_rounds = chain([first], rounds)
 
     def parts() -> Iterator[Sequence[bytes | memoryview]]:
         if is_index_first:
             yield [shard_format.packed_index(values.ids, values.stops - values.starts, spec)]
-        for found in chain([first], rounds):
+        for found in all_rounds:
             written.add(found)
             yield found.pieces
         if not is_index_first:
             yield [shard_format.packed_index(written.ids, written.sizes, spec)]
 
     base.backend.upload(shard.key, parts())
-    return written
+    read_back, damage = _find_in_target(task, region)
+    if not read_back.is_same(written):
+        raise errors.CorruptShardError(_NOT_THE_SAME, shard_key=shard.key) from damage
+    return written.result()
 
 
 # ------------------------------------------------- to objects of their own

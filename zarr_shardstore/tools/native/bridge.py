@@ -131,7 +131,7 @@ def to_native(
     processes, must be opened again after it.
 
     Cost: the requests that find the arrays, and one for each document that is read, written or
-    removed, in one round for each name and depth.
+    removed. Documents of one name and depth share a round.
 
     Examples
     --------
@@ -187,7 +187,7 @@ def from_native(
     and arrays of v3 get v2 documents, with our marker where they are sharded; their chunk keys
     must be v2's already. OME-Zarr attributes do not change.
 
-    Parameters, errors and notes are those of `to_native`.
+    `to_native` has the parameters, errors and notes.
     """
     if zarr_format not in (2, 3):
         raise SpecError(f"zarr_format is 2 or 3, got {zarr_format!r}")

@@ -1,4 +1,4 @@
-"""Keys and documents of the draft hierarchy of 2022 as those of Zarr v3, and back.
+"""Keys and documents of the draft hierarchy of 2022 in Zarr v3, and back.
 
 ==========================  ==================================================
 v3                          draft

@@ -281,7 +281,7 @@ def is_ome_04(attributes: Mapping[str, Any]) -> bool:
 
 
 def to_ome_05(attributes: Mapping[str, Any]) -> Document:
-    """Return attributes of a group with those of OME-Zarr 0.4 made 0.5."""
+    """Return the attributes of a group, with OME-Zarr 0.4 made 0.5."""
     members = {name: attributes[name] for name in _OME_MEMBERS if name in attributes}
     if not members:
         return dict(attributes)
@@ -295,7 +295,7 @@ def to_ome_05(attributes: Mapping[str, Any]) -> Document:
 
 
 def to_ome_04(attributes: Mapping[str, Any]) -> Document:
-    """Return attributes of a group with those of OME-Zarr 0.5 made 0.4."""
+    """Return the attributes of a group, with OME-Zarr 0.5 made 0.4."""
     ome = attributes.get("ome")
     if not isinstance(ome, Mapping) or ome.get("version") != "0.5":
         return dict(attributes)
