@@ -44,7 +44,7 @@ ROOMS = {
     "core/io": 6_200,
     "core/zarr_hooks": 1_250,
     "core/store": 2_750,
-    "tools": 8_530,
+    "tools": 8_300,
     "cli": 1_300,
     "interop": 4_650,
 }

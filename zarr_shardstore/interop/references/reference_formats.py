@@ -28,7 +28,7 @@ from zarr.core.sync import sync
 
 from zarr_shardstore.access import arguments, chunk_keys, declarations
 from zarr_shardstore.errors import SpecError, UnsupportedError
-from zarr_shardstore.tools.native.as_format import ZarrFormat
+from zarr_shardstore.tools.native.translate import ZarrFormat
 
 OUR_MEMBER = "zarr_shardstore"
 """Member of kerchunk's JSON with the states of shards; readers pass over it."""

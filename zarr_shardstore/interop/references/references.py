@@ -47,8 +47,8 @@ from zarr_shardstore.interop.references.reference_formats import (
 )
 from zarr_shardstore.tools.inspect.find import FoundArray, find_contents, read_array, select_paths
 from zarr_shardstore.tools.native import document_members, fill_values, translate
-from zarr_shardstore.tools.native.as_format import ZarrFormat, documents_in
 from zarr_shardstore.tools.native.draft_documents import array_of_draft, node_of_meta_key
+from zarr_shardstore.tools.native.translate import ZarrFormat, documents_in
 
 _TRANSFORMERS = "storage_transformers"
 

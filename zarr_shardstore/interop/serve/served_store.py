@@ -26,7 +26,7 @@ from zarr_shardstore.access import (
 from zarr_shardstore.errors import ShardStoreError, SpecError
 from zarr_shardstore.tools.inspect.find import DOCUMENTS, find_contents
 from zarr_shardstore.tools.native import document_members
-from zarr_shardstore.tools.native.as_format import ZarrFormat, documents_in, encoding_in
+from zarr_shardstore.tools.native.translate import ZarrFormat, documents_in, encoding_in
 
 _MAX_KEY_NBYTES = 1024
 """As in S3."""

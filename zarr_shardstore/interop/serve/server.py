@@ -33,7 +33,7 @@ from zarr_shardstore.access import ShardingStore, byte_ranges
 from zarr_shardstore.errors import ShardConflictError, ShardStoreError, SpecError, UnsupportedError
 from zarr_shardstore.interop.serve.page import draw_slice, render_page
 from zarr_shardstore.interop.serve.served_store import ServedStore
-from zarr_shardstore.tools.native.as_format import ZarrFormat
+from zarr_shardstore.tools.native.translate import ZarrFormat
 
 _AT_ONCE = 16
 """Values that are read or sent at a time."""

@@ -1,7 +1,4 @@
-"""The tools for a whole store: chunks into shards, back, into other shards; and compaction.
-
-Bytes of chunks are moved and never decoded.
-"""
+"""Conversions of a whole store into shards, back and into other shards; and compaction."""
 
 from __future__ import annotations
 
@@ -11,7 +8,7 @@ from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from types import EllipsisType
-from typing import Any, TypedDict, Unpack
+from typing import Any, TypeAlias, TypedDict, Unpack
 
 from zarr_shardstore.access import (
     ShardingMapping,
@@ -32,6 +29,8 @@ from zarr_shardstore.tools.convert.report import CompactionReport, ConversionRep
 from zarr_shardstore.tools.inspect.occupancy import cell_of
 from zarr_shardstore.tools.native.preview import native_preview
 
+_Shape: TypeAlias = policies.ChunksPerShard | EllipsisType
+
 
 class ConversionArguments(TypedDict, total=False):
     """Keyword arguments of every conversion; `shard_store` documents them."""
@@ -48,7 +47,7 @@ def shard_store(
     source: StoreLike,
     destination: StoreLike | None = None,
     *,
-    chunks_per_shard: policies.ChunksPerShard | EllipsisType = ...,
+    chunks_per_shard: _Shape = ...,
     shard_nbytes: int | str | None = None,
     paths: Iterable[str] | str | None = None,
     declaration: policies.V3Declaration | None = None,
@@ -61,39 +60,36 @@ def shard_store(
     dry_run: bool = False,
     progress: OnProgress | None = None,
     consolidate_index: bool = False,
-    shard_shape: policies.ChunksPerShard | EllipsisType = ...,
+    shard_shape: _Shape = ...,
     native: bool = False,
     ome: bool = False,
 ) -> ConversionReport:
     """Pack the chunks of the arrays of a store into shards, in place or in another store.
 
-    Arrays that have such shards already stay as they are. Those that have others are re-packed,
-    except with ``"auto"``.
+    Bytes of chunks are moved, never decoded. Arrays that have such shards already stay as they
+    are. Arrays with other shards are re-packed, except with ``"auto"``.
 
     Parameters
     ----------
     source
         Any store that `ShardingStore` wraps.
     destination
-        Another store, also of another kind. All keys of the source are copied to it, arrays in
-        their new form. Objects that are no chunks in a directory of chunks (``z/c/notes.txt``)
-        are not copied: it is not listed. An array that is there already is compared with the
+        Another store of any kind; ``None``: in place. All keys of the source are copied to it,
+        arrays in their new form. Directories of chunks are not listed: other objects in them
+        (``z/c/notes.txt``) are not copied. An array that is there already is compared with the
         source, chunk by chunk. Close a `ZipStore` afterwards: only then its file is whole.
-        ``None``: in place.
     chunks_per_shard : "auto", int, tuple of int, mapping
         As for `ShardingStore`. ``"auto"``, the default, looks at the sizes of stored chunks, and
-        the report says why. A shard has no more chunks along a dimension than the array has now:
-        all others would be missing. A name of no array and no dimension is an error.
+        the report says why. A shard is no longer than the grid of the array. A name of no array
+        and no dimension is an error.
     shard_nbytes
-        As for `ShardingStore`: bytes of a shard before compression, in place of
-        `chunks_per_shard`.
+        As for `ShardingStore`, in place of `chunks_per_shard`: bytes before compression.
     paths
-        Arrays and groups, or patterns of these (``"raw/*"``): only these are converted. A group
-        stands for everything below it. ``None``: all.
+        Arrays, groups with all below them, or patterns of these (``"raw/*"``); ``None``: all.
     declaration, index_codecs, index_location, order
         As for `ShardingStore`.
     executor : concurrent.futures.Executor, optional
-        Runs the tasks: one for each shard. ``None``: a few threads.
+        Runs one task for each shard; ``None``: a few threads.
     source_options, destination_options
         For fsspec, if the stores are URLs.
     dry_run
@@ -101,15 +97,15 @@ def shard_store(
     progress
         Called after each task, in this thread.
     consolidate_index
-        At the end do what `ShardingStore.consolidate_index` does, for all sharded arrays.
+        Call `ShardingStore.consolidate_index` at the end, for all sharded arrays.
     shard_shape
-        The name that zarr-vectors has for `chunks_per_shard`; in chunks, too.
+        The name of `chunks_per_shard` in zarr-vectors, also in chunks.
     native
-        Also do what `to_native` does, so that every Zarr v3 reader reads the result: Zarr v2
-        becomes v3. In place that comes first, so the store is readable if the process is killed
-        in between. Without it, no other program reads the shards of Zarr v2 arrays.
+        Also call `to_native`, so that every Zarr v3 reader reads the result: Zarr v2 becomes v3.
+        In place this comes first, so a killed conversion leaves a readable store. Without it,
+        only this package reads the shards of Zarr v2 arrays.
     ome
-        With `native`: make OME-Zarr 0.4 metadata that of 0.5.
+        With `native`: turn OME-Zarr 0.4 metadata into 0.5.
 
     Returns
     -------
@@ -131,10 +127,10 @@ def shard_store(
 
     Notes
     -----
-    Nothing may write to the arrays concurrently. Each chunk is read back and compared before
-    anything is deleted. Readers of a conversion in place see the old array until all new shards
-    are verified. Then they get an error that says so, until the new array is there. If the
-    process is killed, run the same command again: it compares what was done, and continues.
+    No other program may write to the arrays meanwhile. Each chunk is read back and compared
+    before anything is deleted. In place, readers see the old array until all new shards are
+    verified. Then they get an error that says so, until the new array is there. After a kill,
+    run the same command again: it compares what was done, and continues.
 
     Memory: 64 MiB for each worker, at most 128 MiB on object stores, and the indexes of the
     shards at hand; shards may be larger. Base stores that take whole objects only (zarr stores
@@ -151,11 +147,9 @@ def shard_store(
     >>> zarr.open_array(store, path="z").shards
     (3, 2)
     """
-    given = _one_of(chunks_per_shard, shard_shape)
-    if given is ...:
-        given = "auto" if shard_nbytes is None else None
+    shape = _one_of(chunks_per_shard, shard_shape, "auto" if shard_nbytes is None else None)
     sharding = store_options.ShardingOptions(
-        chunks_per_shard=given,
+        chunks_per_shard=shape,
         shard_nbytes=shard_nbytes,
         declaration=declaration,
         index_codecs=index_codecs,
@@ -168,20 +162,15 @@ def shard_store(
         raise SpecError("ome=True (--ome) goes with native=True (--native)")
     mapping = None
     if consolidate_index:
-        result, options = source, source_options
-        if destination is not None:
-            result, options = destination, destination_options
-        mapping = ShardingMapping(open_base(result, options).store)
+        result = source if destination is None else destination
+        result_options = source_options if destination is None else destination_options
+        mapping = ShardingMapping(open_base(result, result_options).store)
         mapping._engine.check_consolidation()
     paths = None if paths is None else arguments.paths_of(paths)
-    convert = partial(
-        convert_store,
-        sharding=sharding,
-        paths=paths,
-        executor=executor,
-        destination_options=destination_options,
-        progress=progress,
+    options = ConversionArguments(
+        paths=paths, executor=executor, destination_options=destination_options, progress=progress
     )
+    convert = partial(convert_store, sharding=sharding, **options)
     notes: tuple[str, ...] = ()
     if native:
         base = open_base(source, source_options)
@@ -211,7 +200,7 @@ def unshard_store(
 ) -> ConversionReport:
     """Give each chunk of the sharded arrays of a store an object of its own.
 
-    Parameters, errors and guarantees are those of `shard_store`.
+    `shard_store` has the parameters, errors and guarantees.
     """
     return convert_store(
         source, destination, store_options.ShardingOptions(order="C"), to_plain=True, **options
@@ -220,7 +209,7 @@ def unshard_store(
 
 def reshard(
     source: StoreLike,
-    chunks_per_shard: policies.ChunksPerShard | EllipsisType = ...,
+    chunks_per_shard: _Shape = ...,
     destination: StoreLike | None = None,
     *,
     shard_nbytes: int | str | None = None,
@@ -228,7 +217,7 @@ def reshard(
     index_codecs: store_options.IndexCodecs = None,
     index_location: store_options.IndexLocation = None,
     order: shard_format.EntryOrder = "morton",
-    shard_shape: policies.ChunksPerShard | EllipsisType = ...,
+    shard_shape: _Shape = ...,
     **options: Unpack[ConversionArguments],
 ) -> ConversionReport:
     """Give the arrays of a store shards of this size, whether they have shards now or not.
@@ -238,34 +227,29 @@ def reshard(
     chunks_per_shard
         Shards of the arrays afterwards; ``None``: no shards, as `unshard_store`.
 
-    The other parameters, errors and guarantees are those of `shard_store`.
+    `shard_store` has the other parameters, the errors and guarantees.
     """
-    given = _one_of(chunks_per_shard, shard_shape)
-    if given is ... and shard_nbytes is None:
+    shape = _one_of(chunks_per_shard, shard_shape, ... if shard_nbytes is None else None)
+    if shape is ...:
         raise SpecError("reshard needs chunks_per_shard: what a shard has afterwards")
     sharding = store_options.ShardingOptions(
-        chunks_per_shard=None if given is ... else given,
+        chunks_per_shard=shape,
         shard_nbytes=shard_nbytes,
         declaration=declaration,
         index_codecs=index_codecs,
         index_location=index_location,
         order=order,
     )
-    return convert_store(
-        source, destination, sharding, to_plain=given is None and shard_nbytes is None, **options
-    )
+    to_plain = shape is None and shard_nbytes is None
+    return convert_store(source, destination, sharding, to_plain=to_plain, **options)
 
 
-def _one_of(
-    chunks_per_shard: policies.ChunksPerShard | EllipsisType,
-    shard_shape: policies.ChunksPerShard | EllipsisType,
-) -> policies.ChunksPerShard | EllipsisType:
-    """Return the option, which has two names; ``...`` if it was left out."""
-    if shard_shape is ...:
-        return chunks_per_shard
-    if chunks_per_shard is not ...:
+def _one_of(chunks_per_shard: _Shape, shard_shape: _Shape, default: _Shape) -> _Shape:
+    """Return the option, which has two names; the default if both were left out."""
+    if chunks_per_shard is not ... and shard_shape is not ...:
         raise SpecError("chunks_per_shard and shard_shape are two names of one thing: give one")
-    return shard_shape
+    given = chunks_per_shard if shard_shape is ... else shard_shape
+    return default if given is ... else given
 
 
 def compact_store(
@@ -277,9 +261,8 @@ def compact_store(
 ) -> CompactionReport:
     """Call `ShardingMapping.compact`, and measure each shard before and after.
 
-    With `dry_run` the dead bytes are counted from the indexes, and nothing is changed.
-
-    Cost: that of the compaction, and two requests for each shard.
+    With `dry_run` dead bytes are counted by the indexes alone. Cost: the compaction, and two
+    requests for each shard.
     """
     mapping = ShardingMapping(store, storage_options=storage_options)
     base = open_base(mapping)

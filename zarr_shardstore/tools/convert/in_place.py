@@ -1,13 +1,13 @@
 """State machine of a conversion in place, and the directory that keeps its state.
 
-Shard ``c/0/0`` has the key of chunk ``c/0/0``, so old and new objects cannot both be there. The new
-ones are staged and verified first, and exchanged for the old ones then.
+Shard ``c/0/0`` has the key of chunk ``c/0/0``, so one of the two can be there. New objects are
+staged and verified, and then exchanged for the old ones.
 
 ::
 
     .zarr_shardstore/lock                      one conversion at a time, on local disks
     .zarr_shardstore/DIGEST/manifest.json      state and new documents of one array
-    .zarr_shardstore/DIGEST/values/c/0/0       a new object that has not its own key yet
+    .zarr_shardstore/DIGEST/values/c/0/0       a staged object
 
            1, 2           3, 4, 5           6, 7            8, 9
     (none) ───► staging ──────► replacing ───────► moving ──────► (none)
@@ -16,13 +16,12 @@ ones are staged and verified first, and exchanged for the old ones then.
 
 1. The manifest is written, with state ``staging``.
 2. Tasks stage all values, read them back and compare.
-3. The manifest gets state ``replacing``. Before, all that was staged is made to survive a loss of
-   power.
-4. Documents and the copies of them get a conversion marker: every reader refuses the array.
-5. The old objects are deleted, and the manifest gets state ``moving``. All old objects are deleted
-   before one is moved: a new object may have the key of an old one of another region.
+3. Staged values are made to survive a loss of power. The manifest gets state ``replacing``.
+4. Documents and their copies get a conversion marker: every reader refuses the array.
+5. All old objects are deleted, because a new object may have the key of any old one. The manifest
+   gets state ``moving``.
 6. Staged objects are moved to their keys.
-7. Directories that became empty are removed.
+7. Empty directories are removed.
 8. The new documents are written, the copies in groups first.
 9. The manifest is deleted, then the rest of the directory.
 
@@ -39,8 +38,8 @@ no marker yet    document may have markers     returns to ``staging``: values ma
 after step 8     the new array                 any conversion continues at step 9
 ===============  ============================  =============================================
 
-Each step may be repeated. A conversion to another store has the state ``staging`` only and stages
-nothing: the array has no document before the end, so no reader sees it.
+Each step may be repeated. A conversion to another store has the state ``staging`` only, and writes
+values to their own keys: no reader sees the array before its document is written at the end.
 """
 
 from __future__ import annotations
@@ -72,22 +71,19 @@ ExchangeState: TypeAlias = Literal["staging", "replacing", "moving"]
 _VERSION = 1
 
 _IS_DIGEST = re.compile("[0-9a-f]{16}")
-"""Names that `directory_of` makes; any other name in the directory is not ours."""
+"""Names that `directory_of` makes."""
 
 _KEYS_A_ROUND = 1000
-"""Objects that are moved or deleted in one round."""
-
 
 _converted: ContextVar[str] = ContextVar("_converted", default="")
-"""Directory of the lock that this call has."""
+"""Directory whose lock this call has."""
 
 
 @contextmanager
 def only_conversion(base: BaseStoreHandle) -> Iterator[None]:
     """Lock the conversions of a store on a local disk; other stores are not locked.
 
-    The lock is the operating system's: it ends with the process that holds it. A conversion of
-    several steps has it for all of them.
+    The lock ends with the process that holds it. Nested calls share it.
     """
     backend = base.backend
     path = backend.path_of(STAGING) if isinstance(backend, LocalBackend) else ""
@@ -113,20 +109,20 @@ def only_conversion(base: BaseStoreHandle) -> Iterator[None]:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """State and aim of the conversion of one array. Its fields are those of the stored object."""
+    """State and aim of the conversion of one array; the stored object has the same fields."""
 
     hierarchy: metadata.Hierarchy
     path: str
     state: ExchangeState
     prefix: str
-    """Of the keys of its values; style, separator and ndim spell the rest of these keys."""
+    """Prefix of the keys of values; style, separator and ndim spell the rest."""
     style: Literal["draft", "default", "v2"]
     separator: str
     ndim: int
     documents: DocumentsByKey
-    """Its new documents by key."""
+    """New documents by key."""
     is_staged: bool
-    """The conversion is in place: values are staged."""
+    """True if the conversion is in place."""
 
     @property
     def directory(self) -> str:
@@ -134,7 +130,7 @@ class Manifest:
 
     @property
     def values_prefix(self) -> str:
-        """Of the keys that tasks write."""
+        """Prefix of the keys that tasks write."""
         return f"{self.directory}values/" if self.is_staged else self.prefix
 
     def at_state(self, base: BaseStoreHandle, state: ExchangeState) -> Manifest:
@@ -156,7 +152,7 @@ class Manifest:
         names = base.names(top)
         listed: Iterable[Sequence[str]] = [[top + name for name in names]]
         if self.separator == "/" and self.ndim > 1:
-            # Each directory is listed before anything in it is removed: no name is missed.
+            # Each directory is listed before its objects are removed: no name is missed.
             listed = (
                 base.perform([requests.ListPrefix(f"{top}{name}/")])[0]
                 for name in sorted(names)
@@ -167,14 +163,14 @@ class Manifest:
             yield from in_rounds(spelled, _KEYS_A_ROUND)
 
     def discard(self, base: BaseStoreHandle) -> None:
-        """Delete what a conversion to another store has written of the array."""
+        """Delete the values that a conversion to another store has written."""
         for keys in self.keys_below(base, self.prefix):
             base.perform([requests.Delete(key) for key in keys])
         base.backend.tidy(self.prefix)
 
 
 def directory_of(node: metadata.Node) -> str:
-    """Return the directory of all that is kept for the conversion of an array."""
+    """Return the directory for the conversion of an array."""
     digest = hashlib.sha256(f"{node.hierarchy}:{node.path}".encode()).hexdigest()[:16]
     return f"{STAGING}{digest}/"
 
@@ -183,10 +179,7 @@ def directory_of(node: metadata.Node) -> str:
 
 
 def read_manifests(base: BaseStoreHandle) -> list[Manifest]:
-    """Read the manifests of all conversions that were begun and not finished.
-
-    The directories of conversions that were killed in step 9 have none, and are removed.
-    """
+    """Read the manifests of unfinished conversions; remove directories after a kill in step 9."""
     names = [name for name in sorted(base.names(STAGING)) if _IS_DIGEST.fullmatch(name)]
     keys = [f"{STAGING}{name}/manifest.json" for name in names]
     found = dict(zip(keys, base.values(keys), strict=True))
@@ -205,7 +198,7 @@ def find_manifest(base: BaseStoreHandle, node: metadata.Node) -> Manifest | None
 def begin(base: BaseStoreHandle, manifest: Manifest) -> bool:
     """Take step 1; return whether an earlier run may have written values of this conversion.
 
-    A store in which nothing can be deleted gets no manifest: no run continues another one there.
+    A store without deletes gets no manifest: no run continues another one there.
     """
     if not base.supports_deletes:
         return False
@@ -220,7 +213,7 @@ def begin(base: BaseStoreHandle, manifest: Manifest) -> bool:
 
 
 def forget(base: BaseStoreHandle, node: metadata.Node) -> None:
-    """Remove what an earlier run has left of an array for which there is nothing to do."""
+    """Remove what an earlier run has left for an array that is not converted now."""
     if base.supports_deletes and (manifest := find_manifest(base, node)) is not None:
         manifest.remove(base)
 
@@ -294,10 +287,7 @@ def _is_hidden(base: BaseStoreHandle, manifest: Manifest) -> bool:
 
 
 def _write_documents(base: BaseStoreHandle, documents: DocumentsByKey) -> None:
-    """Write documents of an array, after the copies that groups have of them.
-
-    A group must not show an array that its own document hides.
-    """
+    """Write documents of an array, after their copies: no group may show a hidden array."""
     _write_copies(base, documents)
     base.write_documents(documents)
 

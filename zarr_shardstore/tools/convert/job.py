@@ -1,8 +1,7 @@
 """Run of a conversion: arrays one after another, the tasks of each array concurrently.
 
-Tasks are run by any `concurrent.futures.Executor`: threads, processes, dask, MPI. Each is submitted
-with all that it needs, so workers keep no state. A few hundred are submitted at a time, so a plan
-of millions takes no memory.
+Any `concurrent.futures.Executor` runs the tasks: threads, processes, dask, MPI. Each task has all
+that it needs, so workers keep no state. Memory is bounded: a few hundred tasks are submitted.
 """
 
 from __future__ import annotations
@@ -12,17 +11,11 @@ import os
 import time
 import uuid
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import (
-    FIRST_COMPLETED,
-    BrokenExecutor,
-    Executor,
-    Future,
-    ThreadPoolExecutor,
-    wait,
-)
+from concurrent import futures
 from contextlib import closing
 from dataclasses import dataclass, replace
 from itertools import islice, product
+from operator import add
 from typing import Any, TypeVar
 
 from zarr_shardstore.access import (
@@ -45,7 +38,7 @@ from zarr_shardstore.tools.convert.other_keys import check_other_keys, copy_othe
 from zarr_shardstore.tools.convert.plan import ArrayPlan, plan_store
 from zarr_shardstore.tools.convert.regions import ArrayLocation, regions_to_visit
 from zarr_shardstore.tools.convert.report import ArrayReport, ConversionReport, OnProgress, Progress
-from zarr_shardstore.tools.convert.task import ArrayTask, run_task
+from zarr_shardstore.tools.convert.task import ArrayTask, TaskResult, run_task
 from zarr_shardstore.tools.inspect.find import StoreContents, quoted
 from zarr_shardstore.tools.inspect.readers import read_by
 
@@ -54,8 +47,7 @@ T = TypeVar("T")
 _MAX_SUBMITTED = 256
 
 _N_THREADS = 4
-"""More hardly help on local disks, where Python steps are what is left; on object stores each
-thread has up to 64 requests under way."""
+"""Most threads. More hardly help on local disks; on object stores each has up to 64 requests."""
 
 
 def convert_store(
@@ -65,7 +57,7 @@ def convert_store(
     *,
     to_plain: bool = False,
     paths: Iterable[str] | str | None = None,
-    executor: Executor | None = None,
+    executor: futures.Executor | None = None,
     source_options: Mapping[str, Any] | None = None,
     destination_options: Mapping[str, Any] | None = None,
     dry_run: bool = False,
@@ -83,9 +75,8 @@ def convert_store(
     is_in_place = destination is None
     if is_in_place and destination_options:
         raise SpecError("destination_options without a destination: pass source_options")
-    base = target = open_base(source, source_options)
-    if destination is not None:
-        target = open_base(destination, destination_options)
+    base = open_base(source, source_options)
+    target = base if destination is None else open_base(destination, destination_options)
     with own_threads() as threads:
         workers = threads if executor is None else executor
         _check_stores(base, target, workers)
@@ -134,14 +125,14 @@ def _notes(copied: StoreContents, arrays: Sequence[ArrayReport]) -> tuple[str, .
     return notes
 
 
-def own_threads() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(min(_N_THREADS, os.cpu_count() or 1))
+def own_threads() -> futures.ThreadPoolExecutor:
+    return futures.ThreadPoolExecutor(min(_N_THREADS, os.cpu_count() or 1))
 
 
 def finish_exchanges(base: BaseStoreHandle) -> tuple[str, ...]:
-    """Finish what a killed conversion in place has begun, under the lock; return notes on it.
+    """Finish, under the lock, what a killed conversion in place has begun; return notes on it.
 
-    What such a conversion of a v2 array has staged is removed: the array becomes one of v3.
+    Staged values of v2 arrays are removed, because the arrays become v3.
     """
     try:
         manifests = in_place.read_manifests(base)
@@ -154,18 +145,20 @@ def finish_exchanges(base: BaseStoreHandle) -> tuple[str, ...]:
         invalidate_documents()
 
 
-def check_reach(base: BaseStoreHandle, executor: Executor) -> None:
+def check_reach(base: BaseStoreHandle, executor: futures.Executor) -> None:
     """Refuse a store that the workers of an executor do not reach."""
-    if base.is_in_memory and not isinstance(executor, ThreadPoolExecutor):
+    if base.is_in_memory and not isinstance(executor, futures.ThreadPoolExecutor):
         raise SpecError(
             f"the store {base.describe()} is in the memory of this process, where the workers of "
             "the executor do not reach it: take threads (executor=None)"
         )
 
 
-def _check_stores(base: BaseStoreHandle, target: BaseStoreHandle, executor: Executor) -> None:
+def _check_stores(
+    base: BaseStoreHandle, target: BaseStoreHandle, executor: futures.Executor
+) -> None:
     """Refuse stores that cannot be converted, or not by these workers."""
-    if not isinstance(executor, ThreadPoolExecutor) and not target.supports_deletes:
+    if not isinstance(executor, futures.ThreadPoolExecutor) and not target.supports_deletes:
         raise SpecError(
             f"only one process writes to {target.describe()}: take threads (executor=None)"
         )
@@ -194,11 +187,10 @@ class Conversion:
     plans: Sequence[ArrayPlan]
     contents: StoreContents
     order: shard_format.EntryOrder
-    executor: Executor
+    executor: futures.Executor
     progress: OnProgress | None
 
     def run(self) -> tuple[ArrayReport, ...]:
-        """Convert all arrays; return what was done."""
         if self.target is self.source:
             if any(plan.action != "skipped" for plan in self.plans):
                 self.target.try_to_remove()
@@ -233,7 +225,7 @@ class Conversion:
 
     def _convert_to_destination(self, plan: ArrayPlan, is_there: bool) -> ArrayReport:
         if plan.geometry is None:
-            # Its chunks are among the other keys: which keys are chunks is not known.
+            # Its chunks are not known, and are among the other keys.
             self.target.write_documents(plan.new_documents)
             return _report_of(plan)
         if is_there:
@@ -256,7 +248,6 @@ class Conversion:
         return report
 
     def _convert_values(self, plan: ArrayPlan, manifest: in_place.Manifest) -> ArrayReport:
-        """Write and verify all values of an array."""
         may_be_there = in_place.begin(self.target, manifest)
         task = self._task(plan, manifest.values_prefix, may_be_there=may_be_there)
         report = self._run_tasks(plan, task)
@@ -267,23 +258,19 @@ class Conversion:
                 f"the metadata of the array {plan.node.path!r} was changed while it was "
                 "converted; the array is as it was: run the same again"
             )
-        # A killed worker leaves temporary files; another one has run its task again.
+        # A killed worker leaves temporary files, and another worker has run its task.
         if (may_be_there or self._is_elsewhere) and not manifest.is_staged:
             self.target.backend.tidy(manifest.prefix)
         return report
 
     def _check_array(self, plan: ArrayPlan, *, is_there: bool) -> None:
-        """Refuse a destination whose array differs, or which has objects that we did not write.
-
-        An array that is there is compared with the source: either may be the one that was changed.
-        """
-        manifest = self._manifest(plan)
-        prefix = manifest.prefix
+        """Refuse a destination with another array than the source, or with unknown objects."""
+        prefix = plan.node.chunk_prefix
         if is_there:
             task = self._task(plan, prefix, may_be_there=False)
             self._run_tasks(replace(plan, action="skipped"), replace(task, only_compares=True))
         elif in_place.find_manifest(self.target, plan.node) is None and any(
-            manifest.keys_below(self.target, prefix)
+            self._manifest(plan).keys_below(self.target, prefix)
         ):
             raise SpecError(
                 f"the destination has objects below {prefix!r} already, and no array; "
@@ -292,38 +279,27 @@ class Conversion:
 
     def _manifest(self, plan: ArrayPlan) -> in_place.Manifest:
         assert plan.geometry is not None
-        encoding = plan.geometry.encoding
+        shape, _, (style, separator) = plan.geometry
+        prefix, documents = plan.node.chunk_prefix, plan.new_documents
+        is_staged = self.target is self.source
         return in_place.Manifest(
-            plan.node.hierarchy,
-            plan.node.path,
-            "staging",
-            plan.node.chunk_prefix,
-            encoding.style,
-            encoding.separator,
-            len(plan.geometry.shape),
-            plan.new_documents,
-            self.target is self.source,
+            *plan.node, "staging", prefix, style, separator, len(shape), documents, is_staged
         )
 
     def _task(self, plan: ArrayPlan, prefix: str, *, may_be_there: bool) -> ArrayTask:
-        """Return the part that all tasks of an array share; `prefix` is that in the target."""
+        """Return the part that all tasks of an array share; `prefix` is of keys in the target."""
         assert plan.geometry is not None
         keys = plan.geometry.encoding, plan.grid_shape
         new_spec = None if plan.action == "copied" else plan.new_spec
         source = walks.ObjectGrid.of_keys(plan.node.chunk_prefix, *keys, plan.spec)
-        return ArrayTask(
-            ArrayLocation(self.source, source),
-            ArrayLocation(self.target, walks.ObjectGrid.of_keys(prefix, *keys, new_spec)),
-            plan.region_shape,
-            self.order,
-            plan.nominal_nbytes,
-            may_be_there,
-            uuid.uuid4().hex,
-        )
+        target = walks.ObjectGrid.of_keys(prefix, *keys, new_spec)
+        places = ArrayLocation(self.source, source), ArrayLocation(self.target, target)
+        nbytes, run = plan.nominal_nbytes, uuid.uuid4().hex
+        return ArrayTask(*places, plan.region_shape, self.order, nbytes, may_be_there, run)
 
     @property
     def _is_elsewhere(self) -> bool:
-        return not isinstance(self.executor, ThreadPoolExecutor)
+        return not isinstance(self.executor, futures.ThreadPoolExecutor)
 
     def _run_tasks(self, plan: ArrayPlan, task: ArrayTask) -> ArrayReport:
         begun = time.monotonic()
@@ -332,35 +308,32 @@ class Conversion:
             task = replace(task, document_key=key)
         locations = [task.source]
         if task.may_be_there or task.only_compares:
-            locations.append(task.target)  # regions of what an earlier run wrote are visited, too
+            locations.append(task.target)  # also regions that an earlier run wrote are visited
         grid = layouts.chunk_grid_shape(task.source.grid.grid_shape, task.region_shape)
         found = regions_to_visit(locations, task.region_shape)
         regions = product(*map(range, grid)) if found is None else iter(found)
         n_tasks = math.prod(grid) if found is None else len(found)
-        report = replace(_report_of(plan), n_tasks=n_tasks)
         calls = ((run_task, task, coords) for coords in regions)
+        done = TaskResult()
         with closing(run_all(self.executor, calls)) as results:
             for n_done, result in enumerate(results, 1):
-                report = replace(
-                    report,
-                    n_chunks=report.n_chunks + result.n_chunks,
-                    n_objects=report.n_objects + result.n_objects,
-                    n_bytes=report.n_bytes + result.n_bytes,
-                    n_resumed=report.n_resumed + result.was_there,
-                )
+                done = TaskResult(*map(add, done, result))
                 if self.progress is not None:
-                    counts = (n_tasks, n_done, report.n_chunks, report.n_bytes)
-                    self.progress(Progress(report.path, report.action, *counts))
+                    counts = (n_tasks, n_done, done.n_chunks, done.n_bytes)
+                    self.progress(Progress(plan.node.path, plan.action, *counts))
         target = task.target
         if self._is_elsewhere and not task.only_compares:
             there = self._manifest(plan).keys_below(target.base, target.grid.prefix)
-            if (n_there := sum(map(len, there))) != report.n_objects:
+            if (n_there := sum(map(len, there))) != done.n_objects:
                 raise SpecError(
-                    f"the workers of the executor have written {report.n_objects} objects, and "
+                    f"the workers of the executor have written {done.n_objects} objects, and "
                     f"{n_there} are in {target.base.describe()}: take workers that reach the "
                     "store; nothing was removed"
                 )
-        return replace(report, seconds=time.monotonic() - begun)
+        n_chunks, n_objects, n_bytes, n_resumed = done
+        report = replace(_report_of(plan), n_chunks=n_chunks, n_objects=n_objects, n_bytes=n_bytes)
+        seconds = time.monotonic() - begun
+        return replace(report, n_tasks=n_tasks, n_resumed=n_resumed, seconds=seconds)
 
 
 def _report_of(plan: ArrayPlan) -> ArrayReport:
@@ -383,35 +356,34 @@ def _report_of(plan: ArrayPlan) -> ArrayReport:
 
 
 def run_all(
-    executor: Executor, calls: Iterator[tuple[Callable[..., T], *tuple[Any, ...]]]
+    executor: futures.Executor, calls: Iterator[tuple[Callable[..., T], *tuple[Any, ...]]]
 ) -> Generator[T, None, None]:
     """Call functions, each with its arguments; yield results in any order.
 
-    After the first error of a task no other is started. It is raised when all have ended: a
-    `ShardStoreError` where the executor gave a task up, because its processes were killed.
+    The first error of a task stops the others: it is raised when all started ones have ended. It is
+    a `ShardStoreError` where the executor gave a task up, because its processes were killed.
     """
-    submitted: set[Future[T]] = set()
+    submitted: set[futures.Future[T]] = set()
     try:
         while True:
             for function, *arguments in islice(calls, _MAX_SUBMITTED - len(submitted)):
                 submitted.add(executor.submit(function, *arguments))
             if not submitted:
                 return
-            done, submitted = wait(submitted, return_when=FIRST_COMPLETED)
-            for future in done:
-                yield _result(future)
+            done, submitted = futures.wait(submitted, return_when=futures.FIRST_COMPLETED)
+            yield from map(_result, done)
     finally:
         for future in submitted:
             future.cancel()
-        wait([future for future in submitted if not future.cancelled()])
+        futures.wait([future for future in submitted if not future.cancelled()])
 
 
-def _result(future: Future[T]) -> T:
+def _result(future: futures.Future[T]) -> T:
     try:
         return future.result()
     except Exception as error:
-        # That of dask is no `BrokenExecutor`, and dask may not be installed.
-        if isinstance(error, BrokenExecutor) or type(error).__name__ == "KilledWorker":
+        # The error of dask is no `BrokenExecutor`, and dask may not be installed.
+        if isinstance(error, futures.BrokenExecutor) or type(error).__name__ == "KilledWorker":
             raise ShardStoreError(
                 "worker processes were killed while they ran a task, mostly because memory ran "
                 "out: give each more memory or start fewer, and run the same again, which "

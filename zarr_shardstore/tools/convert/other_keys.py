@@ -1,7 +1,4 @@
-"""Copies of keys that belong to no array: groups, attributes, consolidated metadata, others.
-
-They are copied as they are, except that groups get new copies of the documents of arrays.
-"""
+"""Copies of keys that belong to no array, as they are; groups get new copies of documents."""
 
 from __future__ import annotations
 
@@ -17,7 +14,6 @@ from zarr_shardstore.tools.convert.task import read_object
 DocumentsByKey: TypeAlias = Mapping[str, Mapping[str, Any]]
 
 _NODES = frozenset({"zarr.json", ".zarray", ".zgroup"})
-"""Names of the documents of which a directory has one, or one for each format."""
 
 _KEYS_A_ROUND = 64
 
@@ -35,10 +31,7 @@ def with_copies(doc: Mapping[str, Any], path: str, new: DocumentsByKey) -> Mappi
 def check_other_keys(
     source: BaseStoreHandle, target: BaseStoreHandle, keys: Sequence[str], documents: DocumentsByKey
 ) -> set[str]:
-    """Refuse a target that has something else under one of the keys, or of the documents.
-
-    Return the keys of the documents that are there.
-    """
+    """Refuse a target with other values under these keys; return the documents that it has."""
     _check_nodes(target, [*documents, *keys])
     there: set[str] = set()
     for some in in_rounds(list(documents)):
@@ -46,22 +39,25 @@ def check_other_keys(
             if value is None:
                 continue
             doc = metadata.parse_json(value)
-            # The index may have been consolidated after an earlier run: that is no difference.
+            # A consolidated index of the target is no difference.
             wanted = metadata.without_notes(documents[key])
             if doc is None or metadata.without_notes(doc) != wanted:
                 raise _another(key)
             there.add(key)
-    for some in in_rounds(keys):
-        for key, size in zip(some, target.sizes(some), strict=True):
-            if size is None:
-                continue
-            found = b"".join(_pieces(target, key, {}))
-            new = b"".join(_pieces(source, key, documents))
-            if found != new and (metadata.parse_json(found) or found) != (
-                metadata.parse_json(new) or new
-            ):
-                raise _another(key)
+    parse = metadata.parse_json
+    for key in _stored(target, keys):
+        found = b"".join(_pieces(target, key, {}))
+        new = b"".join(_pieces(source, key, documents))
+        if found != new and (parse(found) or found) != (parse(new) or new):
+            raise _another(key)
     return there
+
+
+def _stored(base: BaseStoreHandle, keys: Sequence[str]) -> Iterator[str]:
+    """Yield the keys under which something is stored."""
+    for some in in_rounds(keys):
+        sizes = zip(some, base.sizes(some), strict=True)
+        yield from [key for key, size in sizes if size is not None]
 
 
 def _another(key: str) -> SpecError:
@@ -72,32 +68,27 @@ def _another(key: str) -> SpecError:
 
 
 def _check_nodes(target: BaseStoreHandle, keys: Sequence[str]) -> None:
-    """Refuse a target that has a document of another kind in the directory of one of these.
-
-    Readers would find both: each format another array, or an array and a group.
-    """
+    """Refuse a target with a document of another kind beside one of these: readers find both."""
     own = set(keys)
     others: dict[str, str] = {}
     for key in keys:
         directory, slash, name = key.rpartition("/")
         if name in _NODES:
             others |= {f"{directory}{slash}{other}": key for other in _NODES}
-    for some in in_rounds([key for key in others if key not in own]):
-        for key, size in zip(some, target.sizes(some), strict=True):
-            if size is not None:
-                raise SpecError(
-                    f"the destination has {key!r}, and would have {others[key]!r} of the source, "
-                    "too: readers would find two arrays or groups in one place. Nothing was "
-                    "written: take an empty destination, or remove what is there"
-                )
+    for key in _stored(target, [key for key in others if key not in own]):
+        raise SpecError(
+            f"the destination has {key!r}, and would have {others[key]!r} of the source, too: "
+            "readers would find two arrays or groups in one place. Nothing was written: take an "
+            "empty destination, or remove what is there"
+        )
 
 
 def copy_other_keys(
     source: BaseStoreHandle, target: BaseStoreHandle, keys: Sequence[str], documents: DocumentsByKey
 ) -> None:
-    """Copy keys and read them back, deepest first: a group is visible after its members."""
+    """Copy keys and read them back, the deepest first: a group is visible after its members."""
     for key in sorted(keys, key=lambda key: (-key.count("/"), key)):
-        if not target.supports_deletes and target.sizes([key])[0] is not None:
+        if not target.supports_deletes and any(_stored(target, [key])):
             continue  # `check_other_keys` compared it; a zip would have it twice
         written = 0
 
@@ -118,7 +109,7 @@ def copy_other_keys(
 def _pieces(
     base: BaseStoreHandle, key: str, documents: DocumentsByKey
 ) -> Iterator[bytes | memoryview]:
-    """Read the value of a key; that of a group gets `documents` in place of its copies."""
+    """Read the value of a key; a group gets `documents` in place of its copies."""
     pieces = (piece for found in read_object(base, key) for piece in found.pieces)
     node, path = metadata.node_of_document(key), metadata.directory_of_v2_consolidated(key)
     if not documents or (path is None and (node is None or node.hierarchy != "v3")):

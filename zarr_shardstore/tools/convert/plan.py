@@ -1,7 +1,7 @@
-"""Plan of a conversion: the shards that each array gets, and why. Nothing is written.
+"""Plan of a conversion: the shards that each array gets, and why.
 
 A migration leaves documents of Zarr v2 and v3 at one path, with the same chunk keys. They are one
-array with two documents: either both change, or none.
+array with two documents, which change together.
 """
 
 from __future__ import annotations
@@ -9,7 +9,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from operator import mul
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -31,10 +32,12 @@ from zarr_shardstore.tools.convert.regions import BLOCK, MAX_KEYS, block_shape, 
 from zarr_shardstore.tools.convert.report import Action
 from zarr_shardstore.tools.inspect import find
 
+_Stack: TypeAlias = tuple[transformer_list.TransformerSpec, ...]
+
 _ROUND = 128
-_N_ROUNDS = 8
+_MAX_SAMPLED = 1024
 _ENOUGH = 64
-"""Chunks whose sizes are requested in one round, most rounds, and stored chunks that suffice."""
+"""Chunks whose sizes are requested in one round, and at most; and stored chunks that suffice."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,22 +45,21 @@ class ArrayPlan:
     """An array as its stored documents describe it, and the decision about it."""
 
     node: metadata.Node
-    """Its place; that of the v3 document, if there are two."""
+    """The v3 document, if there are two."""
     documents: dict[metadata.Node, Mapping[str, Any]]
     geometry: metadata.Geometry | None
-    """Of its values: chunks, as they are below all transformers but sharding."""
+    """Geometry of the values: chunks, as they are below all transformers but sharding."""
     spec: shard_format.ShardingSpec | None = None
-    """Of its shards; ``None``: each value has a key of its own."""
+    """Form of the shards; ``None``: plain chunks."""
     new_spec: shard_format.ShardingSpec | None = None
-    """The same after the conversion."""
     obstacle: str = ""
-    """Reason why it cannot be converted, if so."""
+    """Reason why the array cannot be converted, if so."""
     action: Action = "skipped"
     reason: str = "not among the paths"
     is_chosen: bool = False
-    """It is among the arrays that the caller named."""
+    """True if the caller named the array."""
     new_documents: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """Its documents after the conversion, by key."""
+    """Documents after the conversion, by key."""
 
     @property
     def grid_shape(self) -> chunk_keys.Coords:
@@ -67,7 +69,7 @@ class ArrayPlan:
 
     @property
     def nominal_nbytes(self) -> int | None:
-        """Bytes of a value before compression; ``None`` if the data type does not tell."""
+        """Bytes of a value before compression, if the data type has a size."""
         assert self.geometry is not None
         return metadata.chunk_nbytes(self.documents[self.node], self.geometry.chunk_shape)
 
@@ -81,12 +83,12 @@ class ArrayPlan:
         return block_shape(self.grid_shape, BLOCK)
 
     def copied(self) -> ArrayPlan:
-        """Return the plan to copy the objects of the array: each is one value then."""
+        """Return the plan to copy the objects of the array as they are, each as one value."""
         geometry = self.geometry
         if geometry is not None and self.spec is not None:
-            pairs = zip(geometry.chunk_shape, self.spec.chunks_per_shard, strict=True)
-            geometry = geometry._replace(chunk_shape=tuple(size * n for size, n in pairs))
-        # A consolidated index is of the shards of the source: it is not copied.
+            shape = tuple(map(mul, geometry.chunk_shape, self.spec.chunks_per_shard))
+            geometry = geometry._replace(chunk_shape=shape)
+        # The consolidated index is not copied: it names versions of the objects in the source.
         documents = {
             metadata.document_key(node): metadata.without_notes(doc)
             for node, doc in self.documents.items()
@@ -137,15 +139,15 @@ def plan_store(
             plan = _plan_array(base, plan, sharding, dims[plan.node.path], to_plain=to_plain)
         if not in_place:
             plan = plan.copied() if plan.action == "skipped" else plan
-        elif plan.action != "skipped":
+        elif plan.action != "skipped" and (
+            link := base.backend.linked_directory(plan.node.chunk_prefix)
+        ):
             # Listings do not follow links, and files cannot be renamed to another disk.
-            link = base.backend.linked_directory(plan.node.chunk_prefix)
-            if link is not None:
-                raise errors.SpecError(
-                    f"objects of the array {plan.node.path!r} lie behind the link {link!r}: in "
-                    "place that cannot be converted; convert the directory that it leads to, or "
-                    "convert to another store"
-                )
+            raise errors.SpecError(
+                f"objects of the array {plan.node.path!r} lie behind the link {link!r}: in "
+                "place that cannot be converted; convert the directory that it leads to, or "
+                "convert to another store"
+            )
         plans[i] = plan
     return plans, contents
 
@@ -153,7 +155,7 @@ def plan_store(
 def _dimensions_of(
     base: BaseStoreHandle, plans: Iterable[ArrayPlan], policy: policies.ShardingPolicy
 ) -> dict[str, policies.Dimensions]:
-    """Return the names of dimensions by path; refuse a policy that names what is not there."""
+    """Return the names of dimensions by path; refuse a policy that names unknown ones."""
     dims: dict[str, policies.Dimensions] = {}
     for plan in plans:
         names = base.run(read_dimension_names(plan.documents)) if policy.names_dimensions else ()
@@ -187,17 +189,12 @@ def _plan_array(
     if spec == plan.spec:
         return replace(plan, reason=reason)
     action: Action = "sharded" if plan.spec is None else "resharded"
+    action = "unsharded" if spec is None else action
     documents = {
         metadata.document_key(node): _declared_as(node, doc, spec, sharding)
         for node, doc in plan.documents.items()
     }
-    return replace(
-        plan,
-        new_spec=spec,
-        action="unsharded" if spec is None else action,
-        reason=reason,
-        new_documents=documents,
-    )
+    return replace(plan, new_spec=spec, action=action, reason=reason, new_documents=documents)
 
 
 # ------------------------------------------------------------ which shards
@@ -209,11 +206,10 @@ def _choose_shards(
     policy: policies.ShardingPolicy,
     dims: policies.Dimensions,
 ) -> tuple[shard_format.ShardingSpec | None, str]:
-    """Choose the shards that a new array would get, none larger than the grid, and say why."""
+    """Choose the shards of an array, none larger than the grid, and say why."""
     now, grid = plan.spec, plan.grid_shape
-    kept: chunk_keys.Coords | None = None  # unless another form of index is asked for
-    if now is not None and policy.index in (None, now.index):
-        kept = now.chunks_per_shard
+    # Shards with another form of index are stored again.
+    kept = now.chunks_per_shard if now and policy.index in (None, now.index) else None
     if not grid:
         return now, "it has no dimensions, so one chunk"
     rule = policy.rule_of(plan.node.path, dims)
@@ -248,22 +244,19 @@ def _choose_shards(
 def _chunks_per_shard_by_size(
     base: BaseStoreHandle, plan: ArrayPlan
 ) -> tuple[chunk_keys.Coords, str]:
-    """Choose chunks per shard from the sizes of sampled chunks, and say why.
-
-    Cost: up to 1,024 requests for sizes, spread over the grid; nothing is listed.
-    """
+    """Choose chunks per shard by the sizes of up to 1,024 sampled chunks, and say why."""
     assert plan.geometry is not None
     prefix, encode = plan.node.chunk_prefix, plan.geometry.encoding.encode
     rng = np.random.default_rng(0)  # the same chunks each time
-    if math.prod(plan.grid_shape) <= _ROUND * _N_ROUNDS:
+    if math.prod(plan.grid_shape) <= _MAX_SAMPLED:
         coords = list(np.ndindex(*plan.grid_shape))
         rng.shuffle(coords)
     else:
-        coords = random_coords(plan.grid_shape, _ROUND * _N_ROUNDS, rng)
+        coords = random_coords(plan.grid_shape, _MAX_SAMPLED, rng)
     stored: list[int] = []
     for i in range(0, len(coords), _ROUND):
-        keys = [prefix + encode(tuple(map(int, c))) for c in coords[i : i + _ROUND]]
-        stored += [size for size in base.sizes(keys) if size is not None]
+        sizes = base.sizes([prefix + encode(c) for c in coords[i : i + _ROUND]])
+        stored += [size for size in sizes if size is not None]
         if len(stored) >= _ENOUGH:
             break
     if stored:
@@ -277,7 +270,7 @@ def _chunks_per_shard_by_size(
 
 
 def _plans_of(arrays: Iterable[find.FoundArray]) -> list[ArrayPlan]:
-    """Return plans that change nothing, in the order of their paths."""
+    """Return plans without a decision, in the order of their paths."""
     plans: dict[metadata.Node, ArrayPlan] = {}
     for found in arrays:
         plan = _plan_of(found)
@@ -298,7 +291,7 @@ def _plan_of(found: find.FoundArray) -> ArrayPlan:
     try:
         document = metadata.parse_array(node, doc)
         assert document is not None
-        above, spec = _split(document.transformers, len(found.geometry.shape))
+        above, spec = _split(document.transformers)
         for transformer in above:
             stored_arrays.find_factory(transformer.name)
     except errors.ShardStoreError as error:
@@ -311,13 +304,10 @@ def _plan_of(found: find.FoundArray) -> ArrayPlan:
     return ArrayPlan(node, documents, document.geometry, spec, spec, obstacle)
 
 
-def _split(
-    transformers: tuple[transformer_list.TransformerSpec, ...], ndim: int
-) -> tuple[tuple[transformer_list.TransformerSpec, ...], shard_format.ShardingSpec | None]:
-    """Split a stack into the transformers above the values, and the sharding, if any."""
-    if transformers and transformers[-1].name == transformer_list.SHARDING:
-        return transformers[:-1], transformer_list.sharding_spec(transformers[-1], ndim)
-    return transformers, None
+def _split(specs: _Stack) -> tuple[_Stack, shard_format.ShardingSpec | None]:
+    """Split parsed transformers into those above the values, and the sharding, if any."""
+    sharding = specs[-1].sharding if specs else None
+    return (specs if sharding is None else specs[:-1]), sharding
 
 
 def _declared_as(
@@ -329,9 +319,8 @@ def _declared_as(
     """Return a document with other shards, declared as the option says, else as it was before."""
     doc = _without_marks(doc)
     declared = declarations.find_declaration(doc)
-    above: tuple[transformer_list.TransformerSpec, ...] = ()
+    above, _ = _split(() if declared is None else declared.transformers)
     if declared is not None:
-        above, _ = _split(declared.transformers, len(doc["shape"]))
         doc = declarations.strip(doc, declared.how)
     transformers = above if spec is None else (*above, transformer_list.sharding_transformer(spec))
     new = sharding.policy.declare(node, transformers)
@@ -341,28 +330,20 @@ def _declared_as(
 
 
 def _without_marks(doc: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Remove members that do not hold for the array in another form.
-
-    One leaves the sharding to zarr: here it is meant, too. The others are notes about the old
-    shards.
-    """
+    """Remove the notes about the old shards, and the mark that leaves the sharding to zarr."""
     doc = metadata.without_notes(doc)
-    if declarations.mark_of(doc) == "passthrough":
-        return {name: member for name, member in doc.items() if name != declarations.MARKER}
-    return doc
+    is_marked = declarations.mark_of(doc) == "passthrough"
+    return declarations.without_mark(doc) if is_marked else doc
 
 
 def _with_both_documents(plan: ArrayPlan, other: ArrayPlan) -> ArrayPlan | None:
-    """Return the plan of an array with two documents; ``None`` if no chunk key is of both.
-
-    In one dimension no separator counts.
-    """
+    """Return the plan of an array with two documents; ``None`` if they share no chunk key."""
     v3, v2 = (plan, other) if plan.node.hierarchy == "v3" else (other, plan)
     if v3.geometry is None or v2.geometry is None:
         return None
+    encodings = v3.geometry.encoding, v2.geometry.encoding
     corners = [(0,) * len(geometry.shape) for geometry in (v3.geometry, v2.geometry)]
-    encode, encode_v2 = v3.geometry.encoding.encode, v2.geometry.encoding.encode
-    if not any(encode(corner) == encode_v2(corner) for corner in corners):
+    if all(encodings[0].encode(corner) != encodings[1].encode(corner) for corner in corners):
         return None
     obstacle = v3.obstacle or v2.obstacle
     is_same = v3.geometry.has_same_chunks(v2.geometry) and v3.spec == v2.spec

@@ -3,11 +3,10 @@
 A *value* is the opaque bytes that a chunk key has above sharding. A *region* is the box of the
 chunk grid that one task converts: a shard, or a block of chunks where there are no shards.
 
-A grid tells the possible objects of an array, not how many are stored. A walk through the grid
-requests each of them; a listing costs what is stored. So some objects of a large grid are sampled.
-If most are missing, the objects are listed, and only regions that hold one are visited. A listing
-that has seen half of what the grid may hold is given up: from there on walking is no more work.
-The same holds inside a shard: if it lies in several regions, its index tells which ones to visit.
+The cost of a visit to all regions grows with the grid, the cost of a listing with the stored
+objects. So some objects of a large grid are sampled. If most are missing, the objects are listed,
+and only regions that hold one are visited. A listing that has seen half of the grid is given up.
+For a shard that lies in several regions, its index decides which regions to visit.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ import math
 from collections.abc import Generator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
-from operator import add
+from operator import add, floordiv
 from typing import Self
 
 import numpy as np
@@ -26,30 +25,30 @@ from zarr_shardstore.access import BaseStoreHandle, chunk_keys, layouts, shard_f
 from zarr_shardstore.errors import SpecError
 
 BLOCK = 4096
-"""Values in a region of an array that has shards on neither side."""
+"""Values in a region of an array without shards on either side."""
 
 MAX_KEYS = 2**16
-"""Values in a region whose target has a key for each: shards may declare more than they have."""
+"""Most values in a region whose target has a key for each: shards may declare more."""
 
 _WALKED = 4096
-"""Objects and regions of a grid that is walked without sampling, if it has few values."""
+"""Most objects and regions of a grid that is visited without sampling, if it has few values."""
 
 _FEW = 2**20
-"""Such values. A region costs time for each value that it may have."""
+"""Most values of such a grid. A region costs time for each value that it may have."""
 
 _MAX_WALKED = 2**24
-"""Regions that are visited where links keep a listing from telling which of them hold an object."""
+"""Most regions that are visited where links hide objects from a listing."""
 
 _N_SAMPLES = 64
 _N_DENSE = 16
-"""Objects that are sampled, and how many of them make a grid one that is walked."""
+"""Objects that are sampled, and the number of stored ones in a grid that is visited as a whole."""
 
 _MAX_INT64 = 2**63 - 1
 
 
 @dataclass(frozen=True, slots=True)
 class ArrayLocation:
-    """Keys and form of the values of one array; without shards each value has its own key."""
+    """Keys and form of the values of one array."""
 
     base: BaseStoreHandle
     grid: walks.ObjectGrid
@@ -57,10 +56,7 @@ class ArrayLocation:
 
 @dataclass(frozen=True, slots=True)
 class ArrayRegion:
-    """A box of the grid, and the entry ids of its values in the order of conversion.
-
-    It is counted as a shard of `shape` chunks, also where there are no such shards.
-    """
+    """A box of the grid, and entry ids of its values, as of a shard, in the order of conversion."""
 
     shape: chunk_keys.Coords
     coords: chunk_keys.Coords
@@ -80,14 +76,14 @@ class ArrayRegion:
         return cls(shape, coords, shard_format.order_entries(entries, shape, order))
 
     def keys(self, location: ArrayLocation) -> list[str]:
-        """Return the keys of the values in order, where each has one of its own."""
+        """Return the keys of the values, in order, as plain chunks."""
         spec = shard_format.ShardingSpec(self.shape, shard_format.ZEP2_INDEX)
         shard = replace(location.grid.layout, spec=spec).shard(self.coords)
         return shard.chunk_keys(self.ids)
 
 
 def block_shape(grid_shape: chunk_keys.Coords, n_values: int) -> chunk_keys.Coords:
-    """Return the shape of regions without shards: rows of a grid, about so many values."""
+    """Return the shape of regions without shards: rows of a grid with about `n_values`."""
     shape = []
     rest = n_values
     for n in reversed(grid_shape):
@@ -109,8 +105,7 @@ def regions_to_visit(
 ) -> list[chunk_keys.Coords] | None:
     """Return the regions in which one of these locations has a value; ``None``: all regions.
 
-    Memory: some 150 bytes for each region. Raises `CorruptShardError` if the index that tells the
-    regions of a shard is damaged.
+    Memory: some 150 bytes for each region. Raises `CorruptShardError` for a damaged index.
     """
     first = locations[0]
     n_regions = math.prod(layouts.chunk_grid_shape(first.grid.grid_shape, region_shape))
@@ -134,16 +129,18 @@ def regions_to_visit(
     found: set[chunk_keys.Coords] = set()
     max_regions = min(n_regions // 2, _MAX_INT64 - 1)
     for location in locations:
-        with closing(_stored_objects(location, max(n_objects, n_regions) // 2)) as rounds:
+        n_listed = 0
+        with _listing(location) as rounds:
             for some in rounds:
-                if some is None or len(found) > max_regions:
-                    return None
                 _add_regions(location, some, region_shape, found)
-    return sorted(found) if len(found) <= max_regions else None
+                n_listed += len(some)
+                if n_listed >= max(n_objects, n_regions) // 2 or len(found) > max_regions:
+                    return None
+    return sorted(found)
 
 
 def _is_dense(location: ArrayLocation, box: Sequence[range]) -> bool:
-    """Whether some objects of a box, sampled from all over it, are stored."""
+    """Return whether enough objects of a box are stored, by samples from all over it."""
     shape = tuple(r.stop - r.start for r in box)
     sampled = random_coords(shape, _N_SAMPLES, np.random.default_rng(0))
     starts = [r.start for r in box]
@@ -151,21 +148,10 @@ def _is_dense(location: ArrayLocation, box: Sequence[range]) -> bool:
     return sum(size is not None for size in location.base.sizes(keys)) >= _N_DENSE
 
 
-def _stored_objects(
-    location: ArrayLocation, max_objects: int
-) -> Generator[list[walks.Stored] | None, None, None]:
-    """List the objects of a location in rounds; ``None`` after `max_objects`."""
-    n_listed = 0
-    needs: walks.Needs = ("index",)  # as large as the indexes of a round may be
-    with closing(
-        walks.walk(location.base.run, location.grid, needs=needs, is_paged=True, reads=False)
-    ) as rounds:
-        for some in rounds:
-            yield some
-            n_listed += len(some)
-            if n_listed >= max_objects:
-                yield None
-                return
+def _listing(location: ArrayLocation) -> closing[Generator[list[walks.Stored], None, None]]:
+    """List the objects of a location in rounds whose indexes fit in memory."""
+    run, grid = location.base.run, location.grid
+    return closing(walks.walk(run, grid, needs=("index",), is_paged=True, reads=False))
 
 
 def _add_regions(
@@ -174,7 +160,7 @@ def _add_regions(
     region_shape: chunk_keys.Coords,
     found: set[chunk_keys.Coords],
 ) -> None:
-    """Add the regions of the values in some objects, as far as a read of indexes tells them."""
+    """Add the regions of some objects; of a shard in several regions, the regions of its values."""
     grid, shards = location.grid, []
     for stored in objects:
         box = layouts.grid_box(stored.coords, grid.chunks_per_shard, grid.grid_shape)
@@ -186,22 +172,19 @@ def _add_regions(
     for stored in location.base.run(walks.read_stored(grid, shards, ("index",))):
         stored.check()
         inside = np.unravel_index(stored.ids, grid.chunks_per_shard)
-        starts = [s * n for s, n in zip(stored.coords, grid.chunks_per_shard, strict=True)]
+        lengths = zip(stored.coords, grid.chunks_per_shard, region_shape, strict=True)
         # Counted from the first region on: numpy has no integers for some coordinates.
-        columns = [
-            (column + start % n) // n
-            for column, start, n in zip(inside, starts, region_shape, strict=True)
-        ]
+        firsts, rests = zip(*(divmod(s * n, size) for s, n, size in lengths), strict=True)
+        columns = map(floordiv, map(add, inside, rests), region_shape)
         for row in set(zip(*(column.tolist() for column in columns), strict=True)):
-            pairs = zip(row, starts, region_shape, strict=True)
-            found.add(tuple(i + start // n for i, start, n in pairs))
+            found.add(tuple(map(add, row, firsts)))
 
 
 def only_stored(location: ArrayLocation, region: ArrayRegion) -> ArrayRegion:
-    """Return a region without those values of which a listing shows that no object has them.
+    """Return a region without the values that no listed object has.
 
-    Cost: nothing, if few objects may lie in the region, or some samples, if most are stored. The
-    listing ends where asking for each of them is no more work.
+    Cost: samples and a listing, if many objects may lie in the region and most samples are missing.
+    The listing ends where a request for each object is no more work.
     """
     box = layouts.grid_box(region.coords, region.shape, location.grid.grid_shape)
     grid, cps = location.grid, location.grid.chunks_per_shard
@@ -211,13 +194,14 @@ def only_stored(location: ArrayLocation, region: ArrayRegion) -> ArrayRegion:
         return region
     if location.base.backend.linked_directory(location.grid.prefix):
         return region
-    there = [np.zeros(0, np.intp)]
-    with closing(_stored_objects(location, n_objects)) as rounds:
+    there, n_listed = [np.zeros(0, np.intp)], 0
+    with _listing(location) as rounds:
         for some in rounds:
-            if some is None:
-                return region
             for stored in some:
                 if all(c in r for c, r in zip(stored.coords, ranges, strict=True)):
                     of_object = layouts.grid_box(stored.coords, cps, grid.grid_shape)
                     there.append(layouts.entries_in_box(of_object, region.coords, region.shape))
+            n_listed += len(some)
+            if n_listed >= n_objects:
+                return region
     return replace(region, ids=region.ids[np.isin(region.ids, np.concatenate(there))])

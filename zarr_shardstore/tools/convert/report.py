@@ -1,4 +1,4 @@
-"""Results and progress of the tools for a whole store, for callers and the command line."""
+"""Results and progress of conversions and compactions."""
 
 from __future__ import annotations
 
@@ -18,8 +18,6 @@ class ArrayReport:
 
     Parameters
     ----------
-    path, hierarchy
-        The array.
     chunks_per_shard : tuple of int, optional
         Shards of the array now; ``None`` if there are none.
     reason : str
@@ -27,16 +25,17 @@ class ArrayReport:
     n_chunks, n_bytes : int
         Values that were written and verified, and their bytes.
     n_objects : int
-        Objects that hold them now.
+        Objects that hold the values now.
     n_tasks : int
         Regions that were visited; in a dry run, the maximum.
     n_resumed : int
-        Tasks whose work an earlier run had done. It was compared with the source.
+        Tasks that an earlier run had done; their work was compared with the source.
     seconds : float
         Wall time.
     read_by, was_read_by : str
-        Programs that read the array afterwards and before: ``"every v3 reader"``,
-        ``"only through this package"``, …
+        Programs that read the array afterwards and before, such as ``"every v3 reader"``.
+    is_left : bool
+        True if the array cannot be converted; `reason` says why.
     """
 
     path: str
@@ -53,7 +52,6 @@ class ArrayReport:
     read_by: str = ""
     was_read_by: str = ""
     is_left: bool = False
-    """True if it cannot be converted; `reason` says why."""
 
     @property
     def loses_readers(self) -> bool:
@@ -65,16 +63,8 @@ class ArrayReport:
 class ConversionReport:
     """Result for a store; of a dry run, the expected result.
 
-    Parameters
-    ----------
-    arrays
-        In the order of their paths.
-    n_copied_keys : int
-        Copied keys that belong to no array.
-    notes
-        Warnings for the user.
-    seconds : float
-        Wall time.
+    The arrays are in the order of their paths. `n_copied_keys` counts keys that belong to no array,
+    `notes` are warnings for the user, and `seconds` are wall time.
     """
 
     arrays: tuple[ArrayReport, ...]
@@ -130,7 +120,7 @@ class ConversionReport:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """State of the conversion of one array, with its counts so far."""
+    """Counts so far of the conversion of one array."""
 
     path: str
     action: Action
@@ -151,7 +141,7 @@ class CompactionReport:
     n_compacted: int
     removed_nbytes: int
     errors: tuple[str, ...] = ()
-    """Damages: the shards were left as they are."""
+    """Damage of shards, which were left as they are."""
     dry_run: bool = False
 
     def as_dict(self) -> dict[str, Any]:

@@ -1,23 +1,21 @@
 """Task of a conversion: one region is read, written, read back and compared.
 
-A task is independent of all others, small and picklable, and may be repeated. What an earlier run
-wrote is compared with the source, and written again only if it differs.
+Tasks are independent, small and picklable, and may be repeated. What an earlier run wrote is
+compared with the source, and written again only if it differs.
 
-Values are read in rounds of bounded size, in the order in which they are written. The index of a
-shard tells the size of each entry. There a round is cut by bytes, and a value that is larger than a
-round comes in pieces. Of an object of its own only the size before compression is known: a round
-reads as many objects as fit then. Where that size is unknown, or large, the sizes of the objects
-are requested first.
+Values are read in rounds of bounded size, in the order of the writes. A shard index gives the size
+of each entry: rounds are cut by bytes, and a value larger than a round comes in pieces. Of plain
+chunks only the size before compression is known, so a round has as many as fit then. Where that
+size is unknown, or large, the sizes of the objects are requested first.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, pairwise
 from operator import add
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import crc32c
 import numpy as np
@@ -39,7 +37,7 @@ ROUND_NBYTES = 8 * 1024 * 1024
 """Bytes that one worker reads before it writes them."""
 
 _MAX_ROUND = 4096
-"""Values that are read in one round, however small they are."""
+"""Most values in a round."""
 
 _MAX_GAP_NBYTES = 64 * 1024
 """Unwanted bytes of a shard that are read along: usually the next request wants them."""
@@ -55,10 +53,7 @@ _NONE: _Ints = np.zeros(0, np.int64)
 
 @dataclass(frozen=True, slots=True)
 class ArrayTask:
-    """The part that all tasks of one array share.
-
-    Source and target are of the same values. At least one has shards, or values are copied.
-    """
+    """The part that all tasks of one array share. Source and target are of the same values."""
 
     source: ArrayLocation
     target: ArrayLocation
@@ -67,36 +62,35 @@ class ArrayTask:
     nominal_nbytes: int | None
     """Bytes of a value before compression, if they are known."""
     may_be_there: bool
-    """An earlier run may have written something."""
+    """True if an earlier run may have written values."""
     run: str
-    """Unique: dask takes equal tasks for one, and would return the result of an earlier run."""
+    """Unique text: dask returns an earlier result for an equal task."""
     document_key: str | None = None
-    """An object of the source that a worker elsewhere must find. A worker that does not reach the
+    """Object of the source that a worker elsewhere must find. A worker that does not reach the
     store would take all values for missing."""
     only_compares: bool = False
-    """Nothing is written: the target has the array already, and a difference is an error."""
+    """True if the target has the array already: each difference is an error."""
 
 
-@dataclass(frozen=True, slots=True)
-class TaskResult:
-    """Values of a region, their bytes, and the objects that hold them now."""
+class TaskResult(NamedTuple):
+    """Values of regions, the objects that hold them now, and their bytes."""
 
-    n_chunks: int
-    n_objects: int
-    n_bytes: int
-    was_there: bool = False
+    n_chunks: int = 0
+    n_objects: int = 0
+    n_bytes: int = 0
+    n_resumed: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class ReadRound:
-    """Some values; or one piece of a large value, not its first, or not its last."""
+    """Some values; or one piece of a large value, which `continues` it or `has_more` after it."""
 
     ids: _Ints
-    """Entry ids."""
+    """Entry ids of the values."""
     sizes: _Ints
     """Bytes of each value, or of the piece."""
     pieces: Sequence[memoryview]
-    """One for each value, or one in which they lie one behind the other."""
+    """One piece for each value, or one piece with all values in order."""
     continues: bool = False
     has_more: bool = False
 
@@ -108,7 +102,7 @@ class ReadRound:
 
 
 class _Contents:
-    """Entry ids and sizes of values, in the order in which they were met, and a crc32c of all."""
+    """Entry ids and sizes of values in their order, and a crc32c of all bytes."""
 
     def __init__(self, rounds: Iterable[ReadRound] = ()) -> None:
         self._ids, self._sizes = [_NONE], [_NONE]
@@ -134,21 +128,19 @@ class _Contents:
         return np.concatenate(self._sizes)
 
     def is_same(self, other: _Contents) -> bool:
-        return (
-            self.crc == other.crc
-            and np.array_equal(self.ids, other.ids)
-            and np.array_equal(self.sizes, other.sizes)
-        )
+        pairs = (self.ids, other.ids), (self.sizes, other.sizes)
+        return self.crc == other.crc and all(np.array_equal(*pair) for pair in pairs)
 
-    def result(self, n_objects: int, *, was_there: bool = False) -> TaskResult:
-        return TaskResult(len(self.ids), n_objects, int(self.sizes.sum()), was_there)
+    def result(self, *, n_resumed: int = 0) -> TaskResult:
+        """Return the result of a task whose values are one shard."""
+        return TaskResult(len(self.ids), 1, int(self.sizes.sum()), n_resumed)
 
 
 def run_task(task: ArrayTask, coords: chunk_keys.Coords) -> TaskResult:
     """Convert one region, and verify what was written.
 
-    Memory: about two times `ROUND_NBYTES`, the parts of an upload, and the indexes of the
-    shards that the region touches. A base store that takes whole objects only needs a shard more.
+    Memory: about two times `ROUND_NBYTES`, the parts of an upload, and the indexes of the shards in
+    the region; also a shard, if the base store takes whole objects only.
     """
     base = task.source.base
     if task.document_key is not None and not base.perform([requests.Exists(task.document_key)])[0]:
@@ -166,7 +158,7 @@ def run_task(task: ArrayTask, coords: chunk_keys.Coords) -> TaskResult:
 
 
 def _find_in_target(task: ArrayTask, region: ArrayRegion) -> tuple[_Contents, Exception | None]:
-    """Return the contents of the target; empty ones, and the error, if it is not whole."""
+    """Return the contents of the target; no contents and the error, if it is damaged."""
     try:
         values = _find_values(task.target, region, task.nominal_nbytes)
         return _Contents(values.rounds()), None
@@ -175,11 +167,11 @@ def _find_in_target(task: ArrayTask, region: ArrayRegion) -> tuple[_Contents, Ex
 
 
 def _compare(task: ArrayTask, region: ArrayRegion, values: StoredValues) -> TaskResult:
-    """Raise `SpecError` if the values of the target are not those of the source."""
+    """Raise `SpecError` if source and target have different values."""
     expected = _Contents(values.rounds())
     found, damage = _find_in_target(task, region)
     if found.is_same(expected) and damage is None:
-        return TaskResult(0, 0, 0, was_there=True)
+        return TaskResult(n_resumed=1)
     box = layouts.grid_box(region.coords, region.shape, task.source.grid.grid_shape)
     where = ", ".join(f"{start} to {stop - 1}" for start, stop in box)
     raise errors.SpecError(
@@ -197,46 +189,34 @@ def _write_shard(task: ArrayTask, region: ArrayRegion, values: StoredValues) -> 
     base, shard = task.target.base, task.target.grid.layout.shard(region.coords)
     if task.may_be_there:
         there, _ = _find_in_target(task, region)
-        if len(there.ids):
-            expected = _Contents(values.rounds())
-            if there.is_same(expected):
-                return expected.result(1, was_there=True)
-    written = _upload_shard(base, shard, values)
-    if not len(written.ids):
-        if task.may_be_there:
-            base.perform([requests.Delete(shard.key)])
-        return TaskResult(0, 0, 0)
-    found, damage = _find_in_target(task, region)
-    if not found.is_same(written):
-        raise errors.CorruptShardError(_NOT_THE_SAME, shard_key=shard.key) from damage
-    return written.result(1)
-
-
-def _upload_shard(
-    base: BaseStoreHandle, shard: layouts.ShardRef, values: StoredValues
-) -> _Contents:
-    """Store the values as a shard; no shard if there are no values."""
-    written = _Contents()
-    spec = shard.layout.spec
+        if len(there.ids) and there.is_same(_Contents(values.rounds())):
+            return there.result(n_resumed=1)
+    spec, written = shard.layout.spec, _Contents()
     is_index_first = spec.index.location == "start"
     if is_index_first and values.is_estimate:
         values = _whole_objects(values.base, values.keys, values.ids)
     rounds = values.rounds()
     first = next(rounds, None)
-    if first is None:
-        return written
+    if first is None:  # there is no value, so no shard
+        if task.may_be_there:
+            base.perform([requests.Delete(shard.key)])
+        return TaskResult()
+    all_rounds = chain([first], rounds)
 
     def parts() -> Iterator[Sequence[bytes | memoryview]]:
         if is_index_first:
             yield [shard_format.packed_index(values.ids, values.stops - values.starts, spec)]
-        for found in chain([first], rounds):
+        for found in all_rounds:
             written.add(found)
             yield found.pieces
         if not is_index_first:
             yield [shard_format.packed_index(written.ids, written.sizes, spec)]
 
     base.backend.upload(shard.key, parts())
-    return written
+    read_back, damage = _find_in_target(task, region)
+    if not read_back.is_same(written):
+        raise errors.CorruptShardError(_NOT_THE_SAME, shard_key=shard.key) from damage
+    return written.result()
 
 
 # ------------------------------------------------- to objects of their own
@@ -262,13 +242,13 @@ def _write_objects(task: ArrayTask, region: ArrayRegion, values: StoredValues) -
             nbytes += int(found.sizes.sum())
     if task.may_be_there:
         base.perform([requests.Delete(key) for key in missing.values()])
-    return TaskResult(n_chunks, n_chunks, nbytes, was_there=0 < n_chunks == n_there)
+    return TaskResult(n_chunks, n_chunks, nbytes, n_resumed=0 < n_chunks == n_there)
 
 
 def _write_values(
     base: BaseStoreHandle, keys: Sequence[str], values: Sequence[memoryview], may_be_there: bool
 ) -> int:
-    """Write values and read them back; return the number of those that were there already."""
+    """Write values and read them back; return how many were there already."""
 
     def other_values() -> list[tuple[str, memoryview]]:
         stored = base.values(keys, check=False)
@@ -303,27 +283,35 @@ class StoredValues:
     base: BaseStoreHandle
     keys: list[str]
     which: _Ints
-    """The position in `keys` of each value."""
+    """Position in `keys` of each value."""
     starts: _Ints
     stops: _Ints
     ids: _Ints
     is_estimate: bool = False
-    """Each value is a whole object, of about this size or missing."""
+    """True if each value is a whole object, missing or of about this size."""
 
     def rounds(self) -> Iterator[ReadRound]:
-        """Read all stored values in order; a changed size raises `ShardConflictError`."""
-        if self.is_estimate:
-            return _read_objects(self.base, self.keys, self.ids.tolist(), self.stops)
-        return _read_ranges(self)
+        """Read all values in order; a changed size raises `ShardConflictError`."""
+        nbytes = self.stops - self.starts
+        for start, stop in _cut(self.base, nbytes):
+            part = slice(start, stop)
+            if self.is_estimate:
+                found = zip(self.ids[part].tolist(), self.base.values(self.keys[part]), strict=True)
+                if there := {i: value for i, value in found if value is not None}:
+                    yield _whole_values([*there], [*there.values()])
+            elif nbytes[start] > ROUND_NBYTES:
+                yield from _pieces_of_range(self, start)
+            else:
+                yield ReadRound(self.ids[part], nbytes[part], _read(self, start, stop))
 
 
 def _find_values(
     location: ArrayLocation, region: ArrayRegion, nominal_nbytes: int | None
 ) -> StoredValues:
-    """Find the values of a region; the nominal size is that before compression.
+    """Find the values of a region.
 
-    Cost: one index request for each shard that the region touches, if there are shards; one
-    request for each size, if values may be too large for memory.
+    Cost: size and index of each shard in the region; of plain chunks the sizes, if a chunk may be
+    larger than a round.
     """
     region = only_stored(location, region)
     if location.grid.is_sharded:
@@ -343,58 +331,49 @@ def _find_values(
 
 def _whole_objects(base: BaseStoreHandle, keys: Sequence[str], ids: _Ints) -> StoredValues:
     """Request the sizes of objects, each of which is a value."""
-    sizes = base.sizes(keys)
-    stored = [i for i, size in enumerate(sizes) if size is not None]
-    which = np.arange(len(stored))
-    stops = np.array([sizes[i] for i in stored], dtype=np.int64)
-    return StoredValues(base, [keys[i] for i in stored], which, 0 * which, stops, ids[stored])
+    sizes = np.array([-1 if size is None else size for size in base.sizes(keys)], np.int64)
+    stored = np.flatnonzero(sizes >= 0)
+    which, names = np.arange(len(stored)), [keys[i] for i in stored.tolist()]
+    return StoredValues(base, names, which, 0 * which, sizes[stored], ids[stored])
 
 
 def _values_in_shards(location: ArrayLocation, region: ArrayRegion) -> StoredValues:
     """Find the values of a region in the indexes of its shards."""
-    layout, spec = location.grid.layout, location.grid.layout.spec
-    cps = np.array(spec.chunks_per_shard, dtype=np.intp)
+    layout, cps = location.grid.layout, location.grid.chunks_per_shard
     inside = np.unravel_index(region.ids, region.shape) if region.shape else ()
     coords = np.array(inside, dtype=np.intp).reshape(len(cps), len(region.ids)).T
     # Counted from the first shard on: coordinates may be larger than the integers of numpy.
-    starts = [i * n for i, n in zip(region.coords, region.shape, strict=True)]
-    coords += np.array([i % n for i, n in zip(starts, spec.chunks_per_shard, strict=True)], np.intp)
-    shard_coords = coords // cps
+    starts = zip(region.coords, region.shape, cps, strict=True)
+    first = [divmod(i * n_region, n_shard) for i, n_region, n_shard in starts]
+    coords += np.array([entry for _, entry in first], np.intp)
+    shard_coords, coords = np.divmod(coords, np.array(cps, np.intp))
+    entry_ids = np.ravel_multi_index(tuple(coords.T), cps) if cps else region.ids
     corners, which = np.unique(shard_coords, axis=0, return_inverse=True)
     which = which.reshape(-1)
-    first = [i // n for i, n in zip(starts, spec.chunks_per_shard, strict=True)]
-    shards = [layout.shard(tuple(map(add, first, corner))) for corner in corners.tolist()]
-    sizes = location.base.sizes([shard.key for shard in shards])
-    strides = [math.prod(spec.chunks_per_shard[dim + 1 :]) for dim in range(len(cps))]
-    entry_ids = (coords - shard_coords * cps) @ np.array(strides, dtype=np.intp)
-    fields = np.full((len(coords), 2), shard_format.MISSING, dtype=np.uint64)
-    stored = [(i, size) for i, size in enumerate(sizes) if size is not None]
+    firsts = [shard for shard, _ in first]
+    shards = [layout.shard(tuple(map(add, firsts, corner))) for corner in corners.tolist()]
+    keys = [shard.key for shard in shards]
+    stored = [(i, n) for i, n in enumerate(location.base.sizes(keys)) if n is not None]
     indexes = location.base.run(index_reads.read_indexes([shards[i] for i, _ in stored]))
+    fields = np.full((len(coords), 2), shard_format.MISSING, dtype=np.uint64)
     for (i, size), index in zip(stored, indexes, strict=True):
         if index is None:
             continue
         try:
-            index.check_entries(size, spec)
+            index.check_entries(size, layout.spec)
         except shard_format.IndexDamageError as damage:
             raise index_reads.corrupt(shards[i], damage, "; nothing was removed") from damage
         members = which == i
         fields[members] = index.fields[entry_ids[members]]
     present = np.flatnonzero((fields != shard_format.MISSING).any(axis=1))
     offsets, nbytes = fields[present].astype(np.int64).T
-    return StoredValues(
-        location.base,
-        [shard.key for shard in shards],
-        which[present].astype(np.int64),
-        offsets,
-        offsets + nbytes,
-        region.ids[present].astype(np.int64),
-    )
+    which, ids = (each[present].astype(np.int64) for each in (which, region.ids))
+    return StoredValues(location.base, keys, which, offsets, offsets + nbytes, ids)
 
 
 def _cut(base: BaseStoreHandle, sizes: _Ints) -> Iterator[tuple[int, int]]:
     """Cut values into rounds; one that is larger than a round is alone."""
-    # Where a request costs little, a quarter is 1.2 times as fast: the bytes are in the cache of
-    # the processor when they are written, and their memory is not new.
+    # Where a request costs little, small rounds stay in the cache of the processor.
     nbytes = ROUND_NBYTES // 4 if base.backend.can_block else ROUND_NBYTES
     ends = np.cumsum(sizes)
     start = 0
@@ -406,32 +385,15 @@ def _cut(base: BaseStoreHandle, sizes: _Ints) -> Iterator[tuple[int, int]]:
         start = stop
 
 
-def _read_objects(
-    base: BaseStoreHandle, keys: Sequence[str], ids: Sequence[int], sizes: _Ints
-) -> Iterator[ReadRound]:
-    """Read whole objects of about these sizes; missing ones are left out.
-
-    A truncated reply raises `ShardConflictError`.
-    """
-    for start, stop in _cut(base, sizes):
-        if sizes[start] > ROUND_NBYTES:
-            yield from read_object(base, keys[start], ids[start])
-            continue
-        values = base.values(keys[start:stop])
-        there = [(i, v) for i, v in zip(ids[start:stop], values, strict=True) if v is not None]
-        if there:
-            yield _whole_values([i for i, _ in there], [v for _, v in there])
-
-
 def read_object(base: BaseStoreHandle, key: str, entry_id: int = 0) -> Iterator[ReadRound]:
-    """Read one object of any size; nothing if it is missing."""
+    """Read one object of any size, if it is stored."""
     (size,) = base.sizes([key])
     if size is None:
         return
     if size > ROUND_NBYTES:
         zero = np.zeros(1, dtype=np.int64)
         stops, ids = zero + size, zero + entry_id
-        yield from _read_ranges(StoredValues(base, [key], zero, zero, stops, ids))
+        yield from StoredValues(base, [key], zero, zero, stops, ids).rounds()
         return
     (found,) = base.perform([requests.Get(key)])
     yield _whole_values([entry_id], [index_reads.check_whole(key, found.value, size)])
@@ -439,17 +401,6 @@ def read_object(base: BaseStoreHandle, key: str, entry_id: int = 0) -> Iterator[
 
 def _whole_values(ids: Sequence[int], values: Sequence[memoryview]) -> ReadRound:
     return ReadRound(np.array(ids, np.int64), np.array([*map(len, values)], np.int64), values)
-
-
-def _read_ranges(wanted: StoredValues) -> Iterator[ReadRound]:
-    """Read byte ranges in rounds; ranges that are near to each other share a request."""
-    nbytes = wanted.stops - wanted.starts
-    for start, stop in _cut(wanted.base, nbytes):
-        if nbytes[start] > ROUND_NBYTES:
-            yield from _pieces_of_range(wanted, start)
-        else:
-            part = slice(start, stop)
-            yield ReadRound(wanted.ids[part], nbytes[part], _read(wanted, start, stop))
 
 
 def _pieces_of_range(wanted: StoredValues, i: int) -> Iterator[ReadRound]:
@@ -465,10 +416,8 @@ def _pieces_of_range(wanted: StoredValues, i: int) -> Iterator[ReadRound]:
 
 
 def _read(wanted: StoredValues, start: int, stop: int) -> list[memoryview]:
-    """Read the ranges from position `start` to `stop`, which fit into one round.
-
-    Those that lie one behind the other come as one piece.
-    """
+    """Read the ranges from position `start` to `stop`; near ranges share a request, and ranges
+    without gaps are one piece."""
     part = slice(start, stop)
     which, starts, stops = wanted.which[part], wanted.starts[part], wanted.stops[part]
     first, last = int(starts[0]), int(stops[-1])
@@ -478,22 +427,17 @@ def _read(wanted: StoredValues, start: int, stop: int) -> list[memoryview]:
         (found,) = wanted.base.perform([requests.Get(key, byte_ranges.Range(first, last))])
         return [index_reads.check_whole(key, found.value, last - first)]
     values: list[memoryview] = [memoryview(b"")] * (stop - start)
-    batch: list[requests.Get] = []
-    members: list[list[tuple[int, int, int]]] = []
+    ranges = list(zip(starts.tolist(), stops.tolist(), strict=True))
+    spans: list[tuple[str, byte_ranges.Span, list[int]]] = []
     for number in np.unique(which).tolist():
-        positions = np.flatnonzero((which == number) & (stops > starts))
-        ranges = list(zip(starts[positions].tolist(), stops[positions].tolist(), strict=True))
-        for span in byte_ranges.plan_spans(
-            ranges, max_gap_bytes=_MAX_GAP_NBYTES, max_coalesced_bytes=ROUND_NBYTES
-        ):
-            at = byte_ranges.Range(span.start, span.stop)
-            batch.append(requests.Get(wanted.keys[number], at))
-            parts = [(int(positions[m]), *ranges[m]) for m in span.members]
-            members.append([(i, lo - span.start, hi - span.start) for i, lo, hi in parts])
-    for get, found, parts in zip(batch, wanted.base.perform(batch), members, strict=True):
-        assert isinstance(get.byte_range, byte_ranges.Range)
-        nbytes = get.byte_range.stop - get.byte_range.start
-        data = index_reads.check_whole(get.key, found.value, nbytes)
-        for i, lo, hi in parts:
-            values[i] = data[lo:hi]
+        at = np.flatnonzero(which == number).tolist()
+        planned = byte_ranges.plan_spans(
+            [ranges[i] for i in at], max_gap_bytes=_MAX_GAP_NBYTES, max_coalesced_bytes=ROUND_NBYTES
+        )
+        spans += [(wanted.keys[number], span, [at[m] for m in span.members]) for span in planned]
+    gets = [requests.Get(key, byte_ranges.Range(span.start, span.stop)) for key, span, _ in spans]
+    for (key, span, at), found in zip(spans, wanted.base.perform(gets), strict=True):
+        data = index_reads.check_whole(key, found.value, span.stop - span.start)
+        for i in at:
+            values[i] = data[ranges[i][0] - span.start : ranges[i][1] - span.start]
     return values

@@ -1,14 +1,14 @@
-"""`to_native`, `from_native`: sharded arrays for readers that know no wrapper, and back.
+"""`to_native`, `from_native`: sharded arrays for every v3 reader, and back.
 
-Only metadata documents are written and removed. The shards of the draft, of our v2 marker and
-of the ``sharding_indexed`` codec are the same bytes under the same keys.
+Only metadata documents change. The shards of the draft, of our v2 marker and of the
+``sharding_indexed`` codec are the same bytes under the same keys.
 
 The whole change is planned before any write. Documents are written first, the deepest node first
 and the root last; then documents are removed, the root first. So each array has a whole document
 at every step. A reader that finds the new format at the root finds it below.
 
-Consolidated metadata follows. A group that becomes v3 or v2 stays consolidated if it was. Other
-groups get new copies of changed documents, and lose those of nodes that change their format.
+Consolidated metadata follows. A consolidated group that becomes v3 or v2 stays consolidated. Other
+groups get new copies of changed documents, and lose copies of nodes that change their format.
 """
 
 from __future__ import annotations
@@ -21,21 +21,23 @@ from typing import Any, Literal, TypeAlias
 
 from zarr_shardstore.access import (
     BaseStoreHandle,
-    ShardingMapping,
-    ShardingStore,
+    StoreLike,
     declarations,
     invalidate_documents,
     metadata,
     open_base,
     requests,
-    resolve,
 )
 from zarr_shardstore.errors import SpecError, UnsupportedError
 from zarr_shardstore.tools.inspect.find import find_contents, quoted, select_paths
 from zarr_shardstore.tools.inspect.readers import read_by, summarize
 from zarr_shardstore.tools.native import document_members, translate
 
-AnyStore: TypeAlias = "resolve.BaseStoreLike | ShardingStore | ShardingMapping"
+Document: TypeAlias = declarations.Document
+Node: TypeAlias = dict[str, Document]
+"""Documents of one node by name."""
+
+_Remake: TypeAlias = Callable[[Mapping[str, Any]], Document]
 
 _CONSOLIDATED = "consolidated_metadata"
 _V2_NAMES = (".zmetadata", ".zarray", ".zgroup", ".zattrs")
@@ -43,17 +45,12 @@ _REMOVED = ("zarr.json", *_V2_NAMES)
 _WRITTEN = (".zattrs", ".zmetadata", ".zarray", ".zgroup", "zarr.json")
 """Documents of one node, in order: no reader takes attributes alone for a node."""
 
-Node: TypeAlias = dict[str, declarations.Document]
-"""Documents of one node by name."""
-
-_Remake: TypeAlias = Callable[[Mapping[str, Any]], declarations.Document]
-
 _transformed = partial(translate.redeclare, how="storage_transformers")
 
 
 @dataclass(frozen=True, slots=True)
 class NativeEntry:
-    """Outcome for one array or group; `read_by` names the programs that read an array then."""
+    """Outcome for one array or group; `read_by` names the programs that read an array now."""
 
     path: str
     action: Literal["translated", "skipped"]
@@ -63,18 +60,9 @@ class NativeEntry:
 
 @dataclass(frozen=True, slots=True)
 class NativeReport:
-    """Changes that `to_native` or `from_native` made, or would make.
+    """Changes that `to_native` or `from_native` made; of a dry run, the expected changes.
 
-    Parameters
-    ----------
-    entries : tuple of NativeEntry
-        One for each array and group that was asked for: its path, ``"translated"`` or
-        ``"skipped"``, and the reason.
-    n_documents_written, n_documents_removed : int
-    dry_run : bool
-        Whether nothing was changed.
-    notes : tuple of str
-        Hints for the user.
+    There is one entry for each array and group that was asked for. `notes` are hints for the user.
     """
 
     entries: tuple[NativeEntry, ...]
@@ -102,7 +90,7 @@ class NativeReport:
 
 
 def to_native(
-    store: AnyStore,
+    store: StoreLike,
     *,
     paths: Iterable[str] | None = None,
     ome: bool = False,
@@ -112,23 +100,21 @@ def to_native(
     """Make every Zarr v3 reader read a store, by its metadata documents alone.
 
     Arrays that are sharded by a storage transformer get the ``sharding_indexed`` codec. Groups
-    and arrays of Zarr v2, sharded or not, get v3 documents in place of their own. All documents
-    are translated before any is written: if one cannot be expressed, nothing is written. The
-    same call finishes a call that was interrupted.
+    and arrays of Zarr v2, sharded or not, get v3 documents in place of their own. If one document
+    cannot be translated, nothing is written. The same call finishes an interrupted call.
 
     Parameters
     ----------
     store
-        A store, or an argument that `ShardingStore` takes for one.
+        Any store that `ShardingStore` wraps.
     paths
-        Paths of arrays and groups, or patterns of these (``"raw/*"``); a group stands for all
-        below it. ``None``: everything.
+        Arrays, groups with all below them, or patterns of these (``"raw/*"``); ``None``: all.
     ome : bool
-        Make OME-Zarr 0.4 attributes those of 0.5.
+        Turn OME-Zarr 0.4 attributes into 0.5.
     storage_options
         For a URL.
     dry_run : bool
-        Decide only.
+        Report what would be done; write nothing.
 
     Raises
     ------
@@ -145,7 +131,7 @@ def to_native(
     processes, must be opened again after it.
 
     Cost: the requests that find the arrays, and one for each document that is read, written or
-    removed; the documents of one name and one depth in one round.
+    removed. Documents of one name and depth share a round.
 
     Examples
     --------
@@ -163,7 +149,6 @@ def to_native(
     >>> native.shards, native[:]
     ((2,), array([1, 2, 3, 4], dtype=uint8))
     """
-
     base = open_base(store, storage_options)
     if not dry_run:
         base.check_writable()
@@ -188,7 +173,7 @@ def native_change(
 
 
 def from_native(
-    store: AnyStore,
+    store: StoreLike,
     *,
     paths: Iterable[str] | None = None,
     zarr_format: Literal[2, 3] = 3,
@@ -199,10 +184,10 @@ def from_native(
 
     With ``zarr_format=3``, arrays of the ``sharding_indexed`` codec are declared by
     ``storage_transformers``, and every other reader refuses them. With ``zarr_format=2``, groups
-    and arrays of v3 get the documents of v2, with our marker where they are sharded; their chunk
-    keys must be v2's already. OME-Zarr attributes do not change.
+    and arrays of v3 get v2 documents, with our marker where they are sharded; their chunk keys
+    must be v2's already. OME-Zarr attributes do not change.
 
-    Parameters, errors and notes are those of `to_native`.
+    `to_native` has the parameters, errors and notes.
     """
     if zarr_format not in (2, 3):
         raise SpecError(f"zarr_format is 2 or 3, got {zarr_format!r}")
@@ -216,7 +201,7 @@ def from_native(
     return change.make(base, dry_run=dry_run)
 
 
-def _read_documents() -> requests.Flow[dict[str, declarations.Document]]:
+def _read_documents() -> requests.Flow[dict[str, Document]]:
     """Return all documents of the nodes of a store, by key."""
     found = yield from find_contents()
     docs = {metadata.document_key(node): dict(array.doc) for node, array in found.arrays.items()}
@@ -243,16 +228,14 @@ def _read_documents() -> requests.Flow[dict[str, declarations.Document]]:
 
 
 def _round_of(key: str) -> tuple[int, str]:
-    """Return depth and name: documents that have both in common are written in any order."""
+    """Return depth and name: documents with the same ones are written in one round."""
     return key.count("/"), key.rpartition("/")[2]
 
 
 class DocumentChange:
     """Change of the documents of a store, given by key, as far as it is decided."""
 
-    def __init__(
-        self, docs: Mapping[str, declarations.Document], paths: Iterable[str] | None
-    ) -> None:
+    def __init__(self, docs: Mapping[str, Document], paths: Iterable[str] | None) -> None:
         self.before: dict[str, Node] = {}
         for key, doc in docs.items():
             path, _, name = key.rpartition("/")
@@ -263,13 +246,10 @@ class DocumentChange:
         self.notes: tuple[str, ...] = ()
 
     def make(self, base: BaseStoreHandle, *, dry_run: bool) -> NativeReport:
-        """Write and remove documents, unless it is a dry run; return what was done."""
+        """Write and remove documents, unless it is a dry run."""
         before, after = documents_by_key(self.before), documents_by_key(self.after)
-        writes = [
-            key
-            for key, doc in after.items()
-            if not document_members.is_same_json(doc, before.get(key))
-        ]
+        is_same = document_members.is_same_json
+        writes = [key for key, doc in after.items() if not is_same(doc, before.get(key))]
         writes.sort(key=lambda key: (-key.count("/"), _WRITTEN.index(key.rpartition("/")[2])))
         removals = [key for key in before if key not in after]
         removals.sort(key=lambda key: (key.count("/"), _REMOVED.index(key.rpartition("/")[2])))
@@ -297,22 +277,21 @@ class DocumentChange:
         return NativeReport(tuple(entries), len(writes), len(removals), dry_run, self.notes)
 
     def has_old_ome(self, path: str) -> bool:
-        """Whether a node is of v3 afterwards, with the attributes of OME-Zarr 0.4."""
+        """Return whether a node becomes v3 with the attributes of OME-Zarr 0.4."""
         doc = self.after[path].get("zarr.json", {})
         return translate.is_ome_04(document_members.attributes_of(doc))
 
     def for_each(self, step: Callable[[str], str | None]) -> None:
-        """Take a step, which returns its reason, for each selected node. Errors name the node."""
+        """Take a step, which returns its reason, for each selected node; errors name the node."""
         for path in self.selected:
             try:
-                reason = step(path)
+                if reason := step(path):
+                    self.reasons[path] = reason
             except (SpecError, UnsupportedError) as error:
                 raise type(error)(f"{path or '/'!r} cannot be translated: {error}") from error
-            if reason is not None:
-                self.reasons[path] = reason
 
-    def _below(self, path: str, *names: str) -> dict[str, declarations.Document]:
-        """Return the documents of these names, at and below a path, by key from there."""
+    def _below(self, path: str, *names: str) -> dict[str, Document]:
+        """Return the documents of these names at and below a path, by key from there."""
         prefix = _join(path, "")
         return {
             key.removeprefix(prefix): doc
@@ -339,17 +318,15 @@ class DocumentChange:
             node["zarr.json"] = {**array, "dimension_names": names}
 
     def update_consolidated(self, remake: _Remake) -> None:
-        """Bring copies of documents up to date; a copy that `remake` would change is old."""
+        """Update copies of documents; a copy that `remake` would change is old."""
         for path, after in self.after.items():
             before, v3 = self.before[path], after.get("zarr.json")
             if v3 is not None and v3.get("node_type") == "group":
                 if ".zmetadata" in before and ".zmetadata" not in after:
                     docs = self._below(path, "zarr.json")
                     copies = {k.removesuffix("/zarr.json"): d for k, d in docs.items() if "/" in k}
-                    after["zarr.json"] = {
-                        **v3,
-                        _CONSOLIDATED: document_members.consolidated_v3(copies),
-                    }
+                    member = document_members.consolidated_v3(copies)
+                    after["zarr.json"] = {**v3, _CONSOLIDATED: member}
                 else:
                     after["zarr.json"] = self._with_copies(path, v3, remake)
             if ".zmetadata" in after and path not in self.selected:
@@ -362,11 +339,9 @@ class DocumentChange:
                 copies = dict(sorted(self._below(path, ".zgroup", ".zarray", ".zattrs").items()))
                 after[".zmetadata"] = {"zarr_consolidated_format": 1, "metadata": copies}
 
-    def _with_copies(
-        self, path: str, group: declarations.Document, remake: _Remake
-    ) -> declarations.Document:
+    def _with_copies(self, path: str, group: Document, remake: _Remake) -> Document:
         """Return the document of a v3 group with copies that are up to date."""
-        changed: dict[str, declarations.Document | None] = {}
+        changed: dict[str, Document | None] = {}
         for name, copy in metadata.all_members(group).items():
             node = _join(path, name)
             if node in self.selected and isinstance(copy, Mapping):
@@ -422,7 +397,7 @@ def _make_v2(before: Node, after: Node) -> str:
     return "v3 made v2"
 
 
-def _v2(node: Node) -> tuple[declarations.Document, declarations.Document] | None:
+def _v2(node: Node) -> tuple[Document, Document] | None:
     """Return the v2 document of a node, and its attributes."""
     if ".zarray" in node and ".zgroup" in node:
         raise SpecError("it has both .zarray and .zgroup: remove one")
@@ -430,17 +405,16 @@ def _v2(node: Node) -> tuple[declarations.Document, declarations.Document] | Non
     return None if doc is None else (doc, node.get(".zattrs", {}))
 
 
-def _native(doc: Mapping[str, Any], ome: bool) -> declarations.Document:
+def _native(doc: Mapping[str, Any], ome: bool) -> Document:
     if _is_array(doc):
         return translate.redeclare(doc, "codec")
-    attributes = (
-        {"attributes": translate.to_ome_05(document_members.attributes_of(doc))} if ome else {}
-    )
-    return {**doc, **attributes}
+    if not ome:
+        return dict(doc)
+    return {**doc, "attributes": translate.to_ome_05(document_members.attributes_of(doc))}
 
 
-def _check_same(stored: declarations.Document, made: declarations.Document) -> None:
-    """Refuse documents of both formats unless one is the other, as an interrupted call leaves."""
+def _check_same(stored: Document, made: Document) -> None:
+    """Refuse documents of both formats unless an interrupted call may have left them."""
     optional = (_CONSOLIDATED, "dimension_names")
     essences = [
         {k: v for k, v in doc.items() if v not in ([], {}, None) and k not in optional}
@@ -453,10 +427,8 @@ def _check_same(stored: declarations.Document, made: declarations.Document) -> N
         )
 
 
-def _has_all(
-    stored: declarations.Document, left_over: declarations.Document | None, ome: bool
-) -> bool:
-    """Return whether a v3 document has all attributes of a left-over `.zattrs` of its node."""
+def _has_all(stored: Document, left_over: Document | None, ome: bool) -> bool:
+    """Return whether a v3 document has all attributes of a `.zattrs` that is left over."""
     if left_over is None:
         return False
     attributes = document_members.attributes_of(stored)

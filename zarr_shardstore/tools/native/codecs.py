@@ -12,10 +12,10 @@ compressor           the last codec
 
 v3 itself names ``blosc``, ``gzip``, ``zstd``, and ``crc32c`` at the end. Every other codec is
 ``numcodecs.`` and its id. A first filter ``vlen-utf8`` or ``vlen-bytes`` makes bytes of objects; in
-v3 the codec of this name stands for ``bytes``. The draft has compressors only.
+v3 its codec replaces ``bytes``. The draft has compressors only.
 
 A *config* is the parsed JSON object of numcodecs: ``{"id": "gzip", "level": 1}``. In v3 every
-option is spelled out, because codecs of other programs have other defaults.
+option is spelled out, because other programs have other defaults.
 
 Source: Zarr v2, "Metadata"; Zarr v3 core, "Codecs"; numcodecs, ``get_config`` of each codec;
 zarr-python 3, ``zarr.codecs.numcodecs``; zarr-python 2.13 to 2.18, ``zarr/meta.py`` (the draft).
@@ -63,19 +63,17 @@ _OF_VALUES: dict[Any, Config] = {
     "bitround": {"keepbits": None},
     "packbits": {},
 }
-"""Options of compressors, filters of bytes and filters of values, with numcodecs' defaults. A
-filter has no default for ``None``."""
+"""Options of compressors, filters of bytes and filters of values, with numcodecs' defaults; in
+filters ``None`` means that there is no default."""
 
 _DTYPES = dict.fromkeys(("delta", "fixedscaleoffset", "quantize"), ("dtype", "astype"))
 _DTYPES["astype"] = ("decode_dtype", "encode_dtype")
-"""Options of filters that name the data types of decoded and of encoded values."""
+"""Options with the data types of decoded and of encoded values."""
 
 SERIALIZERS = {"vlen-utf8": "string", "vlen-bytes": "variable_length_bytes"}
-"""Filters that make bytes of objects, and the data type that the array has in v3."""
+"""Filters that make bytes of objects, and the data type of the array in v3."""
 
 _NATIVE = ("blosc", "gzip", "zstd")
-"""Compressors that v3 itself names."""
-
 _SHUFFLES = ("noshuffle", "shuffle", "bitshuffle")
 """v3's words for numcodecs' numbers; -1 is the best one for the size of the values."""
 
@@ -84,7 +82,7 @@ _SHUFFLES = ("noshuffle", "shuffle", "bitshuffle")
 class Chain:
     """Codecs of a chunk as Zarr v2 has them; filters and compressor are configs."""
 
-    data_type: data_types.DataType | None  # None for objects, which the first filter makes bytes of
+    data_type: data_types.DataType | None  # None for objects
     order: Order
     filters: Sequence[Config] = ()
     compressor: Config | None = None
@@ -93,31 +91,31 @@ class Chain:
 def v3_array(
     geometry: metadata.Geometry, chain: Chain, fill_value: Any, attributes: Mapping[str, Any]
 ) -> Config:
-    """Return the v3 document of an array, from what v2 or the draft says of its chunks."""
+    """Return the v3 document of an array, from its codecs in v2 or the draft."""
     if chain.data_type is not None:
         data_type = fill_values.v3_data_type(chain.data_type)
         fill_value = fill_values.fill_value_of_v2(fill_value, chain.data_type)
     else:
         data_type = SERIALIZERS[chain.filters[0]["id"]]
         fill_value = fill_values.fill_value_of_object(fill_value, data_type)
-    chunk_shape = list(geometry.chunk_shape)
-    key_options = {"separator": geometry.encoding.separator}
+    shape, chunk_shape, (style, separator) = geometry
+    grid = {"name": "regular", "configuration": {"chunk_shape": list(chunk_shape)}}
     return {
         "zarr_format": 3,
         "node_type": "array",
-        "shape": list(geometry.shape),
+        "shape": list(shape),
         "data_type": data_type,
-        "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": chunk_shape}},
-        "chunk_key_encoding": {"name": geometry.encoding.style, "configuration": key_options},
+        "chunk_grid": grid,
+        "chunk_key_encoding": {"name": style, "configuration": {"separator": separator}},
         "fill_value": fill_value,
-        "codecs": codecs_of_chain(chain, len(geometry.shape)),
+        "codecs": codecs_of_chain(chain, len(shape)),
         "attributes": dict(attributes),
         "storage_transformers": [],
     }
 
 
 def codecs_of_chain(chain: Chain, ndim: int) -> list[Config]:
-    """Return the v3 codecs that decode the same bytes to the same values."""
+    """Return the v3 codecs of the same bytes and values."""
     if chain.order not in ("C", "F"):
         raise UnsupportedError(f"the memory layout {chain.order!r} is not known")
     codecs: list[Config] = []
@@ -140,7 +138,7 @@ def codecs_of_chain(chain: Chain, ndim: int) -> list[Config]:
 
 
 def chain_of_codecs(codecs: Any, data_type: Any, ndim: int) -> Chain:
-    """Return what v2 says about bytes that v3 codecs decode."""
+    """Return the chain of v2 for the same bytes and values as v3 codecs."""
     order, rest = split_layout(codecs, ndim)
     names = [transformer_list.name_and_options(codec)[0] for codec in rest]
     serializers = [i for i, name in enumerate(names) if name == "bytes" or name in SERIALIZERS]
@@ -160,11 +158,9 @@ def chain_of_codecs(codecs: Any, data_type: Any, ndim: int) -> Chain:
         return Chain(None, order, [{"id": names[at]}, *filters], compressor)
     endian = bytes_endian(rest[at])
     error: Exception | None = None
-    # Filters name the byte order of the values they take, `bytes` of those that come out.
-    guesses: tuple[data_types.Endian, data_types.Endian] = (
-        ("big", "little") if endian == "big" else ("little", "big")
-    )
-    for guess in guesses:
+    # Filters name the byte order before them, `bytes` the one after them.
+    guesses: list[data_types.Endian] = ["little", "big"]
+    for guess in guesses[::-1] if endian == "big" else guesses:
         try:
             chain = Chain(data_types.parse_v3(data_type, guess), order, filters, compressor)
             again = [c for c in codecs_of_chain(chain, ndim) if c["name"] == "bytes"]
@@ -177,7 +173,7 @@ def chain_of_codecs(codecs: Any, data_type: Any, ndim: int) -> Chain:
 
 
 def codec_of_bytes(config: Mapping[str, Any], itemsize: int) -> Config:
-    """Return the v3 codec of a compressor or another filter of bytes, of values of `itemsize`."""
+    """Return the v3 codec of a compressor or filter of bytes; values have `itemsize` bytes."""
     known = {**_COMPRESSORS, **_OF_BYTES}
     name: Any = config.get("id")
     if name not in known:
@@ -202,7 +198,7 @@ def codec_of_bytes(config: Mapping[str, Any], itemsize: int) -> Config:
 
 
 def compressor_of_codec(codec: Any) -> Config:
-    """Return the numcodecs configuration, with its ``id``, of a v3 codec that compresses."""
+    """Return the config of a v3 codec that compresses."""
     v3_name, options = transformer_list.name_and_options(codec)
     name = v3_name.removeprefix(_NUMCODECS)
     if name not in _COMPRESSORS or (v3_name == name and name not in _NATIVE):
@@ -219,7 +215,7 @@ def compressor_of_codec(codec: Any) -> Config:
 
 
 def split_layout(codecs: Any, ndim: int) -> tuple[Order, list[Any]]:
-    """Return the order of values that codecs begin with, and the codecs after that."""
+    """Split codecs into the order of values and the codecs after a transpose."""
     rest = list(codecs)
     name, options = transformer_list.name_and_options(rest[0]) if rest else ("", {})
     if name != "transpose":
@@ -235,7 +231,6 @@ def split_layout(codecs: Any, ndim: int) -> tuple[Order, list[Any]]:
 
 
 def bytes_endian(codec: Any) -> data_types.Endian | None:
-    """Return the byte order of a ``bytes`` codec."""
     endian = transformer_list.name_and_options(codec)[1].get("endian")
     if endian not in ("little", "big", None):
         raise SpecError(f"the codec 'bytes' has no endian {endian!r}")
@@ -252,17 +247,16 @@ def _codec_of_values(
 ) -> tuple[Config, data_types.DataType]:
     """Return the v3 codec of a filter of values, and the data type of its result.
 
-    `data_type` is that of its input, ``None`` for bytes. Before the first filter, v3 readers have
-    the values in little-endian order.
+    `data_type` is of its input, ``None`` for bytes. Values before the first filter are
+    little-endian in v3 readers.
     """
-    name: Any = config["id"]
     if data_type is None:
         raise UnsupportedError(
-            f"the filter {name!r} works on values, and comes after one that makes bytes of them"
+            f"the filter {config['id']!r} works on values, and comes after one that makes bytes of "
+            "them"
         )
-    given = {k: v for k, v in config.items() if k != "id"}
-    encoded = data_type
-    dtypes: Config = {}
+    given, dtypes, encoded = dict(config), Config(), data_type
+    name: Any = given.pop("id")
     if name in _DTYPES:
         decoded_name, encoded_name = _DTYPES[name]
         decoded = _dtype(name, given.pop(decoded_name, None))
@@ -302,16 +296,14 @@ def _dtype(filter_name: str, text: Any) -> data_types.DataType:
 
 
 def _complete(name: str, given: Config, defaults: Config) -> Config:
-    """Add the defaults that were left out; the order is that of the defaults."""
+    """Add defaults, in their order."""
     is_filter = name not in _COMPRESSORS
     if is_filter:
         # numcodecs writes null for options that are not used: "prefix" of jenkins_lookup3.
         given = {k: v for k, v in given.items() if v is not None or k in defaults}
-    unknown = sorted(given.keys() - defaults.keys())
-    if unknown:
+    if unknown := sorted(given.keys() - defaults.keys()):
         raise UnsupportedError(f"the codec {name!r} has unknown options {unknown}")
     options = {**defaults, **given}
-    missing = sorted(k for k, v in options.items() if v is None and is_filter)
-    if missing:
+    if is_filter and (missing := sorted(k for k, v in options.items() if v is None)):
         raise SpecError(f"the codec {name!r} lacks {missing}")
     return options

@@ -1,4 +1,4 @@
-"""Keys and documents of the draft hierarchy of 2022 as those of Zarr v3, and back.
+"""Keys and documents of the draft hierarchy of 2022 in Zarr v3, and back.
 
 ==========================  ==================================================
 v3                          draft
@@ -23,8 +23,16 @@ chunk_memory_layout ``F`` a ``transpose`` codec that reverses the dimensions
 compressor                the last codec
 fill_value ``null``       the zero of the data type, ``NaT`` for times
 (dimension_names)         dimension_names; zarr-python 2.18 ignores it
+
+The functions never change their argument.
+
+Source
+====
 other members             not shown; kept where the same array is written again
 ========================  =================================================================
+
+Source
+====
 
 The functions never change their argument.
 
@@ -37,15 +45,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence, Set
-from typing import Any
+from typing import Any, TypeAlias
 
 from zarr_shardstore.access import chunk_keys, data_types, declarations, metadata, transformer_list
 from zarr_shardstore.errors import SpecError, UnsupportedError
 from zarr_shardstore.tools.native import codecs, document_members, fill_values
 
+Document: TypeAlias = declarations.Document
 DRAFT_META_ROOT = "meta/root/"
-"""Prefix of the key of each document below the root."""
-
 ENTRY_POINT_KEY = "zarr.json"
 
 _V2_DOCUMENTS = (".zarray", ".zgroup", ".zattrs", ".zmetadata")
@@ -55,7 +62,7 @@ _IS_ODD = re.compile(r"c[0-9].*[0-9]")
 _COMPRESSORS = "https://purl.org/zarr/spec/codec/"
 _CORE = "https://purl.org/zarr/spec/protocol/core/3.0"
 
-ENTRY_POINT: declarations.Document = {
+ENTRY_POINT: Document = {
     "zarr_format": _CORE,
     "metadata_encoding": _CORE,
     "metadata_key_suffix": ".json",
@@ -65,12 +72,10 @@ ENTRY_POINT: declarations.Document = {
 
 
 def array_key(path: str) -> str:
-    """Return the key of the document of an array; the root's path is ``""``."""
     return metadata.document_key(metadata.Node("draft", path))
 
 
 def group_key(path: str) -> str:
-    """Return the key of the document of a group."""
     return array_key(path).removesuffix(_ARRAY) + _GROUP
 
 
@@ -86,7 +91,6 @@ def node_of_meta_key(key: str) -> str | None:
 
 
 def v3_key(path: str) -> str:
-    """Return the key of the v3 document of a node."""
     return metadata.document_key(metadata.Node("v3", path))
 
 
@@ -97,7 +101,6 @@ def node_of_v3_key(key: str) -> str | None:
 
 
 def is_v2_document(key: str) -> bool:
-    """Return whether this is the key of a Zarr v2 document; a draft hierarchy has none."""
     return key.rpartition("/")[2] in _V2_DOCUMENTS
 
 
@@ -107,30 +110,28 @@ def directory_of(path: str) -> str:
 
 
 def v3_candidate(key: str) -> tuple[str, str] | None:
-    """Split a v3 key by the encoding ``default`` as ``(array path, suffix)``, if it can be."""
+    """Split a v3 key of the encoding ``default`` into array path and suffix, if possible."""
     return next((c for c in chunk_keys.v3_candidates(key) if c[1].startswith("c")), None)
 
 
 def draft_candidate_of(key: str) -> tuple[str, str] | None:
-    """Split a key without its ``data/root/`` as `draft_candidate`, with any separator."""
+    """Split a key below ``data/root/`` as `draft_candidate`, with any separator."""
     usual = chunk_keys.draft_candidate(chunk_keys.DRAFT_DATA_ROOT + key)
     path, _, name = key.rpartition("/")
     return (path, name) if usual is None and _IS_ODD.fullmatch(name) else usual
 
 
 def v3_encoding(encoding: chunk_keys.ChunkKeyEncoding) -> chunk_keys.ChunkKeyEncoding:
-    """Return the chunk key encoding in v3 of an array of the draft."""
-    separator = encoding.separator
-    return chunk_keys.ChunkKeyEncoding("default", separator if separator in ("/", ".") else ".")
+    """Return the v3 chunk key encoding of an array of the draft."""
+    return chunk_keys.ChunkKeyEncoding("default", "/" if encoding.separator == "/" else ".")
 
 
 def chunk_places(
     arrays: Mapping[str, metadata.Geometry], candidate: tuple[str, str] | None
 ) -> tuple[str, ...]:
-    """Return the draft's keys of a chunk, the one for writing first; none of other v3 keys.
+    """Return the draft's keys of a chunk of known `arrays`, the one for writing first.
 
-    `arrays` are known arrays of the draft by path. The chunk of a 0-d array is ``c`` in the draft
-    and ``c0`` in zarr-python 2.18.
+    The chunk of a 0-d array is ``c`` in the draft and ``c0`` in zarr-python 2.18.
     """
     if candidate is None or candidate[0] not in arrays:
         return ()
@@ -149,9 +150,9 @@ def v3_chunk_key(
     *,
     leading: bool = False,
 ) -> str | None:
-    """Return the v3 key of a chunk; ``None`` if the draft's key is that of none.
+    """Return the v3 key of a chunk of known `arrays`, given the draft's key, or ``None``.
 
-    With `leading` only the leading components are given: ``a/c/3`` for ``("a", "c3")``.
+    With `leading` only leading components are given: ``a/c/3`` for ``("a", "c3")``.
     """
     if candidate is None or candidate[0] not in arrays:
         return None
@@ -162,7 +163,7 @@ def v3_chunk_key(
 
 
 def place_to_write(key: str, places: Sequence[str]) -> str:
-    """Return the place at which the value of a v3 key, which is no document, is written."""
+    """Return the place to write a value that is no v3 document."""
     if is_v2_document(key):
         raise UnsupportedError(
             f"{key!r} is a document of Zarr v2: through this store arrays and groups are created "
@@ -177,7 +178,7 @@ def place_to_write(key: str, places: Sequence[str]) -> str:
 
 
 def check_entry_point(doc: Mapping[str, Any] | None) -> None:
-    """Refuse an entry point that is not that of a known draft hierarchy."""
+    """Refuse an entry point of another hierarchy than the draft."""
     if doc is None or not str(doc.get("zarr_format", _CORE)).startswith("https://"):
         raise SpecError(
             "the base store has a zarr.json that is no entry point of a draft hierarchy; a Zarr "
@@ -189,20 +190,13 @@ def check_entry_point(doc: Mapping[str, Any] | None) -> None:
     _check_extensions(doc)
 
 
-def group_of_draft(doc: Mapping[str, Any]) -> declarations.Document:
-    """Return the v3 document of a group, from its draft document."""
+def group_of_draft(doc: Mapping[str, Any]) -> Document:
     _check_extensions(doc)
-    return {
-        "zarr_format": 3,
-        "node_type": "group",
-        "attributes": document_members.attributes_of(doc),
-    }
+    attributes = document_members.attributes_of(doc)
+    return {"zarr_format": 3, "node_type": "group", "attributes": attributes}
 
 
-def group_to_draft(
-    doc: Mapping[str, Any], stored: Mapping[str, Any] | None = None
-) -> declarations.Document:
-    """Return the draft document of a group, from its v3 document."""
+def group_to_draft(doc: Mapping[str, Any], stored: Mapping[str, Any] | None = None) -> Document:
     _check_members(doc, document_members.V3_GROUP_MEMBERS)
     if doc.get("consolidated_metadata") is not None:
         raise UnsupportedError(
@@ -211,8 +205,7 @@ def group_to_draft(
     return {**(stored or {}), "attributes": document_members.attributes_of(doc)}
 
 
-def array_of_draft(doc: Mapping[str, Any]) -> declarations.Document:
-    """Return the v3 document of an array, from its draft document."""
+def array_of_draft(doc: Mapping[str, Any]) -> Document:
     _check_extensions(doc)
     if doc.get("storage_transformers"):
         raise UnsupportedError(
@@ -246,29 +239,24 @@ def array_of_draft(doc: Mapping[str, Any]) -> declarations.Document:
     return {**translated, **_dimension_names(doc)}
 
 
-def array_to_draft(
-    doc: Mapping[str, Any], stored: Mapping[str, Any] | None = None
-) -> declarations.Document:
-    """Return the draft document of an array, from its v3 document.
-
-    Members that did not change keep their stored spelling: a fill value ``null`` stays ``null``.
-    """
+def array_to_draft(doc: Mapping[str, Any], stored: Mapping[str, Any] | None = None) -> Document:
+    """Translate a v3 document; members that did not change keep their stored spelling."""
     translated = _translated_array(doc)
     if stored is None:
         return translated
     try:
         before = _translated_array(array_of_draft(stored))
     except (SpecError, UnsupportedError):
-        return translated  # the stored array cannot be shown, so this is another one
+        return translated  # an array that cannot be shown is another one
     names = {*before, *translated, "compressor"}
     same = {n for n in names if document_members.is_same_json(before.get(n), translated.get(n))}
     if not same.issuperset({"data_type", "chunk_grid", "chunk_memory_layout", "compressor"}):
-        return translated  # chunks are stored in another way, so this is another array
+        return translated  # an array with other chunks is another one
     kept = {n: member for n, member in stored.items() if n in same or n not in before}
     return {**kept, **{n: member for n, member in translated.items() if n not in same}}
 
 
-def _translated_array(doc: Mapping[str, Any]) -> declarations.Document:
+def _translated_array(doc: Mapping[str, Any]) -> Document:
     _check_members(doc, document_members.V3_ARRAY_MEMBERS)
     if doc.get("storage_transformers"):
         raise UnsupportedError(
@@ -313,8 +301,8 @@ def _translated_array(doc: Mapping[str, Any]) -> declarations.Document:
 
 def _parse_codecs(
     given: Any, ndim: int
-) -> tuple[codecs.Order, data_types.Endian | None, declarations.Document | None]:
-    """Return memory layout, byte order, and numcodecs configuration of the compressor, if any."""
+) -> tuple[codecs.Order, data_types.Endian | None, Document | None]:
+    """Return memory layout, byte order, and config of the compressor, if any."""
     names = [transformer_list.name_and_options(codec)[0] for codec in given]
     if "sharding_indexed" in names:
         raise UnsupportedError(
@@ -331,8 +319,8 @@ def _parse_codecs(
     return layout, codecs.bytes_endian(rest[0]), compressor
 
 
-def _dimension_names(doc: Mapping[str, Any]) -> declarations.Document:
-    """Return the names, if any; a member of this name may hold something else in the draft."""
+def _dimension_names(doc: Mapping[str, Any]) -> Document:
+    """Return the names, if any; in the draft the member may have another meaning."""
     names = doc.get("dimension_names")
     if not isinstance(names, list | tuple) or len(names) != len(doc["shape"]):
         return {}

@@ -1,12 +1,11 @@
 """Fill values as Zarr v2, Zarr v3 and the draft spell them, and data types as they are written.
 
 A fill value is a number, a pair of numbers, a text or base64. Floats may be ``NaN``, ``Infinity``
-or ``-Infinity``, and times ``NaT``. ``null`` of v2 is the zero of the type, for times ``NaT``:
-zarr-python 3 reads these values. v3 also spells floats by their bits (``0x7fc00000``), and bytes as
-a list of numbers.
+or ``-Infinity``, and times ``NaT``. ``null`` of v2 is the zero of the type, for times ``NaT``, as
+zarr-python 3 reads it. v3 also spells floats by bits (``0x7fc00000``), and bytes as numbers.
 
-`UnsupportedError`: a type or value that the other format has not. `SpecError`: a value that is none
-of its type.
+`UnsupportedError`: the other format lacks the type or value. `SpecError`: the value does not fit
+its type.
 
 Source: Zarr v3 core, "Fill value"; Zarr v2, "Fill value encoding"; zarr-python 2.13 to 2.18,
 ``zarr/meta.py`` (the draft).
@@ -34,11 +33,11 @@ _EXTENSIONS = {
         "mM", "https://zarr-specs.readthedocs.io/en/latest/extensions/data-types/datetime/v1.0.html"
     ),
 }
-"""The extension that zarr-python 2.18 writes with a type, "TODO" included."""
+"""Extensions that zarr-python 2.18 writes with types, "TODO" included."""
 
 
 def v3_data_type(data_type: data_types.DataType) -> str | dict[str, Any]:
-    """Return Zarr v3's spelling, without the byte order, which the ``bytes`` codec has."""
+    """Return Zarr v3's spelling; the ``bytes`` codec has the byte order."""
     if data_type.kind not in data_types.V3_NAMES:
         return data_type.name
     options: dict[str, Any] = {"length_bytes": data_type.itemsize}
@@ -63,7 +62,7 @@ def draft_data_type(data_type: data_types.DataType) -> str | dict[str, Any]:
 
 
 def fill_value_of_v2(value: Any, data_type: data_types.DataType) -> Any:
-    """Return the v3 fill value for that of a v2 or a draft document."""
+    """Return the v3 fill value for a fill value of v2 or the draft."""
     if value is None:
         nulls = {"c": [0, 0], "S": "", "U": "", "V": _base64(bytes(data_type.itemsize))}
         value = {**nulls, "m": "NaT", "M": "NaT"}.get(data_type.kind, 0)
@@ -71,26 +70,21 @@ def fill_value_of_v2(value: Any, data_type: data_types.DataType) -> Any:
 
 
 def fill_value_of_object(value: Any, data_type: str) -> str:
-    """Return the v3 fill value of a ``string`` or of ``variable_length_bytes`` for that of v2."""
+    """Return the v3 fill value of a ``string`` or of ``variable_length_bytes``."""
     if data_type == "string" and isinstance(value, int | float):
         return str(value)  # zarr-python 3 reads '0' for 0
-    # zarr-python 2 wrote 0 for bytes where none was chosen, and zarr-python 3 refuses it.
+    # zarr-python 2 wrote 0 for bytes by default, and zarr-python 3 refuses it.
     value = "" if value is None or (value == 0 and type(value) is int) else value
-    if isinstance(value, str) and (data_type == "string" or _is_base64(value)):
-        return value
+    with suppress(ValueError):
+        if isinstance(value, str):
+            if data_type != "string":
+                base64.b64decode(value, validate=True)
+            return value
     raise SpecError(f"{value!r} is no fill value of data type {data_type!r}")
 
 
-def _is_base64(text: str) -> bool:
-    try:
-        base64.b64decode(text, validate=True)
-    except ValueError:
-        return False
-    return True
-
-
 def fill_value_of_v3(value: Any, data_type: data_types.DataType) -> Any:
-    """Return the fill value for a v2 or a draft document, from that of a v3 document."""
+    """Return the fill value in v2 or the draft for a fill value of v3."""
     kind = data_type.kind
     if kind == "f":
         value = _without_bits(value, data_type.itemsize)
@@ -105,7 +99,7 @@ def fill_value_of_v3(value: Any, data_type: data_types.DataType) -> Any:
 
 
 def _normal(value: Any, data_type: data_types.DataType) -> Any:
-    """Return the one spelling, of those that both v2 and v3 read, of a fill value."""
+    """Return the spelling of a fill value that both v2 and v3 read."""
     itemsize = data_type.itemsize
     match data_type.kind, value:
         case "b", bool() | int() | float() if value in (0, 1):
@@ -153,7 +147,7 @@ def _normal_float(value: Any, data_type: data_types.DataType, nbytes: int) -> fl
 
 
 def _without_bits(value: Any, nbytes: int) -> Any:
-    """Return the number that bits spell, ``0x`` and big-endian hex digits; other values as is."""
+    """Return the number that ``0x`` and big-endian hex digits spell; other values as is."""
     if not isinstance(value, str) or not value.startswith("0x"):
         return value
     try:

@@ -16,15 +16,14 @@ its ``_ARRAY_DIMENSIONS``, of xarray            ``dimension_names``
 a fill value, if it has ``_ARRAY_DIMENSIONS``   also the attribute ``_FillValue``
 ==============================================  ================================================
 
-A document that says more than the other format can say is refused. The bytes of chunks and
-shards are the same in both formats, and so are their keys.
+A document that the other format cannot express is refused. The bytes of chunks and shards, and
+their keys, are the same in both formats.
 
-xarray takes the fill value of a v2 array for the value of missing data; in v3, it takes the
-attribute ``_FillValue``.
+xarray takes the fill value of a v2 array for missing data; in v3, the attribute ``_FillValue``.
 
 OME-Zarr metadata of version 0.4 is in the attributes of v2 groups. Version 0.5 has the same members
-in the attribute ``ome`` of v3 groups, after one ``"version": "0.5"`` for all. The names of the axes
-of its multiscales also become ``dimension_names`` of the arrays.
+in the attribute ``ome`` of v3 groups, with one ``"version": "0.5"`` for all. The names of axes of
+its multiscales also become ``dimension_names`` of the arrays.
 
 Source: Zarr v2, "Metadata"; Zarr v3 core, "Array metadata"; ZEP 2, "Configuration"; sharding
 storage transformer draft, "Configuration"; xarray, "Zarr encoding specification" and its
@@ -36,12 +35,15 @@ from __future__ import annotations
 import base64
 import struct
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
-from zarr_shardstore.access import data_types, declarations, metadata, transformer_list
+from zarr_shardstore.access import chunk_keys, data_types, declarations, metadata, transformer_list
 from zarr_shardstore.errors import UnsupportedError
 from zarr_shardstore.tools.native import document_members, fill_values
 from zarr_shardstore.tools.native.codecs import SERIALIZERS, Chain, chain_of_codecs, v3_array
+
+Document: TypeAlias = declarations.Document
+ZarrFormat = Literal[2, 3]
 
 _OF_CHUNKS = {"shape", "chunks", "dtype", "compressor", "fill_value", "order", "filters"}
 _V2_MEMBERS = {"zarr_format", "dimension_separator"} | _OF_CHUNKS
@@ -54,10 +56,8 @@ _OME_GROUPS = ("multiscales", "plate", "well", "bioformats2raw.layout")
 _OME_MEMBERS = (*_OME_IMAGES, "plate", "well")
 
 
-def redeclare(
-    doc: Mapping[str, Any], how: Literal["codec", "storage_transformers"]
-) -> declarations.Document:
-    """Return a v3 array document with another declaration; the same if it has that, or none."""
+def redeclare(doc: Mapping[str, Any], how: Literal["codec", "storage_transformers"]) -> Document:
+    """Return a v3 array document with this declaration in place of another."""
     declared = declarations.find_declaration(doc, "passthrough" if how == "codec" else "flat")
     if declared is None or declared.how == how:
         return dict(doc)
@@ -70,7 +70,7 @@ def redeclare(
     return _declare(declarations.strip(doc, declared.how), declared, how)
 
 
-def v3_of_v2(doc: Mapping[str, Any], attributes: Mapping[str, Any]) -> declarations.Document:
+def v3_of_v2(doc: Mapping[str, Any], attributes: Mapping[str, Any]) -> Document:
     """Return the native v3 document of a v2 array, sharded or not, or of a v2 group."""
     if "shape" not in doc:
         document_members.check_members(doc, {"zarr_format"}, "v3")
@@ -97,8 +97,8 @@ def v3_of_v2(doc: Mapping[str, Any], attributes: Mapping[str, Any]) -> declarati
     return {**translated, **notes}
 
 
-def v2_of_v3(doc: Mapping[str, Any]) -> tuple[declarations.Document, declarations.Document]:
-    """Return v2 document and attributes of a v3 group, or array, which is marked if sharded."""
+def v2_of_v3(doc: Mapping[str, Any]) -> tuple[Document, Document]:
+    """Return v2 document and attributes of a v3 group, or of an array, marked if sharded."""
     if doc.get("node_type") == "group":
         document_members.check_members(doc, document_members.V3_GROUP_MEMBERS, "v2")
         return {"zarr_format": 2}, document_members.attributes_of(doc)
@@ -123,7 +123,7 @@ def v2_of_v3(doc: Mapping[str, Any]) -> tuple[declarations.Document, declaration
     attributes, fill_value = to_attributes(
         document_members.attributes_of(plain), plain.get("dimension_names"), fill_value, data_type
     )
-    translated: declarations.Document = {
+    translated: Document = {
         "zarr_format": 2,
         "shape": list(geometry.shape),
         "chunks": list(geometry.chunk_shape),
@@ -140,9 +140,58 @@ def v2_of_v3(doc: Mapping[str, Any]) -> tuple[declarations.Document, declaration
     return {**translated, **notes}, attributes
 
 
+def documents_in(
+    zarr_format: ZarrFormat | None, doc: Mapping[str, Any], attributes: Mapping[str, Any]
+) -> dict[str, Document]:
+    """Return the documents, by name, of a node with plain chunks for readers of a format.
+
+    `doc` is ``zarr.json``, ``.zarray`` or ``.zgroup``, as stored or as users see it; `attributes`
+    is ``.zattrs``. Without a format the documents stay in their own. `encoding_in` spells the keys
+    of chunks. Raises `UnsupportedError` if the format cannot express the document.
+    """
+    is_v3 = declarations.format_of(doc) == "v3"
+    is_array = doc.get("node_type") == "array" if is_v3 else "shape" in doc
+    plain = dict(doc)
+    if is_array:
+        declared = declarations.find_declaration(doc)
+        shown = doc if declared is None else declarations.strip(doc, declared.how)
+        plain = dict(declarations.without_mark(metadata.without_notes(shown)))
+    if (zarr_format or (3 if is_v3 else 2)) == 3:
+        return {"zarr.json": plain if is_v3 else v3_of_v2(plain, attributes)}
+    if is_v3:
+        plain, attributes = _plain_v2_of_v3(plain)
+    name = ".zarray" if is_array else ".zgroup"
+    return {name: plain} | ({".zattrs": dict(attributes)} if attributes else {})
+
+
+def encoding_in(
+    zarr_format: ZarrFormat | None, encoding: chunk_keys.ChunkKeyEncoding
+) -> chunk_keys.ChunkKeyEncoding:
+    """Return the chunk key encoding of `documents_in`: in v2 the key ``c/0/1`` becomes ``0/1``."""
+    return chunk_keys.ChunkKeyEncoding("v2", encoding.separator) if zarr_format == 2 else encoding
+
+
+def _plain_v2_of_v3(
+    doc: Document,
+) -> tuple[Document, Document]:
+    """Return v2 document and attributes of a v3 node without shards, of any chunk keys."""
+    if declarations.has_sharding_codec(doc):
+        raise UnsupportedError("its chunks are shards themselves, which v2 has not: take v3")
+    if geometry := metadata.plain_geometry("v3", doc):
+        separator = geometry.encoding.separator
+        encoding = {"name": "v2", "configuration": {"separator": separator}}
+        doc = {**doc, "chunk_key_encoding": encoding}
+    translated, attributes = v2_of_v3(doc)
+    if translated.get("fill_value") is None and "dimension_names" in doc:
+        # A null stands for zero, but zarr 2 leaves missing chunks as they happen to be in memory.
+        unnamed = {name: value for name, value in doc.items() if name != "dimension_names"}
+        translated["fill_value"] = v2_of_v3(unnamed)[0]["fill_value"]
+    return translated, attributes
+
+
 def to_dimension_names(
     attributes: Mapping[str, Any], ndim: int, fill_value: Any, data_type: data_types.DataType | None
-) -> tuple[declarations.Document, list[str] | None]:
+) -> tuple[Document, list[str] | None]:
     """Return attributes and dimension names of a v3 array, from the attributes of v2."""
     names = attributes.get(_NAMES)
     if names is None or not _are_names(names) or len(names) != ndim:
@@ -159,11 +208,11 @@ def to_attributes(
     names: Any,
     fill_value: Any,
     data_type: data_types.DataType | None,
-) -> tuple[declarations.Document, Any]:
-    """Return attributes and fill value of a v2 array, from those of v3 and its dimension names.
+) -> tuple[Document, Any]:
+    """Return attributes and fill value of a v2 array, from v3 attributes and dimension names.
 
-    Where xarray masks nothing, a fill value of zero becomes ``null``, which also stands for zero. A
-    zero that ``null`` does not stand for stays as it is: the zero of times, and -0.0.
+    Where xarray masks no data, a zero that ``null`` also stands for becomes ``null``. Other zeros
+    stay as they are: the zero of times, and -0.0.
     """
     if names is None or (isinstance(names, list) and all(name is None for name in names)):
         return dict(attributes), fill_value
@@ -189,7 +238,7 @@ def _are_names(names: Any) -> bool:
 
 
 def _masked(fill_value: Any, data_type: data_types.DataType | None) -> Any:
-    """Return the ``_FillValue`` that says in v3 what a fill value says in v2, or ``None``."""
+    """Return the ``_FillValue`` of v3 for a fill value of v2, or ``None``."""
     if fill_value is None or data_type is None:
         return None
     value = fill_values.fill_value_of_v2(fill_value, data_type)
@@ -205,8 +254,8 @@ def _float64(value: float | str) -> str:
 
 
 def _declare(
-    plain: declarations.Document, declared: declarations.Declared, how: declarations.Declaration
-) -> declarations.Document:
+    plain: Document, declared: declarations.Declared, how: declarations.Declaration
+) -> Document:
     if not declared.transformers:
         return plain
     names = [transformer.name for transformer in declared.transformers]
@@ -219,7 +268,7 @@ def _declare(
 
 
 def _geometry(doc: Mapping[str, Any]) -> metadata.Geometry:
-    """Return the geometry of an array, which is refused if its chunk keys are not known here."""
+    """Return the geometry of an array; refuse unknown chunk grids and chunk keys."""
     geometry = metadata.plain_geometry("v2" if declarations.format_of(doc) == "v2" else "v3", doc)
     if geometry is None:
         raise UnsupportedError("its chunk grid or chunk keys have a form that is not known")
@@ -227,12 +276,12 @@ def _geometry(doc: Mapping[str, Any]) -> metadata.Geometry:
 
 
 def is_ome_04(attributes: Mapping[str, Any]) -> bool:
-    """Return whether the attributes of a group are those of an image or a plate of 0.4."""
+    """Return whether a group with these attributes is an image or a plate of OME-Zarr 0.4."""
     return "ome" not in attributes and any(name in attributes for name in _OME_GROUPS)
 
 
-def to_ome_05(attributes: Mapping[str, Any]) -> declarations.Document:
-    """Return attributes of a group as OME-Zarr 0.5 has them; the same if they are none of 0.4."""
+def to_ome_05(attributes: Mapping[str, Any]) -> Document:
+    """Return the attributes of a group, with OME-Zarr 0.4 made 0.5."""
     members = {name: attributes[name] for name in _OME_MEMBERS if name in attributes}
     if not members:
         return dict(attributes)
@@ -245,8 +294,8 @@ def to_ome_05(attributes: Mapping[str, Any]) -> declarations.Document:
     return {**rest, "ome": {"version": "0.5", **moved}}
 
 
-def to_ome_04(attributes: Mapping[str, Any]) -> declarations.Document:
-    """Return attributes of a group as OME-Zarr 0.4 has them; the same if they are none of 0.5."""
+def to_ome_04(attributes: Mapping[str, Any]) -> Document:
+    """Return the attributes of a group, with OME-Zarr 0.5 made 0.4."""
     ome = attributes.get("ome")
     if not isinstance(ome, Mapping) or ome.get("version") != "0.5":
         return dict(attributes)
@@ -262,14 +311,14 @@ def _with_ome_version(member: Any) -> Any:
 
 
 def images_of(attributes: Any) -> list[Any]:
-    """Return the images of a group of OME-Zarr 0.4 or 0.5, whatever they hold."""
+    """Return the images of an OME-Zarr group, unchecked."""
     ome = attributes.get("ome", attributes) if isinstance(attributes, Mapping) else None
     images = ome.get("multiscales") if isinstance(ome, Mapping) else None
     return images if isinstance(images, list) else []
 
 
 def dimension_names_of_levels(attributes: Mapping[str, Any]) -> dict[str, list[str]]:
-    """Return dimension names by path of an array below the group, from attributes of 0.5."""
+    """Return the names of axes by path of an array below an OME-Zarr group."""
     found: dict[str, list[str]] = {}
     for multiscale in images_of(attributes):
         try:

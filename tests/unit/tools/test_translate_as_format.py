@@ -12,7 +12,7 @@ import zarr
 
 from zarr_shardstore import ShardingStore, UnsupportedError
 from zarr_shardstore.format.keys import ChunkKeyEncoding
-from zarr_shardstore.tools.native.as_format import documents_in, encoding_in
+from zarr_shardstore.tools.native.translate import documents_in, encoding_in
 
 
 def stored(zarr_format: Any, **options: Any) -> tuple[dict[str, bytes], Any]:
