@@ -184,10 +184,8 @@ class ArrayCache:
     def documents_changed(
         self, node: Node | None = None, array: StoredArray | None = None, *, below: str = ""
     ) -> None:
-        """Note a change by this store: all others of the process read their documents again.
-
-        `array` is now at `node`. Without a `node`, all documents below a prefix have changed.
-        """
+        """Note that `array` is at `node`, or that documents below a prefix have changed. All other
+        stores of the process read their documents again."""
 
         def is_changed(other: Node) -> bool:
             return document_key(other).startswith(below) if node is None else other == node
@@ -217,10 +215,7 @@ def invalidate_documents() -> None:
 
 
 def read_documents(
-    keys: Sequence[str],
-    replies: Sequence[Found] | None = None,
-    *,
-    together: Hashable | None = None,
+    keys: Sequence[str], replies: Sequence[Found] | None = None, *, together: Hashable | None = None
 ) -> Flow[list[Found]]:
     """Read documents, unless the `replies` are given; read those again that were too short.
 

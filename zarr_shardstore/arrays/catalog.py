@@ -87,8 +87,8 @@ class Catalog:
         return chunks
 
     def chunk_without_document(self, key: str) -> ChunkRef | None:
-        """Return the chunk that a key named before this store erased the array's document: a caller
-        that erases an array key by key may begin with its metadata."""
+        """Return the chunk that a key named before this store erased the document of its array.
+        Callers that erase an array key by key may begin with the document."""
         absent = self.arrays.current().absent
         for nodes, _ in self._candidates(key):
             for node in nodes:
@@ -100,8 +100,7 @@ class Catalog:
     def shards_of(
         self, base_keys: Sequence[str]
     ) -> Flow[list[ShardRef | TransformedKey | ShardStoreError | None]]:
-        """Return the shards that keys of the base store name, the error of a bad document, or
-        ``None`` for any other key. Objects of an unknown declaration pass."""
+        """Return the shard that each key of the base store names, an error, or ``None``."""
         answers = yield from self._locate(base_keys, self.arrays.current(), in_grid=False)
         passing = ChunkRef | InvalidChunkKey | UnsupportedError
         return [None if isinstance(answer, passing) else answer for answer in answers]
@@ -111,8 +110,8 @@ class Catalog:
     ) -> Flow[GridDirectory | StoredArray | None]:
         """Return the array in whose grid a directory lies; ``None`` if none has metadata.
 
-        With `or_own` the array's own directory counts. If the stack is not one sharding alone, the
-        `StoredArray` is returned. If `is_strict`, a bad document raises its error.
+        With `or_own` the array's own directory counts. A `StoredArray` has other transformers than
+        one sharding. If `is_strict`, a bad document raises its error.
         """
         path = directory.removesuffix("/")
         nodes = flat_nodes(path, or_draft=True) if or_own else []
@@ -177,8 +176,8 @@ class Catalog:
     def _locate_one(
         self, key: str, in_grid: bool, generation: Generation, read: dict[Node, CachedArray]
     ) -> _Found | list[Node]:
-        """Return what a key names, or the places that must be read first. `read` has the places
-        that this operation has read, because bad documents are not cached."""
+        """Return what a key names, or the places that must be read first. `read` also has the bad
+        documents, which are not cached."""
 
         def states_of(nodes: Sequence[Node]) -> dict[Node, _State]:
             states: dict[Node, _State] = {}
@@ -241,8 +240,7 @@ def _layout_by_rule(
 
 
 def flat_nodes(path: str, *, or_draft: bool = False) -> list[Node]:
-    """Return the places of an array whose chunk keys are below `path`, v3 first, as in zarr. Arrays
-    of the draft count on request."""
+    """Return the places of an array whose chunk keys are below `path`, v3 first, as in zarr."""
     nodes = [Node("v3", path), Node("v2", path)]
     if or_draft and f"{path}/".startswith(chunk_keys.DRAFT_DATA_ROOT):
         nodes.append(Node("draft", path[len(chunk_keys.DRAFT_DATA_ROOT) :]))

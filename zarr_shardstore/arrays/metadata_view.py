@@ -51,8 +51,7 @@ class MetadataView:
     # -------------------------------------------------------------- to user
 
     def to_user(self, key: str, data: memoryview) -> tuple[memoryview, CachedArray]:
-        """Return the bytes of a stored document as users see it, and its array. An unknown
-        document is shown as it is stored: zarr may read it."""
+        """Return the bytes of a stored document as users see it, and its array."""
         node = node_of_document(key)
         doc = documents.parse_json(data) if node is None else documents.parse_document(node, data)
         if doc is None:
@@ -60,7 +59,7 @@ class MetadataView:
         try:
             array = None if node is None else self._reader.read(node, doc)
         except (SpecError, UnsupportedError) as error:
-            return data, error
+            return data, error  # zarr may know the document
         if array is None:
             shown = self._members_to_user(key.rpartition("/")[0], doc)
         else:
@@ -93,11 +92,8 @@ class MetadataView:
         self, key: str, data: memoryview, stored: memoryview | None
     ) -> Flow[tuple[Bytes, StoredArray | None, bool]]:
         """Return the document to store for `data`, which replaces `stored`, its array, and whether
-        keys have changed their meaning.
-
-        An array with the same chunks as before keeps its declaration, or stays plain. Another
-        array follows the policy.
-        """
+        keys have changed their meaning. An array with the same chunks as before stays as it is
+        declared. Any other array follows the policy."""
         node = node_of_document(key)
         old = _Stored(None, None) if node is None else self._parsed(node, stored)
         doc = documents.parse_json(data)
@@ -180,14 +176,12 @@ class MetadataView:
             return None
         elif before.declaration is not None:
             doc = declaration.reapply(doc, old.doc, before.declaration)
-        return documents.with_notes(doc, documents.notes_of(old.doc))
+        notes = documents.notes_of(old.doc)
+        return {**doc, **notes} if notes else doc
 
     def _stored_native(self, node: Node, doc: Document, old: _Stored) -> Document:
-        """Return what to store for a document that has a sharding codec already.
-
-        `ShardedCodecPipeline` marks its documents: their arrays are addressed by their inner
-        chunks. The keys of all other writers are keys of shards.
-        """
+        """Return what to store for a document with a sharding codec. `ShardedCodecPipeline` marks
+        arrays that are addressed by inner chunks. Other writers address shards."""
         notes: Document = {}
         if old.doc is not None and old.array is not None:
             notes = documents.notes_of(old.doc)
@@ -205,7 +199,7 @@ class MetadataView:
             case _, "flat", _:
                 doc = declaration.without_mark(doc)
                 self._reader.read(node, doc)  # raises if this is no sharding that is known here
-                return documents.with_notes(doc, notes)
+                return {**doc, **notes}
             case _, _, True:
                 raise UnsupportedError(
                     f"the array {node.path!r} is addressed by its inner chunks, and this document "
@@ -265,12 +259,10 @@ class MetadataView:
         if declared is None or declared == by_rule:
             return declared
         found = yield from _first_chunk(node, geometry)
-        if found is None:
-            return declared
-        if by_rule is not None:
+        if found is not None and by_rule is not None:
             return by_rule  # chunks that were written before their document are in shards
-        if _is_shard(found, declared.transformers, ndim):
-            return declared  # its document was erased, and comes back
+        if found is None or _is_shard(found, declared.transformers, ndim):
+            return declared  # its document may have been erased, and comes back
         warn(
             f"the array {node.path!r} has chunks in this store already, each an object of its own, "
             "so it stays unsharded; to write an array through this store, write its metadata "
@@ -293,7 +285,7 @@ class MetadataView:
 
     def _note_created(self, node: Node, geometry: Geometry, dims: Dimensions) -> None:
         """Note a new array for `warn_of_names`. Warn if the option is probably meant for it and
-        leaves it out, unless it has few dimensions, as coordinates have."""
+        leaves it out. Coordinates have fewer dimensions."""
         policy, ndim = self._policy, len(geometry.shape)
         if isinstance(policy.rules, tuple | dict):
             self.created[node.path] = dims or (None,) * ndim
@@ -321,7 +313,7 @@ class MetadataView:
             )
 
     def _parsed(self, node: Node, data: Bytes | None) -> _Stored:
-        """Parse a stored document. A document that is not valid has no array, and can be replaced.
+        """Parse a stored document, whose array is missing if the document is not valid.
         `UnsupportedError` for a declaration that another program may know."""
         doc = documents.parse_json(data)
         try:
@@ -331,8 +323,8 @@ class MetadataView:
 
 
 def read_dimension_names(documents_: Mapping[Node, Document]) -> Flow[Dimensions]:
-    """Return the names of the dimensions of an array from its documents, its v2 attributes or the
-    groups above it; empty if there are none. Cost: at most one round for each document."""
+    """Return the names of dimensions from the documents of an array, its v2 attributes or the
+    groups above it; else ``()``. Cost: at most one round for each document."""
     for doc in documents_.values():
         if names := documents.dimension_names(doc):
             return names
@@ -348,21 +340,20 @@ def read_dimension_names(documents_: Mapping[Node, Document]) -> Flow[Dimensions
 
 
 def _first_chunk(node: Node, geometry: Geometry) -> Flow[memoryview | None]:
-    """Return an object under a chunk key of an array that has no document yet; ``None`` if the base
-    store has none, or lists nothing. Cost: usually one listing of its directory."""
+    """Return an object under a chunk key of a new array, or ``None``. Cost: usually one listing."""
     prefix, encoding, ndim = node.chunk_prefix, geometry.encoding, len(geometry.shape)
     try:
         (names,) = yield [ListDir(prefix)]
         keys = [prefix + name for name in names]
-        directories = [f"{n}/" for n in names if encoding.decode_start(f"{n}/", ndim)]
-        if directories:
-            listings = yield [ListPrefix(prefix + directory) for directory in directories]
+        below = [f"{prefix}{n}/" for n in names if encoding.decode_start(f"{n}/", ndim)]
+        if below:
+            listings = yield [ListPrefix(directory) for directory in below]
             keys += [key for listing in listings for key in listing]
     except Exception:
         return None
     keys = [key for key in keys if encoding.decode(key[len(prefix) :], ndim) is not None]
+    found: Found
     for key in keys[:_N_LOOKS]:  # the first may be a directory
-        found: Found
         (found,) = yield [Get(key)]
         if found.value is not None:
             return found.value
@@ -408,8 +399,7 @@ def _is_shard(value: memoryview, transformers: Sequence[TransformerSpec], ndim: 
 
 
 def _holds_arrays(new: Node) -> Flow[bool]:
-    """Whether a store has arrays, or many directories, beside a new one. Cost: a walk to the first
-    array, in a new store through its groups."""
+    """Whether a store has other arrays, or many directories. Cost: a walk to the first array."""
     level = [""]
     while 0 < len(level) <= _N_LOOKS:
         try:

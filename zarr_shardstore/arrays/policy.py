@@ -34,17 +34,11 @@ from zarr_shardstore.metadata.documents import Geometry, Node, chunk_nbytes
 from zarr_shardstore.metadata.transformer_list import SHARDING, TransformerSpec
 from zarr_shardstore.metadata.transformer_list import sharding_transformer as spell_sharding
 
-Rule: TypeAlias = (
-    SupportsIndex
-    | Sequence[SupportsIndex]
-    | npt.NDArray[np.integer[Any]]
-    | Literal["auto"]
-    | Mapping[str, SupportsIndex]
-    | None
-)
+_Shape: TypeAlias = SupportsIndex | Sequence[SupportsIndex] | npt.NDArray[np.integer[Any]]
+Rule: TypeAlias = _Shape | Literal["auto"] | Mapping[str, SupportsIndex] | None
 ChunksPerShard: TypeAlias = Rule | Mapping[str, Rule]
 Dimensions: TypeAlias = Sequence[str | None]
-"""Names of the dimensions of an array; empty for an array without names."""
+"""Names of the dimensions of an array; empty if there are none."""
 
 
 class ByteBudget(int):
@@ -109,8 +103,8 @@ class ShardingPolicy:
         return bool(self._by_dimension) or any(isinstance(rule, dict) for rule in rules)
 
     def rule_of(self, path: str, dims: Dimensions = ()) -> _Normal:
-        """Return the rule for an array: by its path, by the first pattern that matches, or by its
-        dimensions. `SpecError` if path and dimensions differ."""
+        """Return the rule by path, by the first pattern that matches, or by dimensions. `SpecError`
+        if path and dimensions differ."""
         rules, named = self._by_name, self._by_dimension
         by_dimension = named if named.keys() & set(dims) else None
         if path not in rules:
@@ -129,8 +123,8 @@ class ShardingPolicy:
         return rules[path]
 
     def names_without_array(self, arrays: Mapping[str, Dimensions]) -> list[str]:
-        """Return the paths, patterns, dimensions and the tuple of the option that fit none of the
-        arrays, which are given by path. ``None`` stands for a dimension without a name."""
+        """Return the names, and the tuple, of the option that fit no array. Each array has an item
+        for each dimension, ``None`` for one without a name."""
         unknown: list[str] = []
         there = {dim for dims in arrays.values() for dim in dims}
         for name, rule in self._by_name.items():
@@ -161,17 +155,16 @@ class ShardingPolicy:
         return ""
 
     def needs_no_metadata(self, hierarchy: str, path: str) -> bool:
-        """Whether the option alone declares an array that has no metadata. Outside the draft, the
-        option must have this path."""
+        """Whether the option alone declares an array, outside the draft by its very path."""
         if hierarchy != "draft" and path not in self._by_name:
             return False
         rule = self.rule_of(path)
         return type(rule) is int or isinstance(rule, tuple)
 
     def chunks_per_shard_of(self, path: str, ndim: int, dims: Dimensions = ()) -> Coords | None:
-        """Return the chunks per shard of a new array; ``None`` for plain chunks. Only the rule
-        ``()`` makes a shard of a 0-d array, where it saves no object."""
+        """Return the chunks per shard of a new array; ``None`` for plain chunks."""
         rule = self.rule_of(path, dims)
+        # A shard of a 0-d array saves no object.
         if rule is None or (ndim == 0 and rule != ()) or self.reason_to_leave(path, ndim, dims):
             return None
         assert rule != "auto", "its shards are chosen by the metadata"
@@ -291,11 +284,9 @@ def choose_chunks_per_shard(
 ) -> tuple[Coords, str]:
     """Choose chunks per shard for an array, and give the reason.
 
-    A shard of several chunks has at most `budget` bytes. If the whole array has less, and
-    `may_grow`, shards are longer than the grid along the first dimension.
-
-    Shards are as near to cubes, counted in chunks, as the grid allows. Shards along a dimension
-    have about the same length, which need not divide the grid.
+    Shards are as near to cubes, counted in chunks, as the grid allows, and about equally long. A
+    shard of several chunks has at most `budget` bytes. If the whole array has less, and `may_grow`,
+    shards are longer than the grid along the first dimension.
     """
     grid = tuple(max(n, 1) for n in grid_shape)
     chunk_nbytes = max(chunk_nbytes, 1)

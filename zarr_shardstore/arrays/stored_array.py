@@ -80,20 +80,13 @@ class ArrayReader:
     sharded_by_zarr: set[str] = field(default_factory=set, compare=False)
     """Chunk prefixes of the arrays read so far that zarr itself shards."""
     lengths: dict[Node, int] = field(default_factory=dict, compare=False)
-    """Elements along the first dimension, instead of those in the document. The writer of such an
-    array stores chunks, and then moves the end in the document."""
+    """Elements along the first dimension of arrays whose documents follow their chunks."""
 
     def read(self, node: Node, doc: Mapping[str, Any]) -> StoredArray | None:
         """Return the array that a stored document describes; ``None`` if it describes none.
 
-        Keys of an array whose sharding codec has an unknown form pass, as with zarr.
-
-        Raises
-        ------
-        SpecError
-            If the declaration is impossible.
-        UnsupportedError
-            If a storage transformer is unknown.
+        Keys of an array whose sharding codec has an unknown form pass, as with zarr. `SpecError`
+        for an impossible declaration, `UnsupportedError` for an unknown storage transformer.
         """
         if node in self.lengths and doc.get("shape"):
             doc = {**doc, "shape": [self.lengths[node], *doc["shape"][1:]]}

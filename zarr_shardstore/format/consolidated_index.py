@@ -95,11 +95,8 @@ class ConsolidatedIndexWriter:
 
 
 class ConsolidatedIndex:
-    """Decoded object. `find` decodes the index of a shard.
-
-    `written_s` is the time of writing by the clock of the writer, in whole seconds since 1970.
-    The cache of indexes sets `was_used`.
-    """
+    """Decoded object of encoded indexes. `written_s` is the time of writing by the clock of the
+    writer, in seconds since 1970. The cache of indexes sets `was_used`."""
 
     def __init__(
         self, spec: ShardingSpec, written_s: int, blobs: dict[str, _Blob], data: memoryview

@@ -95,8 +95,7 @@ ChangedEntry: TypeAlias = tuple[int, bytes, bytes]
 
 
 class Change(NamedTuple):
-    """Record of a change: crc32c of all entries of the index before and after, `data_end` after the
-    change, and the changed entries."""
+    """Record of a change: crc32c of all entries before and after, `data_end` after the change."""
 
     old_crc: int
     new_crc: int
@@ -105,8 +104,7 @@ class Change(NamedTuple):
 
 
 class Move(NamedTuple):
-    """Record of a move of the index after a larger gap: crc32c of all entries, and the new offset
-    in bytes."""
+    """Record of a move of the index: crc32c of all entries, and the new offset in bytes."""
 
     crc: int
     index_start: int
@@ -188,11 +186,9 @@ def _decode_record(header: bytes, data: memoryview) -> Change | Move | None:
 
 
 def find_repair(journal: Journal | None, size: int, read: ReadAt) -> Repair | None:
-    """Return the repair of a shard of `size` bytes whose last change may have been cut off.
-
-    A change whose entries are all stored is finished. Any other change is undone. ``None`` if the
-    shard is whole, or another writer has changed it.
-    """
+    """Return the repair of a shard of `size` bytes whose last change may have been cut off. It
+    finishes a change whose entries are all stored, and undoes any other. ``None`` if the shard is
+    whole, or has other bytes than the change left."""
     if journal is None or journal.record is None:
         return None
     header, record = journal.header, journal.record

@@ -52,8 +52,7 @@ _IS_SEPARATOR = re.compile(r"/|[^0-9/\\\x00]+")
 
 
 def check_key(key: str) -> None:
-    """Raise `SpecError` for a key outside the store, a second name of an object, a lock, a journal,
-    or a temporary file."""
+    """Raise `SpecError` for a key outside the store, a second name of an object, or our files."""
     if not isinstance(key, str):
         raise SpecError(f"a key is a str, got {type(key).__name__}: {key!r}")
     if _BAD_SEGMENT.search(key):
@@ -79,8 +78,7 @@ def check_key(key: str) -> None:
 
 
 def check_prefix(prefix: str) -> str:
-    """Check a prefix, which is empty, a key, or a key and ``/``. Return ``""`` for the draft's
-    ``"/"``, the prefix of every key."""
+    """Check a prefix: empty, a key, or a key and ``/``. Return ``""`` for the draft's ``"/"``."""
     if not isinstance(prefix, str):
         raise SpecError(f"a prefix is a str, got {type(prefix).__name__}: {prefix!r}")
     if prefix in ("", "/"):
@@ -171,9 +169,8 @@ def odd_candidates(key: str) -> Iterator[tuple[str, str]]:
 
 
 def v3_candidates(key: str) -> Iterator[tuple[str, str]]:
-    """Split `key` as ``(array path, suffix)`` in every way that Zarr v3 allows.
-
-    The shallowest array comes first. It owns the key, because it holds no other node.
+    """Split `key` as ``(array path, suffix)`` in every way that Zarr v3 allows, shallowest first.
+    An array owns the keys below it, because it holds no other node.
 
     >>> list(v3_candidates("img/c/0/1"))
     [('img', 'c/0/1'), ('img/c', '0/1'), ('img/c/0', '1')]

@@ -37,11 +37,6 @@ def is_inside(coords: Coords, grid_shape: Coords) -> bool:
     return all(c < n for c, n in zip(coords, grid_shape, strict=True))
 
 
-def shard_coords_of(chunk_coords: Coords, chunks_per_shard: Coords) -> Coords:
-    """Return the coordinates of the shard that holds a chunk."""
-    return tuple(c // n for c, n in zip(chunk_coords, chunks_per_shard, strict=True))
-
-
 def grid_box(shard_coords: Coords, chunks_per_shard: Coords, grid_shape: Coords | None) -> Box:
     """Return the chunk coordinates of one shard, clipped to the grid if it is known."""
     box = [(s * n, (s + 1) * n) for s, n in zip(shard_coords, chunks_per_shard, strict=True)]
@@ -173,8 +168,7 @@ class ShardRef:
 
     @property
     def is_adopted(self) -> bool:
-        """Whether the object is also a file of another format. Its bytes then stay where they are,
-        whether entries use them or not."""
+        """Whether the object is also a file of another format, whose bytes must stay."""
         first, *others = self.coords or (0,)
         return first < self.layout.n_adopted and not any(others)
 
@@ -249,8 +243,7 @@ class KeyTable:
     """Cache of `ArrayLayout.chunk` for the keys of one array of at least one dimension.
 
     Keys of one row of chunks differ in their last coordinate only, so a key is cut there. The table
-    has the contribution of each part to the shard key and to the entry id. Each number is parsed
-    once.
+    has what each part adds to the shard key and to the entry id. Each number is parsed once.
 
     Thread safety: may be used from any thread.
     """

@@ -42,8 +42,8 @@ ByteRange: TypeAlias = Range | StartFrom | Suffix
 
 
 def resolve_range(byte_range: ByteRange | None, nbytes: int) -> tuple[int, int]:
-    """Clip a range to a value of `nbytes` bytes, and return it half-open. ``None`` is the whole
-    value. `SpecError` if a number is negative."""
+    """Clip a range, or ``None`` for the whole value, to a value of `nbytes` bytes. Return it
+    half-open. `SpecError` for a negative number."""
     match byte_range:
         case None:
             return 0, nbytes

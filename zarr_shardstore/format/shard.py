@@ -48,11 +48,7 @@ class IndexDamageError(Exception):
     """Damage of an index or an entry; the caller knows the shard, and raises the public error."""
 
     def __init__(
-        self,
-        message: str,
-        *,
-        entry_id: int | None = None,
-        byte_range: tuple[int, int] | None = None,
+        self, message: str, entry_id: int | None = None, byte_range: tuple[int, int] | None = None
     ) -> None:
         super().__init__(message)
         self.message = message
@@ -168,8 +164,7 @@ class ShardIndex:
     def entries(
         self, entry_ids: Sequence[int], shard_nbytes: int | None, spec: ShardingSpec
     ) -> list[tuple[int, int] | None]:
-        """Return offset and nbytes of each entry, or ``None`` for a missing one. Check them as
-        `check_entry` does, if the size of the shard is known."""
+        """Return offset and nbytes of entries as `entry`, checked if `shard_nbytes` is known."""
         start, stop = (0, 0) if shard_nbytes is None else _data_range(shard_nbytes, spec)
         entries: list[tuple[int, int] | None] = []
         for entry_id, (offset, nbytes) in zip(
@@ -244,11 +239,8 @@ def check_order(order: str) -> None:
 def order_entries(
     entry_ids: npt.NDArray[np.intp], chunks_per_shard: Coords, order: EntryOrder
 ) -> npt.NDArray[np.intp]:
-    """Sort entry ids into the order of their bytes.
-
-    Morton order interleaves the bits of the coordinates, dimension 0 lowest. As in zarr-python,
-    a short dimension gives fewer bits.
-    """
+    """Sort entry ids into the order of their bytes. Morton order interleaves the bits of the
+    coordinates, dimension 0 lowest; as in zarr-python, a short dimension gives fewer bits."""
     if order == "C" or len(chunks_per_shard) < 2:
         return np.sort(entry_ids)
     coords = np.unravel_index(entry_ids, chunks_per_shard)
@@ -274,8 +266,7 @@ def build_shard(entries: Mapping[int, Bytes], spec: ShardingSpec, order: EntryOr
 def lay_out(
     entries: Mapping[int, Bytes], spec: ShardingSpec, order: EntryOrder, gap_nbytes: int = 0
 ) -> list[tuple[int, Sequence[Bytes]]]:
-    """As `build_shard`, in pieces with the offset of the first, as `SetWithGaps` takes them. The
-    gap lies before an index at the end."""
+    """As `build_shard`, in pieces for `SetWithGaps`, with a gap before an index at the end."""
     ids = np.fromiter(entries, dtype=np.intp, count=len(entries))
     ids = order_entries(ids, spec.chunks_per_shard, order)
     values = [entries[i] for i in ids.tolist()]
@@ -305,8 +296,8 @@ def index_of_shard(shard: Bytes, spec: ShardingSpec) -> ShardIndex:
 def split_shard(
     shard: Bytes, spec: ShardingSpec, *, without: Collection[int] = ()
 ) -> dict[int, memoryview]:
-    """Return the bytes of each entry of a whole shard by entry id, without a copy. The entries
-    `without` are left out. `IndexDamageError` for a damaged index or another damaged entry."""
+    """Return the bytes of each entry of a whole shard by entry id, uncopied, and `without` some.
+    `IndexDamageError` for a damaged index or another damaged entry."""
     index = index_of_shard(shard, spec).without(without)
     index.check_entries(len(shard), spec)
     view = memoryview(shard)

@@ -118,8 +118,7 @@ def _declaring_members(doc: Mapping[str, Any], texts: Mapping[str, set[str]]) ->
 
 
 def is_sharded_by_zarr(doc: Mapping[str, Any]) -> bool:
-    """Whether a ``sharding_indexed`` alone declares shards. Then each reader of the stored document
-    takes the objects for shards, or refuses the array."""
+    """Whether a ``sharding_indexed`` alone declares shards, which no reader takes for chunks."""
     texts = scan(doc)
     is_alone = _declaring_members(doc, texts) == ["codecs"]
     return format_of(doc) == "v3" and is_alone and texts["codecs"] & _NAMES == {_CODEC}

@@ -37,8 +37,9 @@ import re
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from itertools import accumulate
 from typing import Any, Literal, NamedTuple
+
+import numpy as np
 
 from zarr_shardstore.errors import SpecError, UnfinishedConversionError, UnsupportedError
 from zarr_shardstore.format.consolidated_index import (
@@ -61,8 +62,9 @@ _NAMES = {"v3": "zarr.json", "v2": ".zarray"}
 _MAX_DEPTH = 200
 """Most levels of objects and lists, for recursive functions. Documents have about ten."""
 
-_STRING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
-_NO_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
+_STRING = re.compile(rb'"[^"]*"')
+_STEPS = bytes.maketrans(b"[{]}", b"\x01\x01\xff\xff")  # up or down a level, as int8
+_NEITHER = bytes(set(range(256)) - set(b'[]{}"'))
 
 _WORDS = (b"sharding", b"shardstore", b"storage_transformers")
 """Each declaration has one of these words."""
@@ -120,8 +122,7 @@ def node_of_document(key: str) -> Node | None:
 
 
 def parse_json(data: bytes | memoryview | None) -> dict[str, Any] | None:
-    """Return the JSON object in a document; ``None`` for any other document, one that is too deep
-    included, and for ``None``."""
+    """Return the JSON object in a document; ``None`` without one, or if it is too deep."""
     text = bytes(data or b"")
     try:
         doc = json.loads(text)
@@ -135,8 +136,9 @@ def _is_too_deep(text: bytes) -> bool:
     """Count the levels of a document by its brackets: a walk over its values takes longer."""
     if b"\0" in text:  # in UTF-16 and UTF-32 a byte of another character may be a bracket
         text = text.decode(json.detect_encoding(text)).encode(errors="replace")
-    brackets = _STRING.sub(b"", text).translate(None, _NO_BRACKETS)
-    return max(accumulate(1 if bracket in b"[{" else -1 for bracket in brackets)) > _MAX_DEPTH
+    unescaped = text.replace(b"\\\\", b"").replace(b'\\"', b"")
+    steps = _STRING.sub(b"", unescaped.translate(_STEPS, _NEITHER).replace(b'""', b""))
+    return bool(np.frombuffer(steps, np.int8).cumsum().max() > _MAX_DEPTH)
 
 
 def parse_document(node: Node, data: bytes | memoryview | None) -> dict[str, Any] | None:
@@ -160,11 +162,6 @@ def dump_document(doc: Mapping[str, Any]) -> bytes:
 def notes_of(doc: Mapping[str, Any]) -> dict[str, Any]:
     """Return the members about stored objects, which only this package writes."""
     return {name: doc[name] for name in (CONSOLIDATED_INDEX_MEMBER, ADOPTED) if name in doc}
-
-
-def with_notes(doc: Mapping[str, Any], notes: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the document with notes; the same object if there are none."""
-    return {**doc, **notes} if notes else doc
 
 
 def without_notes(doc: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -227,8 +224,8 @@ def is_array_document(node: Node, doc: Mapping[str, Any]) -> bool:
 def parse_array(
     node: Node, doc: Mapping[str, Any], native: Native = "flat"
 ) -> ArrayDocument | None:
-    """Parse an array document; ``None`` if it describes no array. Raise an error for the conversion
-    marker, and for an unknown form of sharding."""
+    """Parse an array document; ``None`` if it describes no array. The conversion marker and unknown
+    forms of sharding raise errors."""
     if not is_array_document(node, doc):
         return None
     texts = declaration.scan(doc)
@@ -336,8 +333,7 @@ def has_empty_chunks(doc: Mapping[str, Any]) -> bool:
 
 
 def dimension_names(doc: Any) -> tuple[str | None, ...]:
-    """Return the names of dimensions in an array document, or in attributes alone; else ``()``.
-    Without ``dimension_names`` of v3, xarray's attribute counts."""
+    """Return the names of dimensions in an array document, or in attributes alone; else ``()``."""
     for members in (doc, doc.get("attributes") if isinstance(doc, Mapping) else None):
         for key in ("dimension_names", "_ARRAY_DIMENSIONS"):
             names = members.get(key) if isinstance(members, Mapping) else None
@@ -347,8 +343,7 @@ def dimension_names(doc: Any) -> tuple[str | None, ...]:
 
 
 def keys_of_dimension_names(node: Node) -> dict[str, str]:
-    """Return the keys of v2 attributes and of groups that may name the dimensions of an array, each
-    with the path of the array below it."""
+    """Return the keys of v2 attributes and groups that may name dimensions, with the path below."""
     if node.hierarchy == "draft":
         return {}
     name = ".zattrs" if node.hierarchy == "v2" else _NAMES["v3"]

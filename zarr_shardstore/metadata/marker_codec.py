@@ -13,11 +13,8 @@ from zarr_shardstore.errors import SpecError
 
 
 class MarkerCodec(Codec):  # type: ignore[misc]
-    """Filter that no reader can make: each refuses the array when it is opened.
-
-    A refusal at the first read would be too late. A write of fill values deletes objects without
-    encoding anything, so an open array could lose a shard.
-    """
+    """Filter that no reader can make: each refuses the array when it is opened. A refusal at the
+    first read would be too late, because writing fill values deletes shards without encoding."""
 
     codec_id = "zarr_shardstore"
     """`MARKER` of `zarr_shardstore.metadata.declaration`, without its imports."""
