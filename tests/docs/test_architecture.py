@@ -35,10 +35,10 @@ def test_each_name_in_the_page_exists() -> None:
 
 ROOMS = {
     "core": 20_000,
-    "core/format": 1_550,
-    "core/metadata": 1_150,
+    "core/format": 1_500,
+    "core/metadata": 1_110,
     "core/shards": 2_550,
-    "core/arrays": 1_600,
+    "core/arrays": 1_500,
     "core/operations": 2_500,
     "core/io": 6_200,
     "core/zarr_hooks": 1_250,

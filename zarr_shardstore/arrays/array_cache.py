@@ -39,9 +39,9 @@ _synchronized = synchronized()
 class Generation:
     """Content of the cache between two changes of metadata by this process.
 
-    Key tables translate keys of the arrays that were used last, without a look at documents. Two
-    keys that differ only in the numbers after the path of an array belong to the same array, unless
-    another array lies below it. So each `put` of an array drops the tables.
+    Key tables translate keys of the arrays that were used last, without a look at documents. Keys
+    that differ only in the numbers after the path of an array belong to this array, unless another
+    array lies below it. So each `put` of an array drops the tables.
 
     Thread safety: may be used from any thread.
     """

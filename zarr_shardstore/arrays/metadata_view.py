@@ -1,8 +1,8 @@
 """View of the metadata: users see plain chunks; the base store has the declarations.
 
-`MetadataView` strips the declaration from a document that is read, and reapplies it to a document
-that is written, also inside consolidated metadata. So zarr-python works unchanged. Resizes and
-updates of attributes keep the declaration.
+`MetadataView` strips the declaration from documents that are read, and reapplies it to documents
+that are written, also in consolidated metadata. So zarr-python works unchanged. Resizes and updates
+of attributes keep the declaration.
 """
 
 from __future__ import annotations

@@ -12,14 +12,9 @@ A *conversion marker* is in the document while a conversion in place replaces th
 array. Each reader refuses the array, with the name of the marker in its error. The marker is the
 only codec in v3, the last filter in v2, and the only storage transformer in the draft.
 
-*Consolidated metadata* has copies of array documents by name:
-
-======  ==================  ===========================================================
-format  document            names
-======  ==================  ===========================================================
-v3      zarr.json, a group  in ``consolidated_metadata.metadata``: path below the group
-v2      .zmetadata          in ``metadata``: key below the directory, ends with .zarray
-======  ==================  ===========================================================
+*Consolidated metadata* has copies of array documents. The zarr.json of a v3 group has them in
+``consolidated_metadata.metadata``, by path below the group. The .zmetadata of v2 has them in
+``metadata``, by key below its directory.
 
 Names of dimensions are in v3's ``dimension_names``, in xarray's attribute ``_ARRAY_DIMENSIONS`` of
 v2, or in the ``multiscales`` of an OME-Zarr group above the array.
@@ -211,9 +206,8 @@ class ArrayDocument:
     @property
     def grid_shape(self) -> Coords | None:
         """Number of chunks along each dimension, if the geometry is known."""
-        if self.geometry is None:
-            return None
-        return chunk_grid_shape(self.geometry.shape, self.geometry.chunk_shape)
+        found = self.geometry
+        return None if found is None else chunk_grid_shape(found.shape, found.chunk_shape)
 
 
 def is_array_document(node: Node, doc: Mapping[str, Any]) -> bool:
