@@ -44,7 +44,6 @@ from zarr_shardstore.format.consolidated_index import (
 from zarr_shardstore.format.keys import DRAFT_DATA_ROOT, ChunkKeyEncoding, Coords, is_separator
 from zarr_shardstore.format.layout import chunk_grid_shape
 from zarr_shardstore.metadata import declaration
-from zarr_shardstore.metadata.data_types import parse_draft, parse_numpy, parse_v3
 from zarr_shardstore.metadata.declaration import Declaration, Native, format_of, values_in
 from zarr_shardstore.metadata.transformer_list import CODEC_MEMBERS, TransformerSpec, name_of
 
@@ -66,6 +65,11 @@ _WORDS = (b"sharding", b"shardstore", b"storage_transformers")
 
 ADOPTED = "zarr_shardstore_adopted"
 """Member of a v3 document whose first shards are adopted files of other formats."""
+
+_NBYTES = {"bool": 1, "numpy.datetime64": 8, "numpy.timedelta64": 8}
+_DATA_TYPE = re.compile(
+    r"^(?:(?:u?int|float|complex|r)([0-9]{1,9})|[<>|=]?([biufcmMSUV])([0-9]{1,9})(?:\[\w+\])?)\Z"
+)
 
 _MARKER = "zarr_shardstore.unfinished_conversion"
 _MARKED = ("filters", "codecs", "storage_transformers")
@@ -300,18 +304,27 @@ def unknown_geometry(doc: Mapping[str, Any]) -> str:
 
 
 def chunk_nbytes(doc: Mapping[str, Any], chunk_shape: Coords) -> int | None:
-    """Return the bytes of a decoded chunk; ``None`` if the data type has no fixed size."""
+    """Return the bytes of a decoded chunk; ``None`` if the data type has no fixed size, or is
+    unknown."""
     try:
-        match format_of(doc):
-            case "v2":
-                data_type = parse_numpy(doc["dtype"])
-            case "v3":
-                data_type = parse_v3(doc["data_type"], "little")
-            case "draft":
-                data_type = parse_draft(doc["data_type"])
+        itemsize = _itemsize(doc["dtype" if format_of(doc) == "v2" else "data_type"])
     except Exception:  # a hint does not fail: other programs may know the data type
         return None
-    return data_type.itemsize * math.prod(chunk_shape)
+    return itemsize * math.prod(chunk_shape) if itemsize > 0 else None
+
+
+def _itemsize(data_type: Any) -> int:
+    """Return the bytes of an element, in the spelling of any format, or raise any error."""
+    given: Any = data_type if isinstance(data_type, Mapping) else {"name": data_type}
+    name, options = given.get("name", given.get("type")), given.get("configuration") or {}
+    if "length_bytes" in options:
+        return int(options["length_bytes"])
+    if isinstance(name, list) and len(name) == 1:  # plain bytes of zarr-python 2.18
+        name = dict(name)[""]
+    if name in _NBYTES:
+        return _NBYTES[name]
+    bits, kind, n = _DATA_TYPE.findall(name)[0]
+    return int(bits) // 8 if bits else int(n) * (4 if kind == "U" else 1)
 
 
 def has_empty_chunks(doc: Mapping[str, Any]) -> bool:
