@@ -79,11 +79,10 @@ class Catalog:
                 generation.drop(node)
             answers = yield from self._locate(keys_left, generation, in_grid=True)
         for i, answer in zip(left, answers, strict=True):
-            if isinstance(answer, ShardStoreError):
-                if are_values or not isinstance(answer, UnsupportedError):
-                    raise answer
-                answer = None
-            chunks[i] = answer
+            passes = isinstance(answer, UnsupportedError) and not are_values
+            if isinstance(answer, ShardStoreError) and not passes:
+                raise answer
+            chunks[i] = None if passes else answer
         return chunks
 
     def chunk_without_document(self, key: str) -> ChunkRef | None:
@@ -118,8 +117,7 @@ class Catalog:
         # "foo/c/96/" continues to a chunk key, if foo is an array of enough dimensions.
         for parent, _ in chunk_keys.v3_candidates(path):
             nodes += flat_nodes(parent)
-        candidate = chunk_keys.draft_candidate(path)
-        if candidate is not None:
+        if candidate := chunk_keys.draft_candidate(path):
             nodes.append(Node("draft", candidate[0]))
         arrays = yield from self.arrays.lookup(nodes)
         for node in nodes:
@@ -206,8 +204,7 @@ class Catalog:
 
     def _candidates(self, key: str) -> Iterator[tuple[list[Node], str]]:
         """Yield places of arrays that may own a key, and the suffix of the key there."""
-        draft = chunk_keys.draft_candidate(key)
-        if draft is not None:
+        if draft := chunk_keys.draft_candidate(key):
             yield [Node("draft", draft[0])], draft[1]
             if self._policy.needs_no_metadata("draft", draft[0]):
                 return  # a chunk by the option; no document of another hierarchy is read

@@ -349,7 +349,7 @@ def _first_chunk(node: Node, geometry: Geometry) -> Flow[memoryview | None]:
         if below:
             listings = yield [ListPrefix(directory) for directory in below]
             keys += [key for listing in listings for key in listing]
-    except Exception:
+    except Exception:  # the base store does not list
         return None
     keys = [key for key in keys if encoding.decode(key[len(prefix) :], ndim) is not None]
     found: Found

@@ -28,7 +28,6 @@ from zarr_shardstore.errors import SpecError
 from zarr_shardstore.format import shard
 from zarr_shardstore.format.keys import Coords
 from zarr_shardstore.format.layout import chunk_grid_shape
-from zarr_shardstore.format.shard import IndexFormat, ShardingSpec
 from zarr_shardstore.metadata.declaration import Declared
 from zarr_shardstore.metadata.documents import Geometry, Node, chunk_nbytes
 from zarr_shardstore.metadata.transformer_list import SHARDING, TransformerSpec
@@ -79,7 +78,7 @@ class ShardingPolicy:
     """Form of the declaration of v3 arrays; v2 and the draft have one each."""
     transformers: tuple[TransformerSpec, ...] | None = None
     """The stack; ``None``: sharding alone."""
-    index: IndexFormat | None = None
+    index: shard.IndexFormat | None = None
     """Form of the shard index; ``None``: with a checksum, except in the draft's transformer."""
     is_left_out: bool = field(default=False, compare=False)
     """True if no option says whether arrays are sharded: the user of a new store is warned."""
@@ -110,11 +109,8 @@ class ShardingPolicy:
         if path not in rules:
             found = (rule for name, rule in rules.items() if matches(path, name))
             return next(found, by_dimension)
-        if (
-            path in named
-            and by_dimension
-            and any(named.get(d or "", 1) != named[path] for d in dims)
-        ):
+        is_both = path in named and by_dimension
+        if is_both and any(named.get(d or "", 1) != named[path] for d in dims):
             raise SpecError(
                 f"{path!r} in chunks_per_shard is an array, of the dimensions {list(dims)}, and a "
                 f"dimension: write {{{path!r}: {(named[path],) * len(dims)}}} for the array, or "
@@ -197,7 +193,8 @@ class ShardingPolicy:
                 cps = clip_to_grid(cps, grid)
         sharding: list[TransformerSpec] = []
         if cps is not None:
-            sharding = [spell_sharding(ShardingSpec(cps, self.index or self.default_index(node)))]
+            index = self.index or self.default_index(node)
+            sharding = [spell_sharding(shard.ShardingSpec(cps, index))]
         stack: list[TransformerSpec] = []
         for spec in _SHARDING_ALONE if self.transformers is None else self.transformers:
             stack += [spec] if spec.name != SHARDING or spec.configuration else sharding
@@ -206,7 +203,7 @@ class ShardingPolicy:
     def declaration_without_metadata(self, node: Node, ndim: int) -> Declared | None:
         """Return the declaration of shards that were written before their metadata."""
         cps = self.chunks_per_shard_of(node.path, ndim)
-        spec = None if cps is None else ShardingSpec(cps, shard.DRAFT_INDEX)
+        spec = None if cps is None else shard.ShardingSpec(cps, shard.DRAFT_INDEX)
         return None if spec is None else self.declare(node, (spell_sharding(spec),))
 
     def declare(self, node: Node, transformers: tuple[TransformerSpec, ...]) -> Declared | None:
@@ -219,7 +216,7 @@ class ShardingPolicy:
             return Declared("codec", transformers)
         return Declared("storage_transformers", transformers)
 
-    def default_index(self, node: Node) -> IndexFormat:
+    def default_index(self, node: Node) -> shard.IndexFormat:
         """Return the form of the shard index if no option gives it."""
         is_v3_codec = node.hierarchy == "v3" and self.declaration == "codec"
         return shard.ZEP2_INDEX if is_v3_codec or node.hierarchy == "v2" else shard.DRAFT_INDEX

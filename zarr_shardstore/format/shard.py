@@ -167,9 +167,8 @@ class ShardIndex:
         """Return offset and nbytes of entries as `entry`, checked if `shard_nbytes` is known."""
         start, stop = (0, 0) if shard_nbytes is None else _data_range(shard_nbytes, spec)
         entries: list[tuple[int, int] | None] = []
-        for entry_id, (offset, nbytes) in zip(
-            entry_ids, self.fields[entry_ids].tolist(), strict=True
-        ):
+        pairs = zip(entry_ids, self.fields[entry_ids].tolist(), strict=True)
+        for entry_id, (offset, nbytes) in pairs:
             if offset == nbytes == MISSING:
                 entries.append(None)
                 continue
