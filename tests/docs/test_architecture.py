@@ -36,9 +36,9 @@ def test_each_name_in_the_page_exists() -> None:
 ROOMS = {
     "core": 20_000,
     "core/format": 1_500,
-    "core/metadata": 1_010,
+    "core/metadata": 1_000,
     "core/shards": 2_550,
-    "core/arrays": 1_500,
+    "core/arrays": 1_490,
     "core/operations": 2_500,
     "core/io": 6_200,
     "core/zarr_hooks": 1_250,

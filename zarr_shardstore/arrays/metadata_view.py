@@ -27,6 +27,12 @@ Document: TypeAlias = Mapping[str, Any]
 _N_LOOKS = 64
 """Most objects that are read to find a chunk, and most directories that are listed at once."""
 
+_NOT_SHARDED = (
+    "ShardingStore was opened without chunks_per_shard, so the new array {!r} is not sharded: each "
+    "chunk is an object of its own. Pass chunks_per_shard='auto', or the chunks of a shard; None "
+    "says that this is meant"
+)
+
 _GRID_MEMBERS = ("chunk_grid", "chunk_key_encoding", "chunks", "dimension_separator")
 
 
@@ -157,7 +163,9 @@ class MetadataView:
         else:
             declared = yield from self._declared_as_new(node, doc, geometry, dims)
             if declared is None and self._warns:
-                yield from self._warn_once(node)
+                self._warns = False
+                if not (yield from _holds_arrays(node)):
+                    warn(_NOT_SHARDED.format(node.path or "/"), UnshardedWarning, stacklevel=2)
         return doc if declared is None else declaration.apply(doc, declared)
 
     def _as_update(self, node: Node, doc: Document, old: _Stored) -> Document | None:
@@ -270,18 +278,6 @@ class MetadataView:
             stacklevel=2,
         )
         return None
-
-    def _warn_once(self, node: Node) -> Flow[None]:
-        """Warn that no array is sharded, unless the store already holds arrays."""
-        self._warns = False
-        if not (yield from _holds_arrays(node)):
-            warn(
-                "ShardingStore was opened without chunks_per_shard, so the new array "
-                f"{node.path or '/'!r} is not sharded: each chunk is an object of its own. Pass "
-                "chunks_per_shard='auto', or the chunks of a shard; None says that this is meant",
-                UnshardedWarning,
-                stacklevel=2,
-            )
 
     def _note_created(self, node: Node, geometry: Geometry, dims: Dimensions) -> None:
         """Note a new array for `warn_of_names`. Warn if the option is probably meant for it and
