@@ -149,7 +149,6 @@ class Catalog:
         read: dict[Node, CachedArray] = {}
         answers: list[_Found] = [None] * len(keys)
         left: Sequence[int] = range(len(keys))
-        last: ArrayLayout | None = None
         while left:
             missing: dict[int, list[Node]] = {}
             for i in left:
@@ -160,15 +159,11 @@ class Catalog:
                     continue
                 answers[i] = answer
                 if chunk is None and isinstance(answer, ChunkRef):
-                    if answer.shard.layout is last:  # there may be many keys of this array
-                        generation.add_key_table(last)
-                    last = answer.shard.layout
+                    generation.add_key_table(answer.shard.layout)
             if missing:
                 nodes = dict.fromkeys(node for nodes in missing.values() for node in nodes)
                 read |= yield from self.arrays.lookup(list(nodes), generation)
             left = list(missing)
-        if last is not None:
-            generation.add_key_table(last)
         return answers
 
     def _locate_one(
