@@ -38,7 +38,7 @@ ROOMS = {
     "core/format": 1_500,
     "core/metadata": 1_000,
     "core/shards": 2_550,
-    "core/arrays": 1_490,
+    "core/arrays": 1_480,
     "core/operations": 2_500,
     "core/io": 6_200,
     "core/zarr_hooks": 1_250,

@@ -66,23 +66,19 @@ class Catalog:
         """
         generation = self.arrays.current()
         chunks: list[Any] = [generation.chunk_of(key) for key in keys]
-        left = [i for i, chunk in enumerate(chunks) if chunk is None]
-        if not left:
+        if None not in chunks:
             return chunks
-        keys_left = [keys[i] for i in left]
-        for key in keys_left:  # a key that a table finds is valid
-            chunk_keys.check_key(key)
-        answers = yield from self._locate(keys_left, generation, in_grid=True)
+        answers = yield from self._locate(keys, generation, in_grid=True)
         invalid = {answer.node for answer in answers if isinstance(answer, InvalidChunkKey)}
         if invalid:  # another process may have resized the array
             for node in invalid:
                 generation.drop(node)
-            answers = yield from self._locate(keys_left, generation, in_grid=True)
-        for i, answer in zip(left, answers, strict=True):
-            passes = isinstance(answer, UnsupportedError) and not are_values
-            if isinstance(answer, ShardStoreError) and not passes:
-                raise answer
-            chunks[i] = None if passes else answer
+            answers = yield from self._locate(keys, generation, in_grid=True)
+        passing = () if are_values else UnsupportedError
+        chunks = [None if isinstance(answer, passing) else answer for answer in answers]
+        for chunk in chunks:
+            if isinstance(chunk, ShardStoreError):
+                raise chunk
         return chunks
 
     def chunk_without_document(self, key: str) -> ChunkRef | None:
@@ -180,6 +176,8 @@ class Catalog:
                 states[node] = array if is_known else "unread"
             return states
 
+        if in_grid:  # otherwise the base store has the key
+            chunk_keys.check_key(key)
         candidates = list(self._candidates(key))
         for nodes, suffix in candidates:
             answer = _by_documents(states_of(nodes), key, suffix, in_grid)
