@@ -25,9 +25,9 @@ from zarr_shardstore.io.concurrency import gather_bounded
 from zarr_shardstore.io.local import files as file_keys
 from zarr_shardstore.io.local import fs, locks
 from zarr_shardstore.io.local.open_shards import open_shards
-from zarr_shardstore.metadata import data_types, transformer_list
 from zarr_shardstore.metadata import declaration as declarations
 from zarr_shardstore.metadata import documents as metadata
+from zarr_shardstore.metadata import transformer_list
 from zarr_shardstore.operations import walk as walks
 from zarr_shardstore.operations.batch import Batch
 from zarr_shardstore.operations.upkeep import shards_below
@@ -55,7 +55,6 @@ __all__ = [  # noqa: RUF022  # by subject
     "layouts",
     "shard_format",
     # documents, pure
-    "data_types",
     "declarations",
     "metadata",
     "transformer_list",
