@@ -13,12 +13,7 @@ from zarr.abc.store import Store
 from zarr.core.sync import sync
 from zarr.storage import LocalStore, StorePath
 
-from zarr_shardstore.errors import (
-    ReadOnlyError,
-    ShardConflictError,
-    SpecError,
-    UnsupportedError,
-)
+from zarr_shardstore.errors import ReadOnlyError, ShardConflictError, SpecError, UnsupportedError
 from zarr_shardstore.format.shard import Bytes
 from zarr_shardstore.io.backends.base import Backend, BackendOptions
 from zarr_shardstore.io.backends.local import LocalBackend
@@ -120,11 +115,7 @@ class BaseStoreHandle:
                 self.perform([requests.CloseListing(cursor)])
 
     def swap(
-        self,
-        key: str,
-        old: Bytes | None,
-        new: Bytes | None,
-        also: Sequence[requests.Request] = (),
+        self, key: str, old: Bytes | None, new: Bytes | None, also: Sequence[requests.Request] = ()
     ) -> None:
         """Replace an object if it still has the old bytes, and then perform requests under its
         lock; ``None``: no object. Raises `ShardConflictError` if the object has changed; then

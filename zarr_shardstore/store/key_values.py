@@ -96,9 +96,7 @@ class KeyValues(WholeOperations):
         return to_buffer_of(value, prototype)
 
     def get_partial_values(
-        self,
-        prototype: BufferPrototype,
-        key_ranges: Iterable[tuple[str, ByteRequest | None]] = (),
+        self, prototype: BufferPrototype, key_ranges: Iterable[tuple[str, ByteRequest | None]] = ()
     ) -> Coroutine[Any, Any, list[Buffer | None]]:
         """Return values, or ranges of them, ``None`` for missing keys, in at most two rounds."""
         if not isinstance(prototype, BufferPrototype):

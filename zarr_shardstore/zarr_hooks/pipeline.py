@@ -21,13 +21,7 @@ from weakref import WeakValueDictionary
 
 import numpy as np
 import zarr
-from zarr.abc.codec import (
-    ArrayArrayCodec,
-    ArrayBytesCodec,
-    BytesBytesCodec,
-    Codec,
-    CodecPipeline,
-)
+from zarr.abc.codec import ArrayArrayCodec, ArrayBytesCodec, BytesBytesCodec, Codec, CodecPipeline
 from zarr.abc.store import ByteGetter, ByteRequest, ByteSetter, Store
 from zarr.core.array import create_codec_pipeline
 from zarr.core.array_spec import ArraySpec
