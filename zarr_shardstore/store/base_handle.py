@@ -40,7 +40,7 @@ T = TypeVar("T")
 StoreLike: TypeAlias = BaseStoreLike | ShardingStore | ShardingMapping
 
 ODD_KEY_ERRORS = (ValueError, TypeError, LookupError, NotImplementedError)
-"""Errors by which a base store may say that nothing is ever stored under such a key."""
+"""Errors by which a base store may refuse such a key."""
 
 _KEYS_PER_PAGE = 4096
 
@@ -55,7 +55,7 @@ class BaseStoreHandle:
     store: BaseStore
     driver: Driver
     is_read_only: bool = False
-    """Whether the caller passed a store around it that refuses writes."""
+    """Whether the caller passed a read-only sharding store around it."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return open_base, (self.store,)
@@ -79,7 +79,7 @@ class BaseStoreHandle:
 
     def values(self, keys: Sequence[str], *, check: bool = True) -> list[memoryview | None]:
         """Read whole objects; ``None`` for each that is missing. With `check`, a truncated reply
-        raises `ShardConflictError`; a size that did not come with its value is requested."""
+        raises `ShardConflictError`; the sizes that replies lack are requested."""
         founds: list[requests.Found] = self.perform([requests.GetMany(keys)])[0] if keys else []
         if check:
             there = {key: f for key, f in zip(keys, founds, strict=True) if f.value is not None}
@@ -98,7 +98,7 @@ class BaseStoreHandle:
         self.perform([requests.Set(key, dump_document(doc)) for key, doc in documents.items()])
 
     def stored_key(self, key: str) -> str:
-        """Return the key of an object that is stored, where a document is seen."""
+        """Return the key of the stored document that this store shows as `key`."""
         return key
 
     def keys(self, prefix: str, *, shows_all: bool = False) -> Generator[str, None, None]:
@@ -117,9 +117,8 @@ class BaseStoreHandle:
     def swap(
         self, key: str, old: Bytes | None, new: Bytes | None, also: Sequence[requests.Request] = ()
     ) -> None:
-        """Replace an object if it still has the old bytes, and then perform requests under its
-        lock; ``None``: no object. Raises `ShardConflictError` if the object has changed; then
-        nothing is stored."""
+        """Replace an object that still has the old bytes, and then perform requests under its lock.
+        ``None`` means no object. A changed object stays, and raises `ShardConflictError`."""
 
         def refuse(_: Bytes | None) -> Bytes | None:
             raise ShardConflictError(f"{key!r} was changed since it was read: check again")
@@ -137,7 +136,7 @@ class BaseStoreHandle:
         driver.run(requests.ask([requests.UpdateShard(value, updates)]))
 
     def synced(self) -> BaseStoreHandle:
-        """Return the same store; what is written into local files survives a loss of power."""
+        """Return the same store with durable writes: local files survive a loss of power."""
         if not isinstance(self.backend, LocalBackend):
             return self
         backend = backend_of(self.store, BackendOptions(durability="power"))
@@ -161,9 +160,8 @@ class BaseStoreHandle:
         return "inside" if root.startswith(other_root) or other_root.startswith(root) else None
 
     def _location(self) -> tuple[Hashable, str]:
-        if isinstance(self.store, Store):
-            return scope_of_store(self.store)
-        return self.backend.scope(""), ""
+        store = self.store
+        return scope_of_store(store) if isinstance(store, Store) else (self.backend.scope(""), "")
 
     @property
     def is_in_memory(self) -> bool:
@@ -184,7 +182,7 @@ class BaseStoreHandle:
             )
 
     def check_takes_any_key(self) -> None:
-        """Refuse a store that cannot keep the notes of a conversion."""
+        """Refuse a store that cannot store the notes of a conversion."""
         if not isinstance(self.store, Store) or not self.supports_deletes:
             return
         try:
@@ -201,7 +199,7 @@ class BaseStoreHandle:
             ) from error
 
     def try_to_remove(self) -> None:
-        """Find out whether the store removes objects, by a key that is never there."""
+        """Find out whether the store removes objects, by a key that is always missing."""
         if self.supports_deletes:
             with suppress(UnsupportedError):
                 self.perform([requests.Delete(f"{STAGING}manifest.json")])
@@ -215,12 +213,12 @@ class BaseStoreHandle:
 
     @property
     def root_of_files(self) -> str | None:
-        """Directory of the local files that are the objects, with a slash at its end, if any."""
+        """Directory of the local files that are the objects, if any; it ends with a slash."""
         return root_of_files(self.store) if isinstance(self.store, Store) else None
 
     @property
     def url(self) -> str | None:
-        """URL below which any program finds the objects by their keys, if there is one."""
+        """URL below which other programs find the objects by their keys, if there is one."""
         return url_of_store(self.store) if isinstance(self.store, Store) else None
 
     def describe(self) -> str:
@@ -232,8 +230,8 @@ class BaseStoreHandle:
 def open_base(
     store: StoreLike | BaseStoreHandle, storage_options: Mapping[str, Any] | None = None
 ) -> BaseStoreHandle:
-    """Open everything that `ShardingStore` takes; for a sharding store, its base store. A path that
-    is a file, and a store that lists no keys, are refused."""
+    """Open everything that `ShardingStore` takes; for a sharding store, its base store. The path of
+    a file raises `SpecError`, a store without listing `UnsupportedError`."""
     is_read_only, path = False, ""
     if isinstance(store, BaseStoreHandle):
         return store

@@ -28,11 +28,13 @@ from zarr_shardstore.store.engine import EngineStore, Value
 from zarr_shardstore.zarr_hooks.pipeline import is_unsafe, warn_of_other_pipeline
 
 _KEYS_BETWEEN_TURNS = 4096
-"""Keys of a listing between two turns of other tasks; a listing itself may never wait."""
+"""Keys of a listing after which other tasks get a turn."""
 
 
-class WholeOperations(EngineStore):
-    """The operations that `ShardedCodecPipeline` asks for."""
+class KeyValues(EngineStore):
+    """The operations of zarr's ``Store`` on keys and values."""
+
+    # ------------------------------------------- requests of `ShardedCodecPipeline`
 
     async def _shard_ids(self, keys: Sequence[str]) -> Sequence[Hashable]:
         flow = shard_ids(self._engine.operations.catalog, keys)
@@ -64,10 +66,6 @@ class WholeOperations(EngineStore):
         ]
         engine = self._engine.of(buffer_class_of(prototype))
         await self._write(engine.operations.set_many(owned), engine)
-
-
-class KeyValues(WholeOperations):
-    """The operations of zarr's ``Store`` on keys and values."""
 
     # -------------------------------------------------------------------- reads
 
@@ -123,7 +121,7 @@ class KeyValues(WholeOperations):
         prototype: BufferPrototype,
         **_: int,
     ) -> AsyncIterator[Sequence[tuple[int, Buffer | None]]]:
-        """Yield many ranges of one value, in one batch; coalesced by the options of the store."""
+        """Yield many ranges of one value, in one batch; the options of the store coalesce them."""
         ranges = [(key, byte_range) for byte_range in byte_ranges]
         values = await self.get_partial_values(prototype, ranges)
         if any(value is None for value in values):
@@ -184,11 +182,12 @@ class KeyValues(WholeOperations):
         await self._write(flow, self._engine_for(value))
 
     async def delete(self, key: str) -> None:
+        operations = self._engine.operations
         # A resize of an array that was made with shards= deletes whole shards.
         if isinstance(key, str) and key.endswith(SHARD_MARK):
-            await self._write(self._engine.operations.erase_shard(key.removesuffix(SHARD_MARK)))
-            return
-        await self._write(self._engine.operations.set_many([(key, None)]))
+            await self._write(operations.erase_shard(key.removesuffix(SHARD_MARK)))
+        else:
+            await self._write(operations.set_many([(key, None)]))
 
     def delete_sync(self, key: str) -> None:
         """As `delete`, blocking."""
@@ -209,12 +208,12 @@ class KeyValues(WholeOperations):
     async def list_prefix(self, prefix: str) -> AsyncIterator[str]:
         """Yield all keys that start with `prefix`.
 
-        On a base store that lists directories, the path of an array means its directory: zarr
-        asks so for the chunks of ``lat``, and does not expect those of ``lat_bounds``. zarr's
-        MemoryStore and mappings take each prefix as text.
+        On a base store that lists directories, the path of an array means its directory: for
+        ``lat`` zarr does not expect the keys of ``lat_bounds``. For zarr's MemoryStore and for
+        mappings each prefix is text.
 
-        Cost: keys come in rounds of up to 64 shards, one round ahead of the caller; memory
-        does not grow with their number. A caller that stops early closes the iterator.
+        Cost: keys come in rounds of up to 64 shards, one round ahead of the caller, in bounded
+        memory. A caller that stops early closes the iterator.
         """
         is_path = isinstance(self.base, Store) and not isinstance(self.base, MemoryStore)
         begin = self._engine.operations.listing.stream(prefix, is_path=is_path)

@@ -1,4 +1,4 @@
-"""Options of a sharding store: names, defaults and validation, for every public class."""
+"""Options of a sharding store: names, defaults and validation."""
 
 from __future__ import annotations
 
@@ -71,9 +71,13 @@ class ShardingOptions:
         if self.strategy not in get_args(Strategy):
             names = ", ".join(map(repr, get_args(Strategy)))
             raise SpecError(f"strategy is one of {names}, got {self.strategy!r}")
+        limits: dict[str, int] = {}
         for name in ("max_dead_bytes", "max_gap_bytes", "max_coalesced_bytes"):
             if (given := getattr(self, name)) is not None:
-                setattr(self, name, whole_number(name, given))
+                limits[name] = whole_number(name, given)
+        vars(self).update(limits)
+        limits.pop("max_dead_bytes", None)
+        self.reading = ReadOptions(**limits)
         index = _parse_index(self.index_codecs, self.index_location)
         is_left_out = self.chunks_per_shard is ... and self.native == "flat"
         rules = parse_rules(None if self.chunks_per_shard is ... else self.chunks_per_shard)
@@ -89,25 +93,20 @@ class ShardingOptions:
         self.backend = BackendOptions(
             self.locking, self.durability, self.static, self.max_dead_share
         )
-        limits: dict[str, Any] = {
-            "max_gap_bytes": self.max_gap_bytes,
-            "max_coalesced_bytes": self.max_coalesced_bytes,
-        }
-        self.reading = ReadOptions(**{name: n for name, n in limits.items() if n is not None})
-        # As they were understood: what was given may be changed later, or cannot be pickled.
+        # In their parsed form: the caller may change what it passed, or pickle cannot save it.
         if transformers is not None:
             self.storage_transformers = transformer_list.spell_transformers(transformers)
         if index is not None:
             self.index_codecs = transformer_list.index_codecs(index)
 
     def describe(self) -> list[str]:
-        """Return the arguments that differ from their defaults, as a repr writes them."""
+        """Return the arguments that differ from their defaults, as a repr writes arguments."""
         given = {f.name: (getattr(self, f.name), f.default) for f in fields(self) if f.init}
         return [f"{name}={value!r}" for name, (value, usual) in given.items() if value != usual]
 
 
 def _parse_nbytes(given: object) -> ByteBudget:
-    """Parse `shard_nbytes`: a whole number, or a text as ``"64 MB"`` or ``"64MiB"``."""
+    """Parse `shard_nbytes`: a whole number, or a text such as ``"64 MB"`` or ``"64MiB"``."""
     if isinstance(given, str):
         found = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([a-z]*)\s*", given.lower())
         if found is None or found[2] not in _UNITS:

@@ -20,9 +20,9 @@ class Upkeep(EngineStore):
     def refresh(self) -> None:
         """Drop the cached metadata of arrays; the next use of an array reads it again.
 
-        Call it after another process created, removed, moved or re-declared an array that this
-        store has used, and after a change of metadata in the base store. The stores of this
-        process see each other's changes immediately. A resize by another process needs no call.
+        Call it after another process has created, removed, moved or re-declared an array that this
+        store has used, and after a change of metadata in the base store. Stores of one process
+        see each other's changes immediately. A resize by another process needs no call.
         """
         invalidate_documents()
 
@@ -43,7 +43,7 @@ class Upkeep(EngineStore):
         return self._engine.driver.counters.stats()
 
     def shard_shape(self, path: str) -> tuple[int, ...] | None:
-        """Return the shape of the shards of an array in elements; ``None`` if it has none.
+        """Return the shape of the shards of an array in elements; ``None`` if it has no shards.
 
         The call blocks. A write of a region that begins and ends at multiples of this shape stores
         each shard once. Shards do not exceed the grid: ask again after the array has grown. zarr's
@@ -72,7 +72,7 @@ class Upkeep(EngineStore):
         path
             Path of the array.
         region : tuple of slice, optional
-            Part of the chunk grid, in chunk coordinates. By default the whole grid.
+            Part of the chunk grid, in chunk coordinates; by default the whole grid.
 
         Returns
         -------
@@ -108,8 +108,8 @@ class Upkeep(EngineStore):
         """Seal each shard file that this process has appended to.
 
         All writes are stored already. Sealing a shard removes its journal and its gap for later
-        chunks, and compacts it if more than half of it is dead. `close` and the end of the
-        process also seal shards.
+        chunks, and compacts it if more than half of it is dead. `close` and the end of the process
+        also seal shards.
         """
         await seal_all_async(self._engine.driver.backend, self._engine.options.order)
 
@@ -126,7 +126,7 @@ class Upkeep(EngineStore):
         Raises
         ------
         CorruptShardError
-            If a shard is damaged. It stays unchanged; all others are compacted.
+            If a shard is damaged. It stays unchanged, and all others are compacted.
         """
         self._check_writable()
         await self._run(self._engine.operations.flusher.flush_below(prefix))
@@ -144,7 +144,7 @@ class Upkeep(EngineStore):
         """Store a copy of the indexes of all shards, in one object for each array.
 
         A reader of an object store then reads one object instead of an index for each shard. If a
-        shard has changed since, the version in its reply says so, and the reader takes the index
+        shard has changed since, the version in its reply shows it, and the reader reads the index
         of the shard. So you may consolidate at any time, and again after many changes.
 
         Parameters
@@ -155,7 +155,7 @@ class Upkeep(EngineStore):
         Returns
         -------
         list of str
-            Paths of the consolidated arrays. Arrays without a stored shard are left out, also those
+            Paths of the consolidated arrays. The list omits arrays without a stored shard, arrays
             that only ``chunks_per_shard`` declares, and those with transformers below the shards.
 
         Raises
@@ -167,9 +167,9 @@ class Upkeep(EngineStore):
 
         Notes
         -----
-        On local files the versions are sizes and times of the last change. This helps readers by
-        HTTP; local readers do not need it. The call waits two seconds if a file has just changed.
-        An upload does not keep the times: consolidate the copy again.
+        On local files, versions are sizes and modification times. The copy helps readers by HTTP;
+        local readers do not need it. The call waits two seconds if a file has just changed. An
+        upload does not keep the times: consolidate the uploaded copy again.
         """
         self._check_writable()
         flow = self._engine.consolidation(path)
