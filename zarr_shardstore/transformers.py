@@ -26,9 +26,9 @@ from zarr_shardstore.shards.requests import (
     Set,
     SetIfNotExists,
     SetPartial,
-    apply_pieces,
 )
 from zarr_shardstore.shards.stack import ArrayContext, StorageTransformer, ValueTransformer
+from zarr_shardstore.shards.updates import apply_pieces
 
 __all__ = [
     "ArrayContext",

@@ -22,6 +22,7 @@ from zarr_shardstore.shards import requests, stack
 from zarr_shardstore.shards.read import ReadOptions, read_entries
 from zarr_shardstore.shards.requests import EntryUpdate, Flow, Request, UpdateShard
 from zarr_shardstore.shards.stack import Stack
+from zarr_shardstore.shards.updates import replaces_value
 
 
 def perform_buffered(
@@ -88,7 +89,7 @@ def commit_with_buffered(
 
 def _may_wait(group: Sequence[EntryUpdate]) -> bool:
     return any(isinstance(update, requests.Modify) for _, update in group) and all(
-        update.may_wait if isinstance(update, requests.Modify) else requests.replaces_value(update)
+        update.may_wait if isinstance(update, requests.Modify) else replaces_value(update)
         for _, update in group
     )
 

@@ -23,8 +23,8 @@ from typing import Protocol, TypeAlias
 from zarr_shardstore.errors import ShardConflictError
 from zarr_shardstore.format.layout import ArrayLayout, ShardRef
 from zarr_shardstore.format.shard import Bytes
-from zarr_shardstore.shards import requests
 from zarr_shardstore.shards.requests import Delete, EntryUpdate, Set
+from zarr_shardstore.shards.updates import new_value, replaces_value
 from zarr_shardstore.synchronized import in_forked_child, synchronized
 
 BufferedUpdate: TypeAlias = Set | Delete
@@ -288,25 +288,14 @@ def _new_states(
     is not given."""
     new: dict[int, Set | Delete] = {}
     for i, update in updates:
-        is_whole = requests.replaces_value(update)
+        is_whole = replaces_value(update)
         before = None if is_whole else new.get(i) or buffered.find(i)
         old = before.value if isinstance(before, Set) else None
         if before is None and not is_whole:
             if i not in stored:
                 return None
             old = stored[i]
-        after: Bytes | None
-        match update:
-            case Set(_, value):
-                after = value
-            case Delete():
-                after = None
-            case requests.SetIfNotExists(_, value):
-                after = value if old is None else old
-            case requests.SetPartial(key, pieces):
-                after = requests.apply_pieces(key, old, pieces)
-            case requests.Modify(_, change):
-                after = change(old)
+        after = new_value(update, old)
         new[i] = Delete(update.key) if after is None else Set(update.key, _own(after))
     return new
 

@@ -117,7 +117,7 @@ class BaseStoreHandle:
                 yield from page
         finally:
             if not is_done:
-                self.perform([requests.CloseListing(cursor)])
+                self.perform([requests.ListPage(cursor, 0)])
 
     def swap(
         self,
