@@ -25,9 +25,9 @@ from zarr_shardstore.shards.requests import (
     Set,
     SetIfNotExists,
     SetPartial,
-    apply_pieces,
 )
 from zarr_shardstore.shards.stack import ArrayContext, StorageTransformer, ValueTransformer
+from zarr_shardstore.shards.updates import apply_pieces
 
 __all__ = ["ArrayContext", "StorageTransformer", "TransformerFactory", "ValueTransformer"]
 __all__ += ["ByteRange", "Range", "StartFrom", "Suffix", "register_storage_transformer"]

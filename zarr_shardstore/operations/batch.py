@@ -55,8 +55,7 @@ class Batch:
 
     Cost: no request for whole values and erasures. `set_partial_values` and
     ``set_if_not_exists`` of a value that is not buffered flush its shard. Shards that are being
-    stored are in memory besides `max_nbytes`. Workers encode the chunks of `ShardedCodecPipeline`,
-    up to 64 MiB behind it; until then the decoded size counts. Errors of a codec come with a flush.
+    stored are in memory besides `max_nbytes`.
     """
 
     def __init__(

@@ -17,11 +17,12 @@ from zarr_shardstore.errors import ShardConflictError, ShardStoreError
 from zarr_shardstore.format.layout import ArrayLayout, ChunkRef, ShardRef
 from zarr_shardstore.format.ranges import resolve_range
 from zarr_shardstore.metadata.documents import Node
-from zarr_shardstore.operations.write_buffer import WriteBuffer, encoded
+from zarr_shardstore.operations.write_buffer import WriteBuffer
 from zarr_shardstore.shards import requests, stack
 from zarr_shardstore.shards.read import ReadOptions, read_entries
 from zarr_shardstore.shards.requests import EntryUpdate, Flow, Request, UpdateShard
 from zarr_shardstore.shards.stack import Stack
+from zarr_shardstore.shards.updates import replaces_value
 
 
 def perform_buffered(
@@ -76,9 +77,7 @@ def commit_with_buffered(
     if buffered is None:
         return (yield from commit(shard, groups)) if any(groups) else [None] * len(groups)
     try:
-        # In this thread: with the lock of a shard it must not wait for the pool.
-        updates = [(i, encoded(update)) for i, update in buffered.snapshot.items()]
-        error, *outcomes = yield from commit(shard, [updates, *groups])
+        error, *outcomes = yield from commit(shard, [[*buffered.snapshot.items()], *groups])
         if error is not None:
             raise error
     except BaseException as error:
@@ -90,7 +89,7 @@ def commit_with_buffered(
 
 def _may_wait(group: Sequence[EntryUpdate]) -> bool:
     return any(isinstance(update, requests.Modify) for _, update in group) and all(
-        update.may_wait if isinstance(update, requests.Modify) else requests.replaces_value(update)
+        update.may_wait if isinstance(update, requests.Modify) else replaces_value(update)
         for _, update in group
     )
 

@@ -49,16 +49,12 @@ from zarr_shardstore.shards import requests, stack
 from zarr_shardstore.shards.append import append_to_shard, fits_inline
 from zarr_shardstore.shards.index_reads import rounds_of
 from zarr_shardstore.shards.read import ReadOptions, read_entries, read_groups
-from zarr_shardstore.shards.requests import (
-    EntryUpdate,
-    Flow,
-    Piece,
-    check_pieces,
-)
+from zarr_shardstore.shards.requests import EntryUpdate, Flow, Piece
 from zarr_shardstore.shards.rewrite import rewrite_shard, rewrite_value
 from zarr_shardstore.shards.shard_listing import GridDirectory
 from zarr_shardstore.shards.shard_writer import ShardWriter
 from zarr_shardstore.shards.stack import Stack, WriteStrategy, split_at_sharding
+from zarr_shardstore.shards.updates import apply_pieces, check_pieces, shard_updates
 
 Owner: TypeAlias = "ChunkRef | TransformedKey | InvalidChunkKey | None"
 """The chunk or transformed key that a key names; ``None``: the key passes through."""
@@ -232,7 +228,7 @@ class Operations:
             chunk_of = self.arrays.current().chunk_of
             chunks = [chunk for each in changes if (chunk := chunk_of(each.key)) is not None]
             if len(chunks) == len(changes):
-                yield stack.shard_updates(zip(changes, chunks, strict=True))
+                yield shard_updates(zip(changes, chunks, strict=True))
                 return
         values: list[requests.Set | requests.SetIfNotExists | requests.Modify] = []
         documents: list[requests.Set | requests.SetIfNotExists] = []
@@ -277,7 +273,7 @@ class Operations:
         for owner, patch in zip(owners, patches, strict=True):
             if is_document(patch.key):  # what is changed is what readers see
                 old = yield from self.get(patch.key)
-                new = requests.apply_pieces(patch.key, old, patch.pieces)
+                new = apply_pieces(patch.key, old, patch.pieces)
                 yield from self.set_many([(patch.key, new)])
             else:
                 asked.append(patch)

@@ -15,64 +15,23 @@ never lands after a newer one.
 from __future__ import annotations
 
 import weakref
-from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import Future
-from contextlib import suppress
 from dataclasses import dataclass, field
-from itertools import groupby
 from operator import attrgetter
-from typing import Any, Protocol, TypeAlias
+from typing import Protocol, TypeAlias
 
 from zarr_shardstore.errors import ShardConflictError
-from zarr_shardstore.format.layout import ArrayLayout, ChunkRef, ShardRef
+from zarr_shardstore.format.layout import ArrayLayout, ShardRef
 from zarr_shardstore.format.shard import Bytes
-from zarr_shardstore.shards import requests
 from zarr_shardstore.shards.requests import Delete, EntryUpdate, Set
+from zarr_shardstore.shards.updates import new_value, replaces_value
 from zarr_shardstore.synchronized import in_forked_child, synchronized
 
-BufferedUpdate: TypeAlias = "Set | Delete | LateEntry"
+BufferedUpdate: TypeAlias = Set | Delete
 """The new state of an entry, independent of its stored value."""
 
 _ENTRY_NBYTES = 100
 """Memory of an erased or an empty entry, in bytes: the objects that represent it."""
-
-_RUN_NBYTES = 1024 * 1024
-"""Decoded size of the chunks that a worker encodes in one job: 16 chunks of 64 KiB."""
-
-
-@dataclass(slots=True, eq=False)
-class LateEntry:
-    """New value of a chunk that a worker encodes with others, or a thread that needs it before."""
-
-    chunk: ChunkRef
-    values: Any  # an array that does not change
-    codec: Any  # values with equal ones are encoded together
-    encoded: Set | None = None
-
-
-def _encode(run: Sequence[LateEntry]) -> None:
-    """Encode chunks unless they are; two threads that do it at the same time make equal bytes."""
-    for codec, group in groupby(
-        (late for late in run if late.encoded is None), attrgetter("codec")
-    ):
-        entries = list(group)
-        values = codec.encode_many([late.values for late in entries])
-        for late, value in zip(entries, values, strict=True):
-            late.encoded = Set(late.chunk.key, value)
-
-
-def encoded(update: BufferedUpdate) -> Set | Delete:
-    """Return an update with its bytes."""
-    if not isinstance(update, LateEntry):
-        return update
-    try:
-        _encode([update])
-    except Exception as error:
-        error.add_note(f"when the chunk {update.chunk.key!r} was encoded")
-        raise
-    assert update.encoded is not None
-    return update.encoded
 
 
 class Block(Protocol):
@@ -101,14 +60,13 @@ class BufferedShard:
     """Why the last commit of a snapshot failed."""
 
     def find(self, entry_id: int) -> Set | Delete | None:
-        update = self.updates.get(entry_id) or self.snapshot.get(entry_id)
-        return None if update is None else encoded(update)
+        return self.updates.get(entry_id) or self.snapshot.get(entry_id)
 
     @property
     def has_values(self) -> bool:
         """Whether there is more than deletions."""
         updates = [*self.snapshot.values(), *self.updates.values()]
-        return any(isinstance(update, Set | LateEntry) for update in updates)
+        return any(isinstance(update, Set) for update in updates)
 
     @property
     def is_full(self) -> bool:
@@ -138,9 +96,6 @@ class WriteBuffer:
         self._shards: dict[str, BufferedShard] = {}
         self._full: dict[str, None] = {}
         self._blocks: list[weakref.ref[Block]] = []
-        self._run: list[LateEntry] = []
-        self.encoding: deque[tuple[Future[None], int]] = deque()
-        """Runs of chunks that workers encode, in order, and the decoded size of each."""
         _buffers.add(self)
 
     @_synchronized
@@ -175,7 +130,7 @@ class WriteBuffer:
     def put(
         self,
         shard: ShardRef,
-        updates: Sequence[EntryUpdate] | LateEntry,
+        updates: Sequence[EntryUpdate],
         stored: Mapping[int, Bytes | None] | None = None,
     ) -> bool:
         """Buffer updates, all or none; false if no block is open, or one needs a stored value that
@@ -188,42 +143,13 @@ class WriteBuffer:
                 f"shard {shard.key!r}: another store declared the array again while a batch "
                 "buffered values of it; end the batch, then write again"
             )
-        new: Mapping[int, BufferedUpdate] | None
-        if isinstance(updates, LateEntry):
-            new = {updates.chunk.entry_id: updates}
-        else:
-            new = _new_states(updates, buffered, stored or {})
+        new = _new_states(updates, buffered, stored or {})
         if new is None:
             return False
         self._shards[shard.key] = buffered
         buffered.shard = shard
         self._add(buffered, new)
         return True
-
-    @_synchronized
-    def put_late(self, late: LateEntry) -> list[LateEntry] | None:
-        """Buffer a chunk; return those that a worker must `encode_run` now; ``None`` if no block is
-        open."""
-        if not self.put(late.chunk.shard, late):
-            return None
-        self._run.append(late)
-        if len(self._run) * late.values.nbytes < _RUN_NBYTES and not self.is_due:
-            return []
-        run, self._run = self._run, []
-        return run
-
-    def encode_run(self, run: Sequence[LateEntry]) -> None:
-        """Encode chunks of a batch in a worker, and count their bytes."""
-        with suppress(Exception):  # the commit of the shard tries again, and raises it
-            _encode(run)
-        self._count_encoded(run)
-
-    @_synchronized
-    def _count_encoded(self, run: Sequence[LateEntry]) -> None:
-        for late in run:
-            entry_id, buffered = late.chunk.entry_id, self._shards.get(late.chunk.shard.key)
-            if late.encoded and buffered and buffered.updates.get(entry_id) is late:
-                self._add(buffered, {entry_id: late.encoded})
 
     @property
     def is_due(self) -> bool:
@@ -284,7 +210,6 @@ class WriteBuffer:
         """Drop the updates of all shards whose keys start with `directory`."""
         for key in [key for key in self._shards if key.startswith(directory)]:
             self._clear_updates(self._shards.pop(key))
-        self._run = []  # what is of other shards their commits encode
         self._set_state()
 
     # --------------------------------------------------------------- blocks
@@ -351,8 +276,6 @@ class WriteBuffer:
 
 
 def _nbytes_of(update: BufferedUpdate) -> int:
-    if isinstance(update, LateEntry):
-        return max(int(update.values.nbytes), _ENTRY_NBYTES)
     return max(len(update.value), _ENTRY_NBYTES) if isinstance(update, Set) else _ENTRY_NBYTES
 
 
@@ -365,25 +288,14 @@ def _new_states(
     is not given."""
     new: dict[int, Set | Delete] = {}
     for i, update in updates:
-        is_whole = requests.replaces_value(update)
+        is_whole = replaces_value(update)
         before = None if is_whole else new.get(i) or buffered.find(i)
         old = before.value if isinstance(before, Set) else None
         if before is None and not is_whole:
             if i not in stored:
                 return None
             old = stored[i]
-        after: Bytes | None
-        match update:
-            case Set(_, value):
-                after = value
-            case Delete():
-                after = None
-            case requests.SetIfNotExists(_, value):
-                after = value if old is None else old
-            case requests.SetPartial(key, pieces):
-                after = requests.apply_pieces(key, old, pieces)
-            case requests.Modify(_, change):
-                after = change(old)
+        after = new_value(update, old)
         new[i] = Delete(update.key) if after is None else Set(update.key, _own(after))
     return new
 
@@ -398,5 +310,4 @@ def _reset() -> None:
     """Drop everything: the parent stores what it has buffered."""
     for buffer in list(_buffers):
         buffer._blocks = []
-        buffer.encoding.clear()
         buffer.end(None)

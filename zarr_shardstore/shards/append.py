@@ -23,8 +23,14 @@ from zarr_shardstore.format.shard import Bytes, EntryOrder, IndexDamageError, la
 from zarr_shardstore.shards import requests
 from zarr_shardstore.shards.index_reads import corrupt
 from zarr_shardstore.shards.requests import EntryUpdate, Flow
-from zarr_shardstore.shards.rewrite import KEEP_HINT, apply_groups, replaced_entries, rewrite_shard
+from zarr_shardstore.shards.rewrite import KEEP_HINT, rewrite_shard
 from zarr_shardstore.shards.shard_writer import ShardWriter, start_of_index
+from zarr_shardstore.shards.updates import (
+    apply_groups,
+    nbytes_of,
+    replaced_entries,
+    replaced_first,
+)
 
 MAX_DEAD_SHARE = 0.5
 """Of the data of a shard: with more dead bytes it is compacted when it is sealed or must grow."""
@@ -61,7 +67,7 @@ def append_to_shard(
         """Read the values on which the first update of their entry depends."""
         if writer is None:
             return {}
-        replaced = requests.replaced_first(updates)
+        replaced = replaced_first(updates)
         ids = [i for i, yes in replaced.items() if not yes and writer.entry(i) is not None]
         return (yield from _read_entries(writer, ids)) if ids else {}
 
@@ -102,7 +108,7 @@ def fits_inline(
             return False
     n_full = writer.n_full
     return (
-        writer.fits(sum(map(requests.nbytes_of, updates)))
+        writer.fits(sum(map(nbytes_of, updates)))
         and len(removed) < writer.n_present
         and (writer.n_present >= n_full or writer.n_present + n_added < n_full)
         and (max_dead_nbytes is None or writer.dead_with(replaced) <= max_dead_nbytes)

@@ -9,9 +9,8 @@ erase_values.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from functools import partial
-from typing import TypeVar
 
 from zarr_shardstore.errors import CorruptShardError, CorruptValueError, UnsupportedError
 from zarr_shardstore.format.layout import ShardRef
@@ -31,8 +30,7 @@ from zarr_shardstore.shards.index_reads import (
     read_whole_value,
 )
 from zarr_shardstore.shards.requests import Delete, EntryUpdate, Flow, PlainValue, Set
-
-T = TypeVar("T", bound=Mapping[int, Bytes | None])
+from zarr_shardstore.shards.updates import apply_groups, replaced_entries, replaced_first
 
 KEEP_HINT = (
     "; nothing was written, because the shard cannot be rewritten without losing it: "
@@ -88,7 +86,7 @@ def _read_entries_to_keep(
     (found,) = yield from read_whole_shards([shard])
     if found.value is None:
         return {}
-    first = [i for i, is_replaced in requests.replaced_first(updates).items() if is_replaced]
+    first = [i for i, is_replaced in replaced_first(updates).items() if is_replaced]
     return _split(shard, found.value, first)
 
 
@@ -98,29 +96,6 @@ def _split(shard: ShardRef, data: Bytes, without: Collection[int] = ()) -> dict[
     except IndexDamageError as damage:
         hint = KEEP_HINT if damage.entry_id is not None else "; nothing was written"
         raise corrupt(shard, damage, hint) from damage
-
-
-def replaced_entries(shard: ShardRef, updates: Sequence[EntryUpdate]) -> dict[int, float] | None:
-    """Return the entries that get new values, if these are all in the array and depend on no
-    stored value; else ``None``.
-
-    Each entry comes with the largest size of a stored value that does not matter: infinity, or
-    the number of bytes that pieces write from 0 on.
-    """
-    if len(updates) < shard.n_grid_entries:  # a number: sets of all entries are large
-        return None
-    replaced: dict[int, float] = {}
-    for i, update in updates:
-        match update:
-            case Set() | Delete():
-                replaced[i] = math.inf
-            case _ if replaced.get(i) == math.inf:
-                pass  # the value before this update is known
-            case requests.SetPartial() if (nbytes := update.nbytes_from_start) is not None:
-                replaced[i] = max(nbytes, replaced.get(i, 0))
-            case _:
-                return None
-    return replaced if replaced.keys() >= set(shard.entries_of().tolist()) else None
 
 
 def _is_replaced_whole(shard: ShardRef, replaced: dict[int, float]) -> Flow[bool]:
@@ -165,7 +140,7 @@ def rewrite_value(
     """
 
     def read(updates: Sequence[EntryUpdate]) -> Flow[dict[int, Bytes | None]]:
-        if requests.replaced_first(updates).get(0, True):
+        if replaced_first(updates).get(0, True):
             return {}
         return {0: (yield from read_whole_value(value.key)).value}
 
@@ -178,52 +153,6 @@ def rewrite_value(
         placeholders = [u.placeholder for u in changes if u.placeholder is not None]
         yield [Delete(value.key, placeholders[0] if placeholders else None)]
     return outcomes
-
-
-def apply_groups(
-    groups: Sequence[Sequence[EntryUpdate]],
-    read: Callable[[Sequence[EntryUpdate]], Flow[T | None]],
-) -> Flow[tuple[list[Exception | None], T | None, dict[int, Bytes | None]]]:
-    """Return for each group ``None`` or its error, the stored values, and the new ones by entry id.
-
-    `read` returns the stored values for updates. If a group fails, also by a transformer, it fails
-    alone. A stored value that it replaces was perhaps not read, so the values are read again.
-    """
-    outcomes: list[Exception | None] = [None] * len(groups)
-    left = list(range(len(groups)))
-    while left:
-        old = yield from read([update for i in left for update in groups[i]])
-        new: dict[int, Bytes | None] = {}
-        for i in left:
-            try:
-                _apply_updates(groups[i], old or {}, new)
-            except Exception as error:
-                outcomes[i] = error
-                left.remove(i)
-                break
-        else:
-            return outcomes, old, new
-    return outcomes, None, {}
-
-
-def _apply_updates(
-    group: Sequence[EntryUpdate], old: Mapping[int, Bytes | None], new: dict[int, Bytes | None]
-) -> None:
-    for i, update in group:
-        before = new[i] if i in new else old.get(i)
-        match update:
-            case Delete():
-                new[i] = None
-            case requests.SetIfNotExists() if before is not None:
-                pass
-            case Set(_, value) | requests.SetIfNotExists(_, value):
-                new[i] = value
-            case requests.SetPartial(key, pieces):
-                new[i] = requests.apply_pieces(key, before, pieces)
-            case requests.Modify(_, change):
-                after = change(before)
-                if after is not before:
-                    new[i] = after
 
 
 def compact_shard(shard: ShardRef, *, order: EntryOrder) -> Flow[None]:

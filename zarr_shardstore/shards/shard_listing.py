@@ -17,7 +17,7 @@ import numpy.typing as npt
 from zarr_shardstore.format.keys import Coords
 from zarr_shardstore.format.layout import ArrayLayout, ShardRef, grid_box, shard_coords_of
 from zarr_shardstore.format.shard import ShardIndex
-from zarr_shardstore.shards.requests import CloseListing, Flow, KeyCursor, ListPage
+from zarr_shardstore.shards.requests import Flow, KeyCursor, ListPage
 
 _KEYS_AT_ONCE = 16_384
 """Keys of one shard that are spelled together: about 1.5 MB."""
@@ -175,4 +175,4 @@ class KeyPages:
     def close(self) -> Flow[None]:
         """Release what the base store has open for these pages."""
         if self._cursors:
-            yield [CloseListing(cursor) for cursor in self._cursors]
+            yield [ListPage(cursor, 0) for cursor in self._cursors]

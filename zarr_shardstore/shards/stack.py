@@ -15,7 +15,7 @@ implementation"; Zarr v3 draft of 2022, "Storage transformers".
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, Protocol, TypeAlias, TypeVar, get_args
@@ -23,7 +23,7 @@ from typing import Any, Literal, Protocol, TypeAlias, TypeVar, get_args
 from zarr_shardstore.errors import CorruptValueError, SpecError, UnsupportedError
 from zarr_shardstore.format import checksum
 from zarr_shardstore.format.keys import ChunkKeyEncoding, Coords
-from zarr_shardstore.format.layout import ArrayLayout, ChunkRef, ShardRef
+from zarr_shardstore.format.layout import ArrayLayout, ChunkRef
 from zarr_shardstore.format.ranges import column_of_ranges, resolve_range
 from zarr_shardstore.format.shard import Bytes
 from zarr_shardstore.metadata.transformer_list import parse_sharding
@@ -32,7 +32,6 @@ from zarr_shardstore.shards.read import ReadOptions, read_entries
 from zarr_shardstore.shards.requests import (
     Change,
     Delete,
-    EntryUpdate,
     Exists,
     Flow,
     Found,
@@ -46,10 +45,10 @@ from zarr_shardstore.shards.requests import (
     SetPartial,
     Update,
     UpdateShard,
-    apply_pieces,
     relay,
 )
 from zarr_shardstore.shards.shard_listing import ListedKeys
+from zarr_shardstore.shards.updates import apply_pieces, new_value, shard_updates
 
 T = TypeVar("T")
 
@@ -172,11 +171,7 @@ class InCommit(StorageTransformer):
         for i, request in enumerate(requests):
             if isinstance(request, SetPartial | Modify):
                 (found,) = yield [Get(request.key)]
-                new: Bytes | None
-                if isinstance(request, Modify):
-                    new = request.change(found.value)
-                else:
-                    new = apply_pieces(request.key, found.value, request.pieces)
+                new = new_value(request, found.value)
                 batch[i] = Delete(request.key) if new is None else Set(request.key, new)
         return (yield batch)
 
@@ -370,14 +365,6 @@ _FLOWS: Mapping[type, Callable[[_Pairs, ReadOptions], Flow[list[Any]]]] = {
     Exists: _read_sizes,
     **dict.fromkeys(get_args(Update), _update),
 }
-
-
-def shard_updates(pairs: Iterable[tuple[Any, ChunkRef]]) -> list[Request]:
-    """Return one `UpdateShard` for each shard that requests for its chunks change."""
-    updates: dict[ShardRef, list[EntryUpdate]] = {}
-    for request, chunk in pairs:
-        updates.setdefault(chunk.shard, []).append((chunk.entry_id, request))
-    return [UpdateShard(shard, tuple(parts)) for shard, parts in updates.items()]
 
 
 @dataclass(frozen=True, slots=True)

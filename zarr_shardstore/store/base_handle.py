@@ -112,7 +112,7 @@ class BaseStoreHandle:
                 yield from page
         finally:
             if not is_done:
-                self.perform([requests.CloseListing(cursor)])
+                self.perform([requests.ListPage(cursor, 0)])
 
     def swap(
         self, key: str, old: Bytes | None, new: Bytes | None, also: Sequence[requests.Request] = ()

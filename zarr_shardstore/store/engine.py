@@ -31,7 +31,6 @@ from zarr_shardstore.io.local.cached_files import MISS, CachedValue, find_file
 from zarr_shardstore.io.local.fs import warn_of_rewrites
 from zarr_shardstore.operations.upkeep import commit_compaction, compact_below, consolidate_below
 from zarr_shardstore.operations.values import Operations
-from zarr_shardstore.operations.write_buffer import LateEntry
 from zarr_shardstore.shards.index_reads import try_read_indexes
 from zarr_shardstore.shards.requests import Flow, Modify
 from zarr_shardstore.store.options import ShardingOptions
@@ -46,9 +45,6 @@ KeyRange: TypeAlias = tuple[str, ByteRange | None]
 
 _MIN_TO_WARM = 8
 """Chunks of one shard in one call from which on its index is read before the chunks."""
-
-_MAX_NBYTES_LATE = 64 * 1024 * 1024
-"""Decoded size of chunks of a batch that workers have not encoded yet."""
 
 _SHARDS_AT_ONCE = 64
 """Shards whose indexes are read together; half of the number of cached open files."""
@@ -217,35 +213,6 @@ class ShardingEngine:
                     values[i] = value
                     self._count_hit()
         return values
-
-    # ------------------------------------------------------------------ batches
-
-    @property
-    def is_buffering(self) -> bool:
-        """True while a batch is open, or values are buffered."""
-        return self._buffer.is_active
-
-    async def buffer_chunk(self, key: str, values: Any, codec: Any) -> bool:
-        """Buffer one decoded chunk, an array that does not change; false if no batch takes it."""
-        buffer, chunk = self._buffer, self._arrays.current().chunk_of(key)
-        late = None if chunk is None else LateEntry(chunk, values, codec)
-        run = None if late is None else buffer.put_late(late)
-        if run is None:
-            return False
-        if run:
-            job = worker_pool().submit(buffer.encode_run, run)
-            buffer.encoding.append((job, sum(each.values.nbytes for each in run)))
-        while (waiting := list(buffer.encoding)) and (
-            buffer.is_due or sum(nbytes for _, nbytes in waiting) > _MAX_NBYTES_LATE
-        ):
-            job, _ = waiting[0]
-            if not job.done():
-                await asyncio.wait([asyncio.wrap_future(job)])
-            with suppress(ValueError):  # another event loop has also waited for it
-                buffer.encoding.remove(waiting[0])
-        if due := buffer.due():
-            await self.driver.run_async(self.operations.flusher.flush_shards(due))
-        return True
 
     # ------------------------------------------------------------------- upkeep
 

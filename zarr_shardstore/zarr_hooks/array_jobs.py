@@ -206,20 +206,6 @@ class WriteJob(NamedTuple):
         values = zip([part.key for part in parts], encoded, strict=True)
         await self.store._set_or_erase(values, prototype)
 
-    async def buffer(self, part: ChunkPart) -> bool:
-        """Buffer a whole chunk in a batch of the store; false if it must be stored otherwise."""
-        store: Any = self.store
-        engine = getattr(store, "_engine", None)
-        if self.plain is None or engine is None or not engine.is_buffering:
-            return False
-        values = part.whole_chunk_in(self.array)
-        if values is None or _is_empty(values, part.spec):
-            return False
-        store._check_writable()
-        copy = np.array(values, self.plain.dtype, order="C")  # the caller may change its values
-        is_buffered: bool = await engine.buffer_chunk(part.key, copy, self.plain)
-        return is_buffered
-
     def _encode_all(self, items: Sequence[tuple[ChunkPart, Value | None]]) -> list[NewValue]:
         return [self._encode(part, old) for part, old in items]
 

@@ -52,14 +52,10 @@ class ZstdCompress(NamedTuple):
     checksum: bool
 
     def __call__(self, data: Any) -> bytes:
-        return bytes(self.compressor().compress(data))
-
-    def compressor(self) -> Any:
-        """Return the cached compressor of this thread."""
         if self not in _zstd.compressors:
             compressor = zstandard.ZstdCompressor(level=self.level, write_checksum=self.checksum)
             _zstd.compressors = {self: compressor}
-        return _zstd.compressors[self]
+        return bytes(_zstd.compressors[self].compress(data))
 
 
 def zstd_compress_of(codec: ZstdCodec) -> Callable[[Any], bytes]:
@@ -136,13 +132,6 @@ class PlainCodec(NamedTuple):
         """Return the bytes of the values of a chunk, in any memory layout and byte order."""
         assert self.compress is not None
         return self.compress(np.ascontiguousarray(values, self.dtype))
-
-    def encode_many(self, chunks: Sequence[npt.NDArray[Any]]) -> Iterable[bytes]:
-        """As `encode`, for contiguous chunks of this type; one call without the GIL for zstd."""
-        if isinstance(self.compress, ZstdCompress) and len(chunks) > 1:
-            frames = self.compress.compressor().multi_compress_to_buffer(chunks)
-            return [frame.tobytes() for frame in frames]
-        return map(self.encode, chunks)
 
     def decode(self, value: bytes | memoryview, shape: tuple[int, ...]) -> npt.NDArray[Any]:
         """Return the chunk that bytes encode, in the stored byte order."""

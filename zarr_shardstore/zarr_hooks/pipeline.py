@@ -37,7 +37,6 @@ from zarr_shardstore.io.driver import MAX_CONFLICT_S
 from zarr_shardstore.shards.requests import swap
 from zarr_shardstore.telemetry import warn
 from zarr_shardstore.zarr_hooks.array_jobs import (
-    ChunkPart,
     ReadJob,
     TakesWholeOperations,
     Value,
@@ -209,10 +208,6 @@ class ShardedCodecPipeline(BatchedCodecPipeline):
         if plain is not None and plain.compress is None:
             plain = None
         job = WriteJob(store, codec, plain, value, array, drop_axes, asyncio.Lock())
-        if len(batch) == 1 and plain is not None:
-            path, *rest = batch[0]
-            if await job.buffer(ChunkPart(path.path, *rest)):
-                return
         await run_in_units(job, batch)
 
     async def write_batch(

@@ -158,7 +158,7 @@ class Manifest:
         if self.separator == "/" and self.ndim > 1:
             # Each directory is listed before anything in it is removed: no name is missed.
             listed = (
-                base.perform([requests.ListPrefix(f"{top}{name}/")])[0]
+                base.perform([requests.ListPage(requests.KeyCursor(f"{top}{name}/"))])[0]
                 for name in sorted(names)
                 if encoding.decode_start(f"{top}{name}/"[len(prefix) :], self.ndim) is not None
             )
