@@ -11,6 +11,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import numpy as np
 import pytest
 import zarr
 from zarr.core.buffer import cpu
@@ -141,3 +142,24 @@ async def test_an_async_append(root: Path, monkeypatch: pytest.MonkeyPatch) -> N
     with calls() as seen:
         await store.set("a/c/15/15", cpu.Buffer.from_bytes(b"\x04"))
     assert len(set(seen)) <= APPEND_ASYNC
+
+
+@pytest.mark.parametrize(("compressors", "limit"), [(None, 17.5), ("auto", 18.5)])
+def test_a_bulk_write_and_read(compressors: Any, limit: float, tmp_path: Path) -> None:
+    """Calls a chunk, of 256 chunks in 16 shards; the store knows nothing of the new array."""
+    array = zarr.create_array(
+        ShardingStore(tmp_path, chunks_per_shard=4),
+        name="a",
+        shape=(64, 64),
+        chunks=(4, 4),
+        dtype="u2",
+        compressors=compressors,
+    )
+    values = np.arange(1, 64 * 64 + 1, dtype="u2").reshape(64, 64)
+    with calls() as seen:
+        array[:] = values
+    assert len(seen) <= limit * 256
+    with calls() as seen:
+        found = np.asarray(array[:])
+    assert len(seen) <= 9 * 256
+    np.testing.assert_array_equal(found, values)

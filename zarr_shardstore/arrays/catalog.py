@@ -65,7 +65,7 @@ class Catalog:
         pass unless `are_values`: listings, sizes and existence are those of the stored objects.
         """
         generation = self.arrays.current()
-        chunks: list[Any] = [generation.chunk_of(key) for key in keys]
+        chunks: list[Any] = [*generation.chunks_of(keys)]
         left = [i for i, chunk in enumerate(chunks) if chunk is None]
         if not left:
             return chunks
@@ -165,7 +165,7 @@ class Catalog:
         while left:
             missing: dict[int, list[Node]] = {}
             for i in left:
-                chunk = generation.chunk_of(keys[i]) if in_grid else None
+                (chunk,) = generation.chunks_of([keys[i]]) if in_grid else (None,)
                 answer = chunk or self._locate_one(keys[i], in_grid, generation, read)
                 if isinstance(answer, list):
                     missing[i] = answer

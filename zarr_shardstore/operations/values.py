@@ -225,8 +225,8 @@ class Operations:
         erased = [key for key, value in items if value is None]
         if not self.buffer.is_active:
             changes = [*sets, *map(requests.Delete, erased)]
-            chunk_of = self.arrays.current().chunk_of
-            chunks = [chunk for each in changes if (chunk := chunk_of(each.key)) is not None]
+            found = self.arrays.current().chunks_of([each.key for each in changes])
+            chunks = [chunk for chunk in found if chunk is not None]
             if len(chunks) == len(changes):
                 yield shard_updates(zip(changes, chunks, strict=True))
                 return
@@ -245,6 +245,12 @@ class Operations:
         erasures, erased_owners = yield from self._erasures(erased)
         yield from self._perform([*values, *erasures], [*owners, *erased_owners])
         yield from self.documents.erase([key for key in erased if is_document(key)])
+
+    def set_chunks(self, items: Sequence[tuple[str, Bytes | requests.Modify | None]]) -> Flow[None]:
+        """As `set_many`, for chunks of one array: the first one makes the key table of all."""
+        if len(items) > 1:
+            yield from self.catalog.chunks_of([items[0][0]])
+        yield from self.set_many(items)
 
     def is_in_shard(self, key: str) -> Flow[bool]:
         """Whether a key is that of a chunk in a shard, or of a shard that zarr writes itself."""
@@ -448,8 +454,11 @@ class Operations:
 
 def shard_ids(catalog: Catalog, keys: Sequence[str]) -> Flow[list[Hashable]]:
     """Return ids of keys, a hint for writers of whole shards: chunks of one have equal ids."""
+    yield from catalog.chunks_of(keys[:1])  # which makes a key table for the others
+    owners = yield from catalog.chunks_of(keys)
     return [
-        _shard_id(*each) for each in zip(keys, (yield from catalog.chunks_of(keys)), strict=True)
+        owner.shard.key if isinstance(owner, ChunkRef) else _shard_id(key, owner)
+        for key, owner in zip(keys, owners, strict=True)
     ]
 
 

@@ -37,8 +37,12 @@ T = TypeVar("T", bound=Mapping[int, Bytes | None])
 def shard_updates(pairs: Iterable[tuple[Any, ChunkRef]]) -> list[Request]:
     """Return one `UpdateShard` for each shard that requests for its chunks change."""
     updates: dict[ShardRef, list[EntryUpdate]] = {}
+    shard: ShardRef | None = None
     for request, chunk in pairs:
-        updates.setdefault(chunk.shard, []).append((chunk.entry_id, request))
+        if chunk.shard is not shard:  # a hash for each run of chunks
+            shard = chunk.shard
+            parts = updates.setdefault(shard, [])
+        parts.append((chunk.entry_id, request))
     return [UpdateShard(shard, tuple(parts)) for shard, parts in updates.items()]
 
 

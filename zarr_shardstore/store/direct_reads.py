@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import replace
 from reprlib import repr as short
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -72,7 +72,7 @@ class ChunkReader:
         config = replace(array.config, order=metadata.order) if is_v2 else array.config
         prototype = default_buffer_prototype()
         self._spec = ArraySpec(self.chunk_shape, metadata.dtype, self._fill, config, prototype)
-        self._pipeline: Any = array.codec_pipeline
+        self._pipeline = cast(Any, array.codec_pipeline)
         self._nbytes = max(1, math.prod(self.chunk_shape) * self._dtype.itemsize)
         self._codec = ChunkCodec.of(list(self._pipeline))
         self._plain = None if self._codec is None else self._codec.plain(self._spec)

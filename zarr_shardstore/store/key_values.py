@@ -61,11 +61,11 @@ class KeyValues(EngineStore):
         prototype: BufferPrototype | None = None,
     ) -> None:
         owned = [
-            (key, value if value is None or isinstance(value, Modify) else own_bytes(value))
+            (key, value if value is None or isinstance(value, bytes | Modify) else own_bytes(value))
             for key, value in items
         ]
         engine = self._engine.of(buffer_class_of(prototype))
-        await self._write(engine.operations.set_many(owned), engine)
+        await self._write(engine.operations.set_chunks(owned), engine)
 
     # -------------------------------------------------------------------- reads
 

@@ -71,7 +71,7 @@ class ShardingOptions:
         if self.strategy not in get_args(Strategy):
             names = ", ".join(map(repr, get_args(Strategy)))
             raise SpecError(f"strategy is one of {names}, got {self.strategy!r}")
-        limits: dict[str, int] = {}
+        limits: dict[str, Any] = {}
         for name in ("max_dead_bytes", "max_gap_bytes", "max_coalesced_bytes"):
             if (given := getattr(self, name)) is not None:
                 limits[name] = whole_number(name, given)

@@ -104,7 +104,7 @@ def _is_empty(chunk: ChunkValues, spec: ArraySpec) -> bool:
     """Whether a chunk is not stored, because the array stores no chunks of fill values."""
     if spec.config.write_empty_chunks:
         return False
-    fill = fill_value_of(spec)
+    fill = fill_value_of(spec) if spec.fill_value is None else spec.fill_value
     array: Any = chunk.as_ndarray_like() if isinstance(chunk, NDBuffer) else chunk
     if isinstance(array, np.ndarray) and array.dtype.kind in "biuf" and array.size:
         # Most chunks differ in their first element, and a look at all elements takes 20 µs.
@@ -207,10 +207,17 @@ class WriteJob(NamedTuple):
         await self.store._set_or_erase(values, prototype)
 
     def _encode_all(self, items: Sequence[tuple[ChunkPart, Value | None]]) -> list[NewValue]:
-        return [self._encode(part, old) for part, old in items]
+        """Return the new values of chunks, or the updates of the stored values."""
+        new: list[NewValue] = []
+        for part, old in items:
+            values = None if self.plain is None else part.whole_chunk_in(self.array)
+            if self.plain is None or values is None:
+                new.append(self._encode(part, old))
+            else:
+                new.append(None if _is_empty(values, part.spec) else self.plain.encode(values))
+        return new
 
     def _encode(self, part: ChunkPart, old: Value | None) -> NewValue:
-        """Return the new value of a chunk, or the update that makes it of the stored one."""
         new = self._chunk_with(part, old)
         if part.is_complete:
             return new
@@ -229,10 +236,6 @@ class WriteJob(NamedTuple):
 
     def _chunk_with(self, part: ChunkPart, old: Value | None) -> Buffer | bytes | None:
         """Return the encoded chunk with this part of the values in it."""
-        if self.plain is not None:
-            values = part.whole_chunk_in(self.array)
-            if values is not None:
-                return None if _is_empty(values, part.spec) else self.plain.encode(values)
         before = to_buffer_of(old, part.spec.prototype)
         old_chunk = None if before is None else self.codec.decode(before, part.spec)
         chunk = part.chunk_to_write(self.value, old_chunk, self.drop_axes)

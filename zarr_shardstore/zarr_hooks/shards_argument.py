@@ -1,17 +1,17 @@
 """Arrays made with ``shards=`` in a sharding store: operations on shards become those on chunks.
 
-zarr writes a document with a ``sharding_indexed`` codec. It is the one that the store would write,
-so the store addresses the array by its inner chunks. The array object that zarr has just made
-addresses shards, by keys of the same spelling: ``c/3/0`` is a shard to one, and a chunk to the
-other. Three steps keep these apart:
+zarr writes a document with a ``sharding_indexed`` codec, as the store itself would. So the store
+addresses the array by its inner chunks. The array object that zarr has just made addresses shards,
+by keys of the same spelling: ``c/3/0`` is a shard for zarr, and a chunk for the store. Three steps
+keep these apart:
 
 1. zarr asks for the pipeline before it stores the document. The metadata object then gets a
-   `ShardKeyEncoding`, which ends keys with `SHARD_MARK`: no key of a shard is taken for that of a
-   chunk. An extra field marks its document. The store removes both; without the mark, as from
-   another pipeline, zarr shards the array.
+   `ShardKeyEncoding`, which ends the key of each shard with `SHARD_MARK`. An extra field marks the
+   document. The store removes both. Without the mark, as from another pipeline, zarr shards the
+   array.
 2. `ShardsArgument` turns each shard of an array operation into an operation on its chunks.
-3. The store erases a whole shard by its marked key, as for a resize, and refuses to read or write
-   one: another pipeline took the array object over.
+3. The store erases a whole shard by its marked key, as for a resize. It refuses to read or write a
+   marked key, because another pipeline then uses the array object.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ from zarr_shardstore.io.concurrency import run_within
 from zarr_shardstore.metadata.declaration import MARKER, marked
 
 _MAX_NBYTES_AT_ONCE = 64 * 1024 * 1024
-"""Decoded size of the chunks of the shards that are read or written concurrently."""
+"""Decoded size of the chunks in shards that are read or written concurrently."""
 
 
 class _ShardKey(str):
-    """Marked key of a shard. It equals each chunk key of the shard, because zarr counts the stored
-    shards by a search for this key in the listing."""
+    """Marked key of a shard. It compares equal to each chunk key of the shard, because zarr counts
+    stored shards by searching the listing for this key."""
 
     coords: Coords
     cps: Coords
@@ -60,11 +60,11 @@ class _ShardKey(str):
 @dataclass(frozen=True)
 class ShardKeyEncoding(chunk_key_encodings.ChunkKeyEncoding):
     """Chunk key encoding of an array object that addresses shards, in a store that addresses
-    chunks. No reader knows its name: a document that has it elsewhere is refused."""
+    chunks. Every reader refuses a document with its unknown name."""
 
     name: ClassVar[str] = MARKER
     above: Any
-    """The encoding of the chunks."""
+    """Encoding of the chunks."""
     cps: Coords
 
     def encode_chunk_key(self, chunk_coords: tuple[int, ...]) -> str:
@@ -78,7 +78,7 @@ class ShardKeyEncoding(chunk_key_encodings.ChunkKeyEncoding):
 
 
 def drop_copied_encoding(metadata: ArrayMetadata) -> None:
-    """Give a new array its own keys, if zarr made it like one that addresses shards."""
+    """Give a new array its own keys, if zarr made it like an array that addresses shards."""
     encoding = getattr(metadata, "chunk_key_encoding", None)
     if isinstance(encoding, ShardKeyEncoding) and MARKER not in cast(Any, metadata).extra_fields:
         object.__setattr__(metadata, "chunk_key_encoding", encoding.above)
@@ -101,7 +101,7 @@ class _Shard(NamedTuple):
     """Selection in the value of the operation."""
     indexer: Indexer
     chunks: list[tuple[StorePath, ArraySpec, Any, Any, bool]]
-    """As zarr passes the parts of chunks to a pipeline."""
+    """Parts of chunks, as zarr passes them to a pipeline."""
     position: int
 
     @property
@@ -115,13 +115,13 @@ class ShardsArgument(NamedTuple):
 
     codec: ShardingCodec
     usual: CodecPipeline
-    """zarr's own pipeline of the array, where the document leaves its sharding to zarr."""
+    """zarr's own pipeline, for a document that leaves sharding to zarr."""
 
     @classmethod
     def of(
         cls, metadata: ArrayMetadata, store: Store, usual: CodecPipeline
     ) -> ShardsArgument | None:
-        """Make one for an array that the store addresses by its chunks; ``None`` for all others."""
+        """Return the operations of an array that the store addresses by its chunks, or ``None``."""
         if not isinstance(metadata, ArrayV3Metadata):
             return None
         codecs = metadata.codecs
@@ -134,7 +134,7 @@ class ShardsArgument(NamedTuple):
         if not isinstance(encoding, ShardKeyEncoding):
             cps = tuple(map(floordiv, shards, metadata.chunks))
             metadata.extra_fields.update(marked({}, "flat"))
-            # The object is new, and zarr's constructor also sets its fields in this way.
+            # The object is new, and zarr's constructor also sets its fields this way.
             object.__setattr__(metadata, "chunk_key_encoding", ShardKeyEncoding(encoding, cps))
         return cls(codecs[0], usual)
 
@@ -160,7 +160,7 @@ class ShardsArgument(NamedTuple):
             if not is_view or part.shape != indexer.shape:
                 make = spec.prototype.nd_buffer.empty
                 part, is_view = make(shape=indexer.shape, dtype=out.dtype, order=spec.order), False
-            chunks: Any = pipeline  # zarr 3.1 knows no status of chunks
+            chunks: Any = pipeline  # in zarr 3.1 it has no type for the status of chunks
             found = await chunks.read(shard.chunks, part, indexer.drop_axes)
             is_present[shard.position] = any(chunk["status"] == "present" for chunk in found)
             if not is_view:

@@ -137,15 +137,3 @@ def test_zstd_in_many_threads() -> None:
             decoded = executor.map(lambda value: plain.decode(value, (5000,)), values)
             for array, chunk in zip(arrays, decoded, strict=True):
                 np.testing.assert_array_equal(chunk, array)
-
-
-def test_codecs_of_equal_chunks_are_equal() -> None:
-    """So a batch encodes these together, whichever call or array they are from."""
-
-    def found(level: int) -> PlainCodec | None:
-        codec = ChunkCodec.of([BytesCodec(), ZstdCodec(level=level)])
-        assert codec is not None
-        return codec.plain(spec_of())
-
-    assert found(1) == found(1)
-    assert len({found(1), found(1), found(2)}) == 2
