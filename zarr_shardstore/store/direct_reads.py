@@ -123,11 +123,13 @@ class ChunkReader:
             for start in range(0, len(keys), length):
                 unit = slice(start, start + length)
                 values = get(keys[unit])
-                _results(jobs)
+                for job in jobs:
+                    job.result()
                 jobs = self._decode(keys[unit], values, out[unit], is_last=unit.stop >= len(keys))
+            for job in jobs:
+                job.result()
         finally:
             wait(jobs)  # no thread writes into `out` after an error
-        _results(jobs)
 
     def _decode(
         self, keys: Sequence[str], values: Values, out: npt.NDArray[Any], *, is_last: bool
@@ -159,12 +161,6 @@ class ChunkReader:
         else:
             decoded = sync(self._pipeline.decode([(buffer, self._spec) for buffer in buffers]))
         return (chunk.as_numpy_array() for chunk in decoded)
-
-
-def _results(jobs: Sequence[Future[None]]) -> None:
-    """Wait until jobs are done; raise the first error."""
-    for job in jobs:
-        job.result()
 
 
 class DirectReads(EngineStore):

@@ -68,7 +68,7 @@ class ShardingEngine:
                 )
             warn_of_rewrites()
         self.appends = backend.can_append and options.strategy != "rewrite"
-        self.operations = Operations(
+        self.operations = operations = Operations(
             options.policy,
             native=options.native,
             reading=replace(
@@ -82,10 +82,8 @@ class ShardingEngine:
             max_dead_share=options.max_dead_share,
             refuse_links=backend.refuse_links,
         )
-        self.driver = Driver(
-            backend, self.operations.update_shard, fits_inline=self.operations.fits_inline
-        )
-        self._buffer, self._arrays = self.operations.buffer, self.operations.arrays
+        self.driver = Driver(backend, operations.update_shard, fits_inline=operations.fits_inline)
+        self._buffer, self._arrays = operations.buffer, operations.arrays
         self._count_hit = self.driver.counters.count_fast_read
         self.root: str | None = None
         """Path of the base store, if the cache of open shard files may have hits."""
@@ -103,12 +101,10 @@ class ShardingEngine:
             return self
         assert isinstance(backend, ZarrBackend)
         if cls not in self._views:
-            view = object.__new__(ShardingEngine)
+            view, old = object.__new__(ShardingEngine), self.driver
             vars(view).update(vars(self))  # `copy` would leave out the open batch
-            old = self.driver
-            view.driver = Driver(
-                backend.with_buffers(cls), old.update_flow, old.counters, old.fits_inline
-            )
+            handing_on = backend.with_buffers(cls)
+            view.driver = Driver(handing_on, old.update_flow, old.counters, old.fits_inline)
             view._call_batcher = CallBatcher(view.get_many)
             self._views[cls] = view
         return self._views[cls]
@@ -117,11 +113,7 @@ class ShardingEngine:
         return ShardingEngine, (self.base, self.options)
 
     def __eq__(self, other: object) -> bool:
-        return (
-            isinstance(other, ShardingEngine)
-            and bool(self.base == other.base)
-            and self.options == other.options
-        )
+        return isinstance(other, ShardingEngine) and self.__reduce__() == other.__reduce__()
 
     __hash__ = None  # type: ignore[assignment]
 
@@ -170,18 +162,15 @@ class ShardingEngine:
         if byte_range is not None:
             resolve_range(byte_range, 0)  # raises for an invalid range, hit or miss
         for table in self._arrays.current().key_tables:
-            place = table.translate(key)
-            if place is None:
-                continue
-            path = self.root + place[0]
-            file = find_file(path)
-            spec = table.layout.spec
-            if file is None or (file.spec is not spec and not file.has_spec(spec)):
-                return MISS
-            value = file.read(path, place[1], byte_range, may_wait=may_wait)
-            if value is not MISS:
-                self._count_hit()
-            return value
+            if (place := table.translate(key)) is not None:
+                path = self.root + place[0]
+                file, spec = find_file(path), table.layout.spec
+                if file is None or (file.spec is not spec and not file.has_spec(spec)):
+                    return MISS
+                value = file.read(path, place[1], byte_range, may_wait=may_wait)
+                if value is not MISS:
+                    self._count_hit()
+                return value
         return MISS
 
     def _get_many_cached(self, key_ranges: Sequence[KeyRange], root: str) -> list[Any]:
@@ -195,11 +184,8 @@ class ShardingEngine:
                 self.driver.run(self.operations.catalog.chunks_of(keys[:1]))
             groups = self._arrays.current().reads_by_shard(keys, byte_ranges)
         # For many chunks of a shard outside the cache, the index is read before the chunks.
-        cold = [
-            reads.shard
-            for reads in groups
-            if len(reads.positions) >= _MIN_TO_WARM and find_file(root + reads.shard.key) is None
-        ]
+        large = [reads.shard for reads in groups if len(reads.positions) >= _MIN_TO_WARM]
+        cold = [shard for shard in large if find_file(root + shard.key) is None]
         for first in range(0, len(cold), _SHARDS_AT_ONCE):
             self.driver.run(try_read_indexes(cold[first : first + _SHARDS_AT_ONCE]))
         for reads in groups:
@@ -223,18 +209,15 @@ class ShardingEngine:
                 f"in {self.base} nothing can be removed or replaced, so no byte would become free: "
                 "convert it into another store"
             )
-        backend = self.driver.backend
-        compact = partial(
-            commit_compaction, order=self.options.order, can_append=backend.can_append
-        )
+        backend, order = self.driver.backend, self.options.order
+        compact = partial(commit_compaction, order=order, can_append=backend.can_append)
         flow = compact_below(self.operations.listing, prefix)
         return Driver(backend, compact, self.driver.counters), flow
 
     def consolidation(self, path: str) -> Flow[list[str]]:
         """Return the flow that consolidates the indexes of the arrays at or below a path."""
         self.check_consolidation()
-        operations = self.operations
-        return consolidate_below(operations.listing, operations.arrays, path)
+        return consolidate_below(self.operations.listing, self.operations.arrays, path)
 
     def check_consolidation(self) -> None:
         """Raise `UnsupportedError` if the base store has no versions of its objects."""

@@ -198,11 +198,9 @@ class ShardingStore(Upkeep, DirectReads, KeyValues):
         return type(self)._of, (self._engine, self.read_only)
 
     def __eq__(self, other: object) -> bool:
-        return (
-            isinstance(other, ShardingStore)
-            and self.read_only == other.read_only
-            and self._engine == other._engine
-        )
+        if not isinstance(other, ShardingStore):
+            return False
+        return self.read_only == other.read_only and self._engine == other._engine
 
     __hash__ = None  # type: ignore[assignment]
 

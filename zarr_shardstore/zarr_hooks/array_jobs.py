@@ -5,8 +5,8 @@
     read:   get the values ──▶ decode in threads ──▶ put each part into the result
     write:  get the values of partial chunks ──▶ encode in threads ──▶ set, each shard once
 
-A chunk of which a write has a part is encoded before its shard is locked. If another writer has
-changed the chunk meanwhile, it is encoded again inside the commit.
+A chunk that is written in part is encoded before its shard is locked. If another writer has changed
+the chunk meanwhile, the commit encodes it again.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ NewValue: TypeAlias = Buffer | bytes | Modify | None
 MIB = 1024 * 1024
 
 _MAX_NBYTES_AT_ONCE = 64 * MIB
-"""Decoded size of the chunks of one operation that are in memory at a time."""
+"""Decoded size of the chunks of one operation in memory."""
 
 _WRITE_NBYTES = 16 * MIB
-"""Decoded size of the chunks in one write: the next are encoded while these are stored."""
+"""Decoded size of the chunks in one write: others are encoded while these are stored."""
 
 _READ_NBYTES = 32 * MIB
 """Decoded size of the chunks in one read; more, because each read takes two round trips."""
 
 _SMALL_NBYTES = 4 * 1024
-"""Decoded size of a chunk that takes less time to be decoded than the Python around it."""
+"""Decoded size below which a chunk is decoded faster than the Python around it runs."""
 
 
 class ChunkPart(NamedTuple):
@@ -61,10 +61,8 @@ class ChunkPart(NamedTuple):
     def chunk_to_write(
         self, value: NDBuffer, old: NDBuffer | None, drop_axes: tuple[int, ...]
     ) -> NDBuffer | None:
-        """Return the whole chunk with this part of `value` in it; ``None`` if it must be missing.
-
-        The chunk has memory of its own: neither `value` nor `old` can change it afterwards.
-        """
+        """Return the whole chunk with this part of `value`, in memory of its own; ``None`` if the
+        chunk must be missing."""
         spec, dtype = self.spec, self.spec.dtype.to_native_dtype()
         make = spec.prototype.nd_buffer
         part = value if value.shape == () or self.inside == () else value[self.outside]
@@ -101,23 +99,21 @@ def fill_value_of(spec: ArraySpec) -> Any:
 
 
 def _is_empty(chunk: ChunkValues, spec: ArraySpec) -> bool:
-    """Whether a chunk is not stored, because the array stores no chunks of fill values."""
+    """Whether the array omits this chunk, because it has only fill values."""
     if spec.config.write_empty_chunks:
         return False
     fill = fill_value_of(spec) if spec.fill_value is None else spec.fill_value
     array: Any = chunk.as_ndarray_like() if isinstance(chunk, NDBuffer) else chunk
     if isinstance(array, np.ndarray) and array.dtype.kind in "biuf" and array.size:
-        # Most chunks differ in their first element, and a look at all elements takes 20 µs.
-        first = array[(0,) * array.ndim]
-        is_nan = first != first
-        if first != fill and not is_nan:
+        first = array[(0,) * array.ndim]  # most chunks differ here; all elements take 20 µs
+        if first != fill and first == first:  # not NaN
             return False
     return spec.prototype.nd_buffer.from_ndarray_like(array).all_equal(fill)
 
 
 @runtime_checkable
 class TakesWholeOperations(Protocol):
-    """Methods of the stores of this package; zarr's wrappers around them do not have these."""
+    """Methods of the stores of this package, which zarr's wrappers around them lack."""
 
     async def _shard_ids(self, keys: Sequence[str]) -> Sequence[Hashable]: ...
 
@@ -142,11 +138,7 @@ class ReadJob(NamedTuple):
     out: NDBuffer
     drop_axes: tuple[int, ...]
     is_present: dict[int, bool]
-    """By position of the part in the operation."""
-
-    @property
-    def unit_nbytes(self) -> int:
-        return _READ_NBYTES
+    """Whether a chunk is stored, by the position of its part in the operation."""
 
     async def run(self, positions: list[int], parts: list[ChunkPart]) -> None:
         """Read and decode one unit."""
@@ -188,11 +180,7 @@ class WriteJob(NamedTuple):
     """`value` as a numpy array, if it is one."""
     drop_axes: tuple[int, ...]
     encoding: asyncio.Lock
-    """One unit is encoded at a time; the others are stored concurrently."""
-
-    @property
-    def unit_nbytes(self) -> int:
-        return _WRITE_NBYTES
+    """Lets one unit be encoded at a time, while others are stored."""
 
     async def run(self, _: list[int], parts: list[ChunkPart]) -> None:
         """Encode and store one unit."""
@@ -225,7 +213,6 @@ class WriteJob(NamedTuple):
         seen = None if old is None else own_bytes(old)
 
         def again(stored: Value | None) -> Value | None:
-            """Encode the chunk again, because another writer has changed it."""
             chunk = self._chunk_with(part, stored)
             return None if chunk is None else own_bytes(chunk)
 
@@ -243,24 +230,22 @@ class WriteJob(NamedTuple):
 
 
 def empty_chunk(spec: ArraySpec) -> tuple[NDBuffer, ArraySpec]:
-    """Return a chunk of fill values, and a spec by which sharding codecs keep these."""
-    make, dtype = spec.prototype.nd_buffer, spec.dtype.to_native_dtype()
-    fill = make.create(
-        shape=spec.shape, dtype=dtype, order=spec.order, fill_value=fill_value_of(spec)
-    )
-    return fill, replace(spec, config=replace(spec.config, write_empty_chunks=True))
+    """Return a chunk of fill values, and a spec by which sharding codecs store these."""
+    make, dtype, fill = spec.prototype.nd_buffer, spec.dtype.to_native_dtype(), fill_value_of(spec)
+    chunk = make.create(shape=spec.shape, dtype=dtype, order=spec.order, fill_value=fill)
+    return chunk, replace(spec, config=replace(spec.config, write_empty_chunks=True))
 
 
 def _nbytes(parts: Sequence[ChunkPart]) -> int:
-    """Return the size of decoded chunks in bytes; a text counts as a pointer."""
+    """Return the size of decoded chunks in bytes; a string counts as a pointer."""
     spec = parts[0].spec
     return len(parts) * math.prod(spec.shape) * spec.dtype.to_native_dtype().itemsize
 
 
 async def run_in_units(job: ReadJob | WriteJob, batch: Sequence[tuple[Any, ...]]) -> None:
-    """Run a job for all parts together; if they are too large, for some whole shards at a time."""
+    """Run a job for all parts at once, or for some whole shards at a time if they are large."""
     parts = [ChunkPart(path.path, *rest) for path, *rest in batch]
-    unit_nbytes = job.unit_nbytes
+    unit_nbytes = _READ_NBYTES if isinstance(job, ReadJob) else _WRITE_NBYTES
     if _nbytes(parts) <= unit_nbytes:
         await job.run(list(range(len(parts))), parts)
         return

@@ -1,9 +1,7 @@
 """`ShardedCodecPipeline`: codec pipeline that hands whole array operations to a sharding store.
 
-`array_jobs.py` has what it does for one operation.
-
-`make_default` makes it zarr's pipeline. zarr then asks it for the pipeline of every array: for one
-in another store it returns the object that zarr would have made without it.
+`make_default` makes it zarr's pipeline. zarr then asks it for the pipeline of every array. For an
+array in another store it returns the object that zarr would have made without it.
 """
 
 from __future__ import annotations
@@ -48,15 +46,15 @@ from zarr_shardstore.zarr_hooks.chunk_codec import ChunkCodec
 from zarr_shardstore.zarr_hooks.shards_argument import ShardsArgument, drop_copied_encoding
 
 _LONGEST_PAUSE_S = 0.005
-"""Before zarr's way of writing a part is repeated."""
+"""Pause before zarr's way of writing a part is repeated."""
 
 _turns: WeakValueDictionary[tuple[int, str], asyncio.Lock] = WeakValueDictionary()
-"""By event loop and key: tasks of one loop write parts of a chunk in zarr's way one by one. Without
-the lock most of their work would be repeated, and no part lost."""
+"""Locks by event loop and key: tasks of one loop write parts of a chunk one by one, which saves
+repeated work."""
 
 
 def _store_behind(store: Store) -> tuple[Store, str]:
-    """Return the store of this package behind a file system ``shard``, and the path of `store` in
+    """Return the store of this package inside a file system ``shard``, and the path of `store` in
     it; otherwise the store itself."""
     inner = getattr(store.fs, "sharding_store", None) if type(store) is FsspecStore else None
     if not isinstance(inner, TakesWholeOperations):
@@ -66,7 +64,7 @@ def _store_behind(store: Store) -> tuple[Store, str]:
 
 
 def _batch_behind(batch_info: Iterable[tuple[Any, ...]], *, writes: bool = False) -> list[Any]:
-    """Return the chunks of an operation, with their paths in the store behind."""
+    """Return the chunks of an operation, with their paths in the store of this package."""
     batch = list(batch_info)
     if not batch or type(batch[0][0]) is not StorePath:
         return batch
@@ -74,7 +72,7 @@ def _batch_behind(batch_info: Iterable[tuple[Any, ...]], *, writes: bool = False
     inner, root = _store_behind(store)
     if inner is store:
         return batch
-    if writes:  # of the store behind it is not known that zarr may only read
+    if writes:  # the inner store does not know whether zarr's store is read-only
         store._check_writable()
     return [
         (StorePath(inner, root + path.path) if path.store is store else path, *rest)
@@ -86,28 +84,29 @@ def _batch_behind(batch_info: Iterable[tuple[Any, ...]], *, writes: bool = False
 class ShardedCodecPipeline(BatchedCodecPipeline):
     """A codec pipeline for zarr that writes each shard of an array operation once.
 
-    zarr's own pipelines hand chunks over one by one. This one reads all chunks of a selection in
-    one operation of the store. It writes them in one operation for each 16 MiB of whole shards.
+    zarr's own pipelines hand chunks over one by one. This pipeline reads all chunks of a selection
+    in one operation of the store. It writes them in one operation for each 16 MiB of whole shards.
     Arrays in other stores get the pipeline that zarr would use without this package. Arrays whose
-    ``sharding_indexed`` codec is left to zarr, and those with a codec that can only be awaited, get
-    zarr's ``BatchedCodecPipeline``.
+    ``sharding_indexed`` codec is left to zarr, and arrays with a codec that can only be awaited,
+    get zarr's ``BatchedCodecPipeline``.
 
     Notes
     -----
     The first `ShardingStore` of a process, made or unpickled, sets ``codec_pipeline.path`` of
-    zarr's configuration to it. An import does not. Another pipeline that the user configures, by
-    ``zarr.config.set``, the environment or a YAML file, wins, before and after. With such a
-    pipeline a write of a sharded array warns, once in a process: writers of parts of one chunk may
-    lose one of them. After ``zarr.config.reset()`` the next `ShardingStore` sets it again.
+    zarr's configuration; an import does not. A pipeline that you configure, by
+    ``zarr.config.set``, the environment or a YAML file, has priority, before and after. With such
+    a pipeline the first write of a sharded array in a process warns, because concurrent writers of
+    one chunk may lose a part. After ``zarr.config.reset()`` the next `ShardingStore` sets the path
+    again.
 
-    A store inside one of zarr's wrappers, such as ``LoggingStore``, counts as another store:
-    the wrapper would not see what is done.
+    A store inside one of zarr's wrappers, such as ``LoggingStore``, counts as another store, so
+    that the wrapper sees each operation.
 
     Memory: encoded and decoded chunks of 64 MiB (decoded), or of one shard if that is larger.
 
-    Thread safety: as the store. Several writers may write parts of one chunk: where the store loses
-    no update of a shard, no part is lost. If the chunk has changed since it was read, the part is
-    merged again inside the commit.
+    Thread safety: as the store. Several writers may write parts of one chunk wherever they may
+    write the same shard. If the chunk has changed since it was read, the part is merged again
+    inside the commit.
 
     Examples
     --------
@@ -121,11 +120,11 @@ class ShardedCodecPipeline(BatchedCodecPipeline):
     """
 
     shards_argument: ShardsArgument | None = None
-    """Set for arrays that address shards; the pipeline then has the codecs of their chunks."""
+    """Set for an array that addresses shards; the pipeline then has the codecs of its chunks."""
 
     @classmethod
     def from_array_metadata_and_store(cls, array_metadata: ArrayMetadata, store: Store) -> Self:
-        """Return the pipeline of an array: this one in a sharding store, else zarr's usual one.
+        """Return the pipeline of an array: ours in a sharding store, else zarr's usual one.
 
         Raises
         ------
@@ -146,7 +145,7 @@ class ShardedCodecPipeline(BatchedCodecPipeline):
 
     @classmethod
     def from_codecs(cls, codecs: Iterable[Codec], *, batch_size: int | None = None) -> Self:
-        """Return zarr's usual pipeline: there is no store, as for the chunks in native shards."""
+        """Return zarr's usual pipeline for codecs without a store, as in native shards."""
         options = {} if batch_size is None else {"batch_size": batch_size}
         return cast(Self, usual_pipeline().from_codecs(codecs, **options))
 
@@ -216,8 +215,8 @@ class ShardedCodecPipeline(BatchedCodecPipeline):
         value: NDBuffer,
         drop_axes: tuple[int, ...] = (),
     ) -> None:
-        """Write in zarr's way, chunk by chunk: again if another writer has changed a chunk since it
-        was read to write a part of it."""
+        """Write in zarr's way, chunk by chunk. Repeat it if another writer has changed a chunk
+        between the read and the write of a part."""
         batch = _batch_behind(batch_info, writes=True)
         end = time.monotonic() + MAX_CONFLICT_S
         scope = id(asyncio.get_running_loop()), getattr(batch[0][0], "path", "")
@@ -244,7 +243,7 @@ class ShardedCodecPipeline(BatchedCodecPipeline):
         return part_path
 
     def _store_of(self, batch: Sequence[tuple[Any, ...]]) -> TakesWholeOperations | None:
-        """Return the store of this package that has all chunks; ``None``: it is another one."""
+        """Return the store of this package that has all chunks, or ``None``."""
         if self.supports_partial_decode or self.supports_partial_encode:
             return None  # native shards: the codec reads and writes parts of them itself
         if not batch or not isinstance(batch[0][0], StorePath):
@@ -301,36 +300,36 @@ class _PartPath(StorePath):
 
 
 _PATH = "zarr_shardstore.store.pipeline.ShardedCodecPipeline"
-"""It is in the configuration of users, and in pickled arrays."""
+"""The name in users' configuration, and in pickled arrays."""
 ShardedCodecPipeline.__module__ = _PATH.rpartition(".")[0]
 
 _OPTION, _MARK = "codec_pipeline.path", "codec_pipeline.is_set_by_zarr_shardstore"
 
 _warning = Lock()
-"""The warning acquires it, and keeps it: there is one in a process."""
+"""Locked from the first warning on, so that a process warns once."""
 
 
 def make_default() -> None:
     """Make `ShardedCodecPipeline` the pipeline of zarr's configuration, unless the user chose one.
 
-    A choice is another text than zarr's default, or an equal one from code, the environment or a
-    YAML file: another object. The mark stays when the user goes back to the default later;
+    A choice is a string that is not zarr's default object: another text, or an equal text from
+    code, the environment or a YAML file. The mark stays when the user later chooses the default;
     ``zarr.config.reset()`` removes it.
     """
-    register_pipeline(ShardedCodecPipeline)  # zarr knows no entry point of a mere checkout
+    register_pipeline(ShardedCodecPipeline)  # a mere checkout has no entry point
     if zarr.config.get(_OPTION) is _usual_path() and not zarr.config.get(_MARK, False):
         zarr.config.set({_OPTION: _PATH, _MARK: True})
 
 
 def is_unsafe() -> bool:
-    """Whether another pipeline is configured, and no warning has said so."""
+    """Whether another pipeline is configured, and no warning was given."""
     # Not `zarr.config.get`, which takes a microsecond.
     chosen = zarr.config.config.get("codec_pipeline", {}).get("path")
     return chosen != _PATH and not _warning.locked()
 
 
 def warn_of_other_pipeline() -> None:
-    """Warn, once in a process, of a sharded array that another pipeline writes."""
+    """Warn, once in a process, that another pipeline writes a sharded array."""
     if _warning.acquire(blocking=False):
         warn(
             "another codec pipeline writes a sharded array: "
@@ -347,7 +346,7 @@ def usual_pipeline() -> type[CodecPipeline]:
 
 
 def _usual_path() -> str:
-    """Return the path in the newest of zarr's defaults that names another pipeline than ours."""
+    """Return the path of the newest of zarr's defaults that does not name our pipeline."""
     groups: list[Mapping[str, str]] = [d.get("codec_pipeline", {}) for d in zarr.config.defaults]
     return [group["path"] for group in groups if group.get("path", _PATH) != _PATH][-1]
 

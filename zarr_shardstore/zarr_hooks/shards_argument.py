@@ -20,7 +20,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
 from operator import floordiv
-from typing import Any, ClassVar, NamedTuple, Protocol, cast, runtime_checkable
+from typing import Any, ClassVar, NamedTuple, cast
 
 from zarr.abc.codec import CodecPipeline
 from zarr.abc.store import Store
@@ -84,15 +84,6 @@ def drop_copied_encoding(metadata: ArrayMetadata) -> None:
         object.__setattr__(metadata, "chunk_key_encoding", encoding.above)
 
 
-@runtime_checkable
-class _AddressesChunks(Protocol):
-    """Methods of `ShardingStore`."""
-
-    def _takes_shards(self, document: bytes) -> bool: ...
-
-    async def _shards_of(self, keys: Sequence[str]) -> Sequence[ShardRef | None]: ...
-
-
 class _Shard(NamedTuple):
     """Part of one shard that an array operation reads or writes, and the parts of its chunks."""
 
@@ -128,7 +119,8 @@ class ShardsArgument(NamedTuple):
         if len(codecs) != 1 or type(codecs[0]) is not ShardingCodec:
             return None
         (document,) = metadata.to_buffer_dict(default_buffer_prototype()).values()
-        if not isinstance(store, _AddressesChunks) or not store._takes_shards(document.to_bytes()):
+        takes_shards = getattr(store, "_takes_shards", None)  # if it is a ShardingStore
+        if takes_shards is None or not takes_shards(document.to_bytes()):
             return None
         encoding, shards = metadata.chunk_key_encoding, metadata.shards or ()
         if not isinstance(encoding, ShardKeyEncoding):
@@ -198,16 +190,12 @@ class ShardsArgument(NamedTuple):
 
     async def _shards(self, batch: Sequence[tuple[Any, ...]]) -> Iterator[_Shard] | None:
         """Return the parts of shards; ``None`` if the stored document leaves sharding to zarr."""
-        paths: list[StorePath] = [path for path, *_ in batch]
-        store = cast(_AddressesChunks, paths[0].store) if paths else None
-        keys = [path.path.removesuffix(SHARD_MARK) for path in paths]
-        refs = await store._shards_of(keys) if store is not None else []
+        keys = [path.path.removesuffix(SHARD_MARK) for path, *_ in batch]
+        refs = await batch[0][0].store._shards_of(keys) if batch else []
         if None in refs:
             return None
-        return (
-            self._shard(i, cast(ShardRef, ref), *item)
-            for i, (ref, item) in enumerate(zip(refs, batch, strict=True))
-        )
+        items = enumerate(zip(refs, batch, strict=True))
+        return (self._shard(i, ref, *item) for i, (ref, item) in items)
 
     def _shard(
         self,
