@@ -154,7 +154,7 @@ class ChunkReader:
 
     def _decoded(self, values: Sequence[bytes | memoryview]) -> Iterable[npt.NDArray[Any]]:
         if self._plain is not None:
-            return self._plain.decode_many(values, [self.chunk_shape] * len(values))
+            return (self._plain.decode(value, self.chunk_shape) for value in values)
         buffers = map(self._spec.prototype.buffer.from_bytes, values)
         if self._codec is not None:
             decoded: Any = (self._codec.decode(buffer, self._spec) for buffer in buffers)

@@ -153,18 +153,16 @@ class ReadJob(NamedTuple):
 
     def _put(self, items: Sequence[tuple[ChunkPart, Value | None]]) -> Sequence[None]:
         """Decode chunks, and put the parts into the result."""
-        there = [(part.spec, value) for part, value in items if value is not None]
-        chunks: Iterator[ChunkValues]
-        target: Any = self.out
-        if self.plain is None:
-            buffers = ((spec.prototype.buffer.from_bytes(value), spec) for spec, value in there)
-            chunks = (self.codec.decode(*each) for each in buffers)
-        else:
-            target = target.as_ndarray_like()
-            shapes = [spec.shape for spec, _ in there]
-            chunks = iter(self.plain.decode_many([value for _, value in there], shapes))
+        plain = self.plain
+        target: Any = self.out if plain is None else self.out.as_ndarray_like()
         for part, value in items:
-            part.put(None if value is None else next(chunks), target, self.drop_axes)
+            chunk: ChunkValues | None = None
+            if value is not None and plain is not None:
+                chunk = plain.decode(value, part.spec.shape)
+            elif value is not None:
+                buffer = part.spec.prototype.buffer.from_bytes(value)
+                chunk = self.codec.decode(buffer, part.spec)
+            part.put(chunk, target, self.drop_axes)
         return [None] * len(items)
 
 

@@ -7,9 +7,8 @@ for each chunk, as numcodecs does, takes as long as the work on 8 kB.
 
 from __future__ import annotations
 
-import math
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import numcodecs
@@ -69,41 +68,11 @@ def zstd_decompress(value: Any) -> Any:
     return data or _numcodecs_zstd.decode(value)  # behind an empty frame there may be others
 
 
-def zstd_decompress_many(values: Sequence[bytes | memoryview], nbytes: int) -> Any:
-    """Return the contents of frames, each of `nbytes`; ``None`` if `zstd_decompress` must read one.
-
-    Each value must be one frame of one block: zstandard ignores bytes after the first block. The
-    sizes are given, because zstandard frees memory twice if it reads a size of 0.
-    """
-    try:
-        if not all(map(_is_one_block, values)):
-            return None
-        sizes = np.full(len(values), nbytes, np.uint64).data
-        return _zstd.decompressor.multi_decompress_to_buffer(list(values), decompressed_sizes=sizes)
-    except (zstandard.ZstdError, ValueError):
-        return None
-
-
-def _is_one_block(frame: bytes | memoryview) -> bool:
-    """Whether a value ends with its first block and the checksum (RFC 8878, 3.1.1)."""
-    start = zstandard.frame_header_size(frame)
-    block = int.from_bytes(frame[start : start + 3], "little")
-    nbytes = 1 if block >> 1 & 3 == 1 else block >> 3
-    checksum_nbytes = frame[4] & 4
-    return bool(block & 1) and len(frame) == start + 3 + nbytes + checksum_nbytes
-
-
 _DECOMPRESS: dict[type[Codec], Callable[[Any], Any]] = {  # a subclass may do something else
     ZstdCodec: zstd_decompress,
     GzipCodec: numcodecs.GZip().decode,
     BloscCodec: numcodecs.Blosc().decode,
 }
-
-_SMALL_NBYTES = 16 * 1024
-"""Largest decoded size of chunks that are decompressed together: larger ones are faster alone."""
-
-_MIN_TOGETHER = 12
-"""Fewest chunks that are decompressed together."""
 
 _KINDS = "biufc"
 """Kinds of data types with elements of plain bytes: booleans, numbers."""
@@ -127,18 +96,6 @@ class PlainCodec(NamedTuple):
         """Return the chunk that bytes encode, in the stored byte order."""
         data = value if self.decompress is None else self.decompress(value)
         return np.frombuffer(data, self.dtype).reshape(shape)
-
-    def decode_many(
-        self, values: Sequence[bytes | memoryview], shapes: Sequence[tuple[int, ...]]
-    ) -> Iterable[npt.NDArray[Any]]:
-        """As `decode`, for many chunks; small ones of one shape in one call without the GIL."""
-        nbytes = math.prod(shapes[0]) * self.dtype.itemsize if len(set(shapes)) == 1 else 0
-        is_small = 0 < nbytes <= _SMALL_NBYTES and len(values) >= _MIN_TOGETHER
-        if self.decompress is zstd_decompress and is_small:
-            chunks = zstd_decompress_many(values, nbytes)
-            if chunks is not None:
-                return (np.frombuffer(chunk, self.dtype).reshape(shapes[0]) for chunk in chunks)
-        return map(self.decode, values, shapes)
 
 
 class ChunkCodec:
