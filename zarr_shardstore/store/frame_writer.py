@@ -22,7 +22,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Hashable, Mapping
-from types import TracebackType
 from typing import Any, Self, TypeAlias
 
 import numpy as np
@@ -151,12 +150,7 @@ class FrameWriter:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _check_open(self) -> None:

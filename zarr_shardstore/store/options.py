@@ -99,6 +99,11 @@ class ShardingOptions:
         if index is not None:
             self.index_codecs = transformer_list.index_codecs(index)
 
+    @classmethod
+    def among(cls, arguments: Mapping[str, Any]) -> ShardingOptions:
+        """Make options of those arguments of a call that are options."""
+        return cls(**{f.name: arguments[f.name] for f in fields(cls) if f.init})
+
     def describe(self) -> list[str]:
         """Return the arguments that differ from their defaults, as a repr writes arguments."""
         given = {f.name: (getattr(self, f.name), f.default) for f in fields(self) if f.init}

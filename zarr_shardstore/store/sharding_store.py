@@ -169,24 +169,7 @@ class ShardingStore(Upkeep, DirectReads, KeyValues):
     ) -> None:
         if isinstance(store, ShardingStore):
             raise SpecError("the store is a ShardingStore already: wrap its base store")
-        options = ShardingOptions(
-            chunks_per_shard=chunks_per_shard,
-            shard_nbytes=shard_nbytes,
-            declaration=declaration,
-            storage_transformers=storage_transformers,
-            index_codecs=index_codecs,
-            index_location=index_location,
-            native=native,
-            order=order,
-            strategy=strategy,
-            locking=locking,
-            durability=durability,
-            max_dead_bytes=max_dead_bytes,
-            max_dead_share=max_dead_share,
-            max_gap_bytes=max_gap_bytes,
-            max_coalesced_bytes=max_coalesced_bytes,
-            static=static,
-        )
+        options = ShardingOptions.among(locals())
         base = base_store_of(store, storage_options)
         if isinstance(base, ShardingStore):
             raise SpecError("the group is in a ShardingStore: wrap its base store")

@@ -30,6 +30,10 @@ from zarr_shardstore.zarr_hooks.chunk_codec import ChunkCodec, PlainCodec
 Value: TypeAlias = bytes | memoryview
 ChunkValues: TypeAlias = NDBuffer | npt.NDArray[Any]
 NewValue: TypeAlias = Buffer | bytes | Modify | None
+Prototype: TypeAlias = BufferPrototype | None
+Axes: TypeAlias = tuple[int, ...]
+Batch: TypeAlias = Sequence[tuple[Any, ...]]
+"""Parts as zarr passes them: path, spec, selections inside and outside, whether it is complete."""
 
 MIB = 1024 * 1024
 
@@ -59,7 +63,7 @@ class ChunkPart(NamedTuple):
     """Whether the part has all elements of the chunk that lie in the array."""
 
     def chunk_to_write(
-        self, value: NDBuffer, old: NDBuffer | None, drop_axes: tuple[int, ...]
+        self, value: NDBuffer, old: NDBuffer | None, drop_axes: Axes
     ) -> NDBuffer | None:
         """Return the whole chunk with this part of `value`, in memory of its own; ``None`` if the
         chunk must be missing."""
@@ -84,7 +88,7 @@ class ChunkPart(NamedTuple):
         chunk = values[self.outside] if self.is_complete and values.shape else values
         return chunk if self.is_complete and chunk.shape == self.spec.shape else None
 
-    def put(self, chunk: ChunkValues | None, out: ChunkValues, drop_axes: tuple[int, ...]) -> None:
+    def put(self, chunk: ChunkValues | None, out: ChunkValues, drop_axes: Axes) -> None:
         """Put this part of a chunk, or of the fill value, into the result of a read."""
         if chunk is None:
             out[self.outside] = fill_value_of(self.spec)
@@ -118,13 +122,11 @@ class TakesWholeOperations(Protocol):
     async def _shard_ids(self, keys: Sequence[str]) -> Sequence[Hashable]: ...
 
     async def _set_or_erase(
-        self,
-        items: Iterable[tuple[str, Buffer | bytes | Modify | None]],
-        prototype: BufferPrototype | None = None,
+        self, items: Iterable[tuple[str, NewValue]], prototype: Prototype = None
     ) -> None: ...
 
     async def _get_values(
-        self, keys: Sequence[str], prototype: BufferPrototype | None = None
+        self, keys: Sequence[str], prototype: Prototype = None
     ) -> Sequence[Value | None]: ...
 
 
@@ -136,7 +138,7 @@ class ReadJob(NamedTuple):
     plain: PlainCodec | None
     """Codec of chunks as numpy arrays, if `out` is one."""
     out: NDBuffer
-    drop_axes: tuple[int, ...]
+    drop_axes: Axes
     is_present: dict[int, bool]
     """Whether a chunk is stored, by the position of its part in the operation."""
 
@@ -176,7 +178,7 @@ class WriteJob(NamedTuple):
     value: NDBuffer
     array: Any
     """`value` as a numpy array, if it is one."""
-    drop_axes: tuple[int, ...]
+    drop_axes: Axes
     encoding: asyncio.Lock
     """Lets one unit be encoded at a time, while others are stored."""
 
@@ -240,7 +242,7 @@ def _nbytes(parts: Sequence[ChunkPart]) -> int:
     return len(parts) * math.prod(spec.shape) * spec.dtype.to_native_dtype().itemsize
 
 
-async def run_in_units(job: ReadJob | WriteJob, batch: Sequence[tuple[Any, ...]]) -> None:
+async def run_in_units(job: ReadJob | WriteJob, batch: Batch) -> None:
     """Run a job for all parts at once, or for some whole shards at a time if they are large."""
     parts = [ChunkPart(path.path, *rest) for path, *rest in batch]
     unit_nbytes = _READ_NBYTES if isinstance(job, ReadJob) else _WRITE_NBYTES

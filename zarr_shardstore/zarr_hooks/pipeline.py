@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from importlib import import_module
@@ -20,7 +20,7 @@ from weakref import WeakValueDictionary
 import numpy as np
 import zarr
 from zarr.abc.codec import ArrayArrayCodec, ArrayBytesCodec, BytesBytesCodec, Codec, CodecPipeline
-from zarr.abc.store import ByteGetter, ByteRequest, ByteSetter, Store
+from zarr.abc.store import ByteRequest, Store
 from zarr.core.array import create_codec_pipeline
 from zarr.core.array_spec import ArraySpec
 from zarr.core.buffer import Buffer, BufferPrototype, NDBuffer
@@ -35,6 +35,8 @@ from zarr_shardstore.io.driver import MAX_CONFLICT_S
 from zarr_shardstore.shards.requests import swap
 from zarr_shardstore.telemetry import warn
 from zarr_shardstore.zarr_hooks.array_jobs import (
+    Axes,
+    Batch,
     ReadJob,
     TakesWholeOperations,
     Value,
@@ -63,7 +65,7 @@ def _store_behind(store: Store) -> tuple[Store, str]:
     return cast(Store, inner), f"{path}/" if path else ""
 
 
-def _batch_behind(batch_info: Iterable[tuple[Any, ...]], *, writes: bool = False) -> list[Any]:
+def _batch_behind(batch_info: Iterable[Any], *, writes: bool = False) -> list[Any]:
     """Return the chunks of an operation, with their paths in the store of this package."""
     batch = list(batch_info)
     if not batch or type(batch[0][0]) is not StorePath:
@@ -164,12 +166,7 @@ class ShardedCodecPipeline(BatchedCodecPipeline):
             shards_argument=self.shards_argument,
         )
 
-    async def read(
-        self,
-        batch_info: Iterable[tuple[ByteGetter, ArraySpec, Any, Any, bool]],
-        out: NDBuffer,
-        drop_axes: tuple[int, ...] = (),
-    ) -> Any:
+    async def read(self, batch_info: Iterable[Any], out: NDBuffer, drop_axes: Axes = ()) -> Any:
         """Read all chunks of a selection into `out`; return whether each is stored."""
         batch = _batch_behind(batch_info)
         if self.shards_argument is not None:
@@ -180,18 +177,11 @@ class ShardedCodecPipeline(BatchedCodecPipeline):
             return await super().read(batch, out, drop_axes)
         is_array = isinstance(out.as_ndarray_like(), np.ndarray)
         plain = codec.plain(batch[0][1]) if is_array else None
-        job = ReadJob(store, codec, plain, out, drop_axes, {})
-        await run_in_units(job, batch)
-        return tuple(
-            {"status": "present" if job.is_present[i] else "missing"} for i in range(len(batch))
-        )
+        is_present = dict.fromkeys(range(len(batch)), False)
+        await run_in_units(ReadJob(store, codec, plain, out, drop_axes, is_present), batch)
+        return tuple({"status": "present" if p else "missing"} for p in is_present.values())
 
-    async def write(
-        self,
-        batch_info: Iterable[tuple[ByteSetter, ArraySpec, Any, Any, bool]],
-        value: NDBuffer,
-        drop_axes: tuple[int, ...] = (),
-    ) -> None:
+    async def write(self, batch_info: Iterable[Any], value: NDBuffer, drop_axes: Axes = ()) -> None:
         """Write `value` into all chunks of a selection; each shard is committed once."""
         batch = _batch_behind(batch_info, writes=True)
         if self.shards_argument is not None:
@@ -210,10 +200,7 @@ class ShardedCodecPipeline(BatchedCodecPipeline):
         await run_in_units(job, batch)
 
     async def write_batch(
-        self,
-        batch_info: Iterable[tuple[ByteSetter, ArraySpec, Any, Any, bool]],
-        value: NDBuffer,
-        drop_axes: tuple[int, ...] = (),
+        self, batch_info: Iterable[Any], value: NDBuffer, drop_axes: Axes = ()
     ) -> None:
         """Write in zarr's way, chunk by chunk. Repeat it if another writer has changed a chunk
         between the read and the write of a part."""
@@ -242,7 +229,7 @@ class ShardedCodecPipeline(BatchedCodecPipeline):
         part_path.encode, part_path.spec = self.encode, spec
         return part_path
 
-    def _store_of(self, batch: Sequence[tuple[Any, ...]]) -> TakesWholeOperations | None:
+    def _store_of(self, batch: Batch) -> TakesWholeOperations | None:
         """Return the store of this package that has all chunks, or ``None``."""
         if self.supports_partial_decode or self.supports_partial_encode:
             return None  # native shards: the codec reads and writes parts of them itself

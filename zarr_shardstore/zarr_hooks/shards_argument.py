@@ -16,7 +16,7 @@ keep these apart:
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from math import prod
 from operator import floordiv
@@ -37,6 +37,7 @@ from zarr_shardstore.format.keys import SHARD_MARK, ChunkKeyEncoding, Coords
 from zarr_shardstore.format.layout import ShardRef
 from zarr_shardstore.io.concurrency import run_within
 from zarr_shardstore.metadata.declaration import MARKER, marked
+from zarr_shardstore.zarr_hooks.array_jobs import Axes, Batch
 
 _MAX_NBYTES_AT_ONCE = 64 * 1024 * 1024
 """Decoded size of the chunks in shards that are read or written concurrently."""
@@ -131,11 +132,7 @@ class ShardsArgument(NamedTuple):
         return cls(codecs[0], usual)
 
     async def read(
-        self,
-        pipeline: CodecPipeline,
-        batch: Sequence[tuple[Any, ...]],
-        out: NDBuffer,
-        drop_axes: tuple[int, ...],
+        self, pipeline: CodecPipeline, batch: Batch, out: NDBuffer, drop_axes: Axes
     ) -> Any:
         """Read all parts of shards, by the pipeline of the chunks."""
         shards = await self._shards(batch)
@@ -163,11 +160,7 @@ class ShardsArgument(NamedTuple):
         return tuple({"status": "present" if there else "missing"} for there in is_present)
 
     async def write(
-        self,
-        pipeline: CodecPipeline,
-        batch: Sequence[tuple[Any, ...]],
-        value: NDBuffer,
-        drop_axes: tuple[int, ...],
+        self, pipeline: CodecPipeline, batch: Batch, value: NDBuffer, drop_axes: Axes
     ) -> None:
         """Write all parts of shards, by the pipeline of the chunks; each shard is one commit."""
         shards = await self._shards(batch)
@@ -188,25 +181,16 @@ class ShardsArgument(NamedTuple):
 
         await run_within(_MAX_NBYTES_AT_ONCE, ((s.nbytes, s) for s in shards), write_shard)
 
-    async def _shards(self, batch: Sequence[tuple[Any, ...]]) -> Iterator[_Shard] | None:
+    async def _shards(self, batch: Batch) -> Iterator[_Shard] | None:
         """Return the parts of shards; ``None`` if the stored document leaves sharding to zarr."""
         keys = [path.path.removesuffix(SHARD_MARK) for path, *_ in batch]
         refs = await batch[0][0].store._shards_of(keys) if batch else []
         if None in refs:
             return None
-        items = enumerate(zip(refs, batch, strict=True))
-        return (self._shard(i, ref, *item) for i, (ref, item) in items)
+        return (self._shard(i, *each) for i, each in enumerate(zip(refs, batch, strict=True)))
 
-    def _shard(
-        self,
-        position: int,
-        ref: ShardRef,
-        path: StorePath,
-        spec: ArraySpec,
-        inside: Any,
-        outside: Any,
-        is_complete: bool,
-    ) -> _Shard:
+    def _shard(self, position: int, ref: ShardRef, item: tuple[Any, ...]) -> _Shard:
+        path, spec, inside, outside, is_complete = item
         chunk_shape, layout = self.codec.chunk_shape, ref.layout
         cps = tuple(s // c for s, c in zip(spec.shape, chunk_shape, strict=True))
         if cps != layout.spec.chunks_per_shard:
@@ -233,8 +217,6 @@ def _grid(shape: tuple[int, ...], chunk_shape: tuple[int, ...]) -> Any:
     return grids.ChunkGrid.from_sizes(shape, chunk_shape)
 
 
-def _without_mark(batch: Sequence[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
+def _without_mark(batch: Batch) -> list[tuple[Any, ...]]:
     """Return the parts of shards under the keys that they have in the base store."""
-    return [
-        (StorePath(path.store, path.path.removesuffix(SHARD_MARK)), *rest) for path, *rest in batch
-    ]
+    return [(StorePath(p.store, p.path.removesuffix(SHARD_MARK)), *rest) for p, *rest in batch]
