@@ -35,7 +35,7 @@ class UnshardedWarning(UserWarning):
 
 
 class SpecError(ShardStoreError, ValueError):
-    """Error of a call, a key or a metadata document that is not valid; nothing was changed."""
+    """Error of a call, a key or a metadata document that is not valid; it changed no data."""
 
 
 class ReadOnlyError(SpecError):
@@ -48,7 +48,7 @@ class ReadOnlyError(SpecError):
 
 
 class UnsupportedError(ShardStoreError, NotImplementedError):
-    """Error of a valid request that this store cannot express; nothing was changed."""
+    """Error of a valid request that this store cannot express; it changed no data."""
 
 
 class CorruptShardError(ShardStoreError):

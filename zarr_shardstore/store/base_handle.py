@@ -15,16 +15,10 @@ from zarr.storage import LocalStore, StorePath
 
 from zarr_shardstore.errors import ReadOnlyError, ShardConflictError, SpecError, UnsupportedError
 from zarr_shardstore.format.shard import Bytes
+from zarr_shardstore.io.backends import store_traits
 from zarr_shardstore.io.backends.base import Backend, BackendOptions
 from zarr_shardstore.io.backends.local import LocalBackend
 from zarr_shardstore.io.backends.resolve import BaseStore, BaseStoreLike, backend_of, base_store_of
-from zarr_shardstore.io.backends.store_traits import (
-    is_in_memory,
-    remedy_of,
-    root_of_files,
-    scope_of_store,
-    url_of_store,
-)
 from zarr_shardstore.io.driver import Driver
 from zarr_shardstore.io.seal import seal_all
 from zarr_shardstore.metadata.documents import dump_document, parse_json
@@ -160,13 +154,14 @@ class BaseStoreHandle:
         return "inside" if root.startswith(other_root) or other_root.startswith(root) else None
 
     def _location(self) -> tuple[Hashable, str]:
-        store = self.store
-        return scope_of_store(store) if isinstance(store, Store) else (self.backend.scope(""), "")
+        if isinstance(self.store, Store):
+            return store_traits.scope_of_store(self.store)
+        return self.backend.scope(""), ""
 
     @property
     def is_in_memory(self) -> bool:
         """True if another process would get a copy instead of the store itself."""
-        return not isinstance(self.store, Store) or is_in_memory(self.store)
+        return not isinstance(self.store, Store) or store_traits.is_in_memory(self.store)
 
     @property
     def supports_deletes(self) -> bool:
@@ -190,7 +185,7 @@ class BaseStoreHandle:
         except NotImplementedError:
             return
         except Exception as error:
-            if remedy_of(error) != "missing" and not isinstance(error, ODD_KEY_ERRORS):
+            if store_traits.remedy_of(error) != "missing" and not isinstance(error, ODD_KEY_ERRORS):
                 raise
             raise UnsupportedError(
                 f"{type(self.store).__name__} takes documents of Zarr v3 and chunks only, and a "
@@ -214,12 +209,12 @@ class BaseStoreHandle:
     @property
     def root_of_files(self) -> str | None:
         """Directory of the local files that are the objects, if any; it ends with a slash."""
-        return root_of_files(self.store) if isinstance(self.store, Store) else None
+        return store_traits.root_of_files(self.store) if isinstance(self.store, Store) else None
 
     @property
     def url(self) -> str | None:
         """URL below which other programs find the objects by their keys, if there is one."""
-        return url_of_store(self.store) if isinstance(self.store, Store) else None
+        return store_traits.url_of_store(self.store) if isinstance(self.store, Store) else None
 
     def describe(self) -> str:
         if isinstance(self.store, Store):

@@ -60,8 +60,8 @@ class ShardingStore(Upkeep, DirectReads, KeyValues):
           OME-Zarr group has before the array is made.
         - A mapping from paths or patterns has one of the above, or ``None``, for each path:
           ``{"raw/*": 8, "labels": None}``. The rule for the exact path of an array comes first.
-        - ``None`` shards nothing. If you leave the option out, nothing is sharded either, and
-          the first array of a new store gives an `UnshardedWarning`.
+        - ``None`` shards no array. Without the option no array is sharded either, and the first
+          array of a new store gives an `UnshardedWarning`.
 
         A new shard of more than 255 chunks is cut to the size of the grid. The first dimension is
         cut only for more than 16,384 chunks, because arrays grow there. In a store without metadata

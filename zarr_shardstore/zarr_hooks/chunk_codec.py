@@ -65,7 +65,7 @@ def zstd_decompress(value: Any) -> Any:
         data = _zstd.decompressor.decompress(value, allow_extra_data=False)
     except zstandard.ZstdError:  # a frame without its size, several frames, or damage
         data = b""
-    return data or _numcodecs_zstd.decode(value)  # behind an empty frame there may be others
+    return data or _numcodecs_zstd.decode(value)  # frames may follow an empty one
 
 
 _DECOMPRESS: dict[type[Codec], Callable[[Any], Any]] = {  # a subclass may do something else

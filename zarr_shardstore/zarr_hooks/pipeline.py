@@ -34,16 +34,8 @@ from zarr_shardstore.io.buffers import own_bytes, to_buffer_of
 from zarr_shardstore.io.driver import MAX_CONFLICT_S
 from zarr_shardstore.shards.requests import swap
 from zarr_shardstore.telemetry import warn
-from zarr_shardstore.zarr_hooks.array_jobs import (
-    Axes,
-    Batch,
-    ReadJob,
-    TakesWholeOperations,
-    Value,
-    WriteJob,
-    empty_chunk,
-    run_in_units,
-)
+from zarr_shardstore.zarr_hooks import array_jobs
+from zarr_shardstore.zarr_hooks.array_jobs import Axes, Batch, TakesWholeOperations, Value
 from zarr_shardstore.zarr_hooks.chunk_codec import ChunkCodec
 from zarr_shardstore.zarr_hooks.shards_argument import ShardsArgument, drop_copied_encoding
 
@@ -55,7 +47,7 @@ _turns: WeakValueDictionary[tuple[int, str], asyncio.Lock] = WeakValueDictionary
 repeated work."""
 
 
-def _store_behind(store: Store) -> tuple[Store, str]:
+def _inner_store(store: Store) -> tuple[Store, str]:
     """Return the store of this package inside a file system ``shard``, and the path of `store` in
     it; otherwise the store itself."""
     inner = getattr(store.fs, "sharding_store", None) if type(store) is FsspecStore else None
@@ -65,13 +57,13 @@ def _store_behind(store: Store) -> tuple[Store, str]:
     return cast(Store, inner), f"{path}/" if path else ""
 
 
-def _batch_behind(batch_info: Iterable[Any], *, writes: bool = False) -> list[Any]:
+def _inner_batch(batch_info: Iterable[Any], *, writes: bool = False) -> list[Any]:
     """Return the chunks of an operation, with their paths in the store of this package."""
     batch = list(batch_info)
     if not batch or type(batch[0][0]) is not StorePath:
         return batch
     store = batch[0][0].store
-    inner, root = _store_behind(store)
+    inner, root = _inner_store(store)
     if inner is store:
         return batch
     if writes:  # the inner store does not know whether zarr's store is read-only
@@ -135,7 +127,7 @@ class ShardedCodecPipeline(BatchedCodecPipeline):
         """
         drop_copied_encoding(array_metadata)
         if type(store) is FsspecStore:  # all other stores cost no call
-            store, _ = _store_behind(store)
+            store, _ = _inner_store(store)
         if not isinstance(store, TakesWholeOperations):
             usual: Any = usual_pipeline().from_array_metadata_and_store(array_metadata, store)
             return cast(Self, usual)
@@ -168,7 +160,7 @@ class ShardedCodecPipeline(BatchedCodecPipeline):
 
     async def read(self, batch_info: Iterable[Any], out: NDBuffer, drop_axes: Axes = ()) -> Any:
         """Read all chunks of a selection into `out`; return whether each is stored."""
-        batch = _batch_behind(batch_info)
+        batch = _inner_batch(batch_info)
         if self.shards_argument is not None:
             chunks = replace(self, shards_argument=None)
             return await self.shards_argument.read(chunks, batch, out, drop_axes)
@@ -178,12 +170,14 @@ class ShardedCodecPipeline(BatchedCodecPipeline):
         is_array = isinstance(out.as_ndarray_like(), np.ndarray)
         plain = codec.plain(batch[0][1]) if is_array else None
         is_present = dict.fromkeys(range(len(batch)), False)
-        await run_in_units(ReadJob(store, codec, plain, out, drop_axes, is_present), batch)
+        await array_jobs.run_in_units(
+            array_jobs.ReadJob(store, codec, plain, out, drop_axes, is_present), batch
+        )
         return tuple({"status": "present" if p else "missing"} for p in is_present.values())
 
     async def write(self, batch_info: Iterable[Any], value: NDBuffer, drop_axes: Axes = ()) -> None:
         """Write `value` into all chunks of a selection; each shard is committed once."""
-        batch = _batch_behind(batch_info, writes=True)
+        batch = _inner_batch(batch_info, writes=True)
         if self.shards_argument is not None:
             chunks = replace(self, shards_argument=None)
             await self.shards_argument.write(chunks, batch, value, drop_axes)
@@ -196,15 +190,15 @@ class ShardedCodecPipeline(BatchedCodecPipeline):
         plain = codec.plain(batch[0][1]) if isinstance(array, np.ndarray) else None
         if plain is not None and plain.compress is None:
             plain = None
-        job = WriteJob(store, codec, plain, value, array, drop_axes, asyncio.Lock())
-        await run_in_units(job, batch)
+        job = array_jobs.WriteJob(store, codec, plain, value, array, drop_axes, asyncio.Lock())
+        await array_jobs.run_in_units(job, batch)
 
     async def write_batch(
         self, batch_info: Iterable[Any], value: NDBuffer, drop_axes: Axes = ()
     ) -> None:
         """Write in zarr's way, chunk by chunk. Repeat it if another writer has changed a chunk
         between the read and the write of a part."""
-        batch = _batch_behind(batch_info, writes=True)
+        batch = _inner_batch(batch_info, writes=True)
         end = time.monotonic() + MAX_CONFLICT_S
         scope = id(asyncio.get_running_loop()), getattr(batch[0][0], "path", "")
         turn = _turns.setdefault(scope, asyncio.Lock())
@@ -271,7 +265,7 @@ class _PartPath(StorePath):
 
     async def delete(self) -> None:
         """Remove the value; where a removal has no condition, store a chunk of fill values."""
-        (empty,) = await self.encode([empty_chunk(self.spec)])
+        (empty,) = await self.encode([array_jobs.empty_chunk(self.spec)])
         await self._swap(None, None if empty is None else partial(own_bytes, empty))
 
     async def _swap(
