@@ -144,12 +144,9 @@ class KeyValues(EngineStore):
         return await self._run(self._engine.operations.exists(key), only_reads=True)
 
     async def getsize(self, key: str) -> int:
-        """Return the size of a value in bytes; the size of a chunk is in the index.
+        """Return the size of a value in bytes, for a chunk from the index.
 
-        Raises
-        ------
-        FileNotFoundError
-            If the key is missing.
+        Raises `FileNotFoundError` if the key is missing.
         """
         size = await self._run(self._engine.operations.get_size(key), only_reads=True)
         if size is None:

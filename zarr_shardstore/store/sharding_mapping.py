@@ -214,17 +214,9 @@ class ShardingMapping(MutableMapping[str, bytes]):
     ) -> list[bytes | None]:
         """Return ranges of values, ``None`` for missing keys, in at most two rounds.
 
-        Parameters
-        ----------
-        key_ranges
-            Each ``(key, (start, length))``. A length of ``None`` reads to the end; a negative
-            start counts from the end. Ranges are clipped to the value. Each ``(key, None)``
-            reads a whole value.
-
-        Raises
-        ------
-        SpecError
-            If an item has another form.
+        Each item is ``(key, (start, length))``, in bytes; any other form raises `SpecError`. A
+        length of ``None`` reads to the end; a negative start counts from the end. Ranges are
+        clipped to the value. ``(key, None)`` reads a whole value.
         """
         pairs = _tuples_of("key_ranges", key_ranges, 2, "(key, (start, length))")
         wanted = [(key, *_range_of(given)) for key, given in pairs]
@@ -242,12 +234,8 @@ class ShardingMapping(MutableMapping[str, bytes]):
         """Write pieces into values, each ``(key, start, value)``; each shard is written once.
 
         A missing value counts as empty. A negative start counts from the end. A start after the end
-        of a value is valid only if other pieces fill the gap.
-
-        Raises
-        ------
-        SpecError
-            If pieces of one value overlap, or a piece starts outside its value.
+        of a value is valid only if other pieces fill the gap. Raises `SpecError` if pieces of one
+        value overlap, or a piece starts outside its value.
         """
         given = _tuples_of("key_start_values", key_start_values, 3, "(key, start, value)")
         pieces = [(key, start, as_view(value)) for key, start, value in given]

@@ -49,10 +49,7 @@ class Upkeep(EngineStore):
         each shard once. Shards do not exceed the grid: ask again after the array has grown. zarr's
         ``z.shards`` is ``None``, because users of this store see plain chunks.
 
-        Raises
-        ------
-        SpecError
-            If there is no array at `path`.
+        Raises `SpecError` if there is no array at `path`.
 
         Examples
         --------
@@ -65,19 +62,10 @@ class Upkeep(EngineStore):
         return self._engine.driver.run(shard_shape(self._engine.operations.arrays, path))
 
     async def chunks_initialized(self, path: str, region: Region = None) -> npt.NDArray[np.bool_]:
-        """Return a mask of the stored chunks of a sharded array.
+        """Return a mask of the stored chunks of a sharded array: one bool for each chunk.
 
-        Parameters
-        ----------
-        path
-            Path of the array.
-        region : tuple of slice, optional
-            Part of the chunk grid, in chunk coordinates; by default the whole grid.
-
-        Returns
-        -------
-        ndarray of bool
-            One element for each chunk of the grid or the region.
+        `region` is a part of the chunk grid, as a tuple of slices in chunk coordinates; by default
+        the whole grid.
 
         Raises
         ------
@@ -121,12 +109,8 @@ class Upkeep(EngineStore):
         """Store the shards below a prefix again, without their dead bytes.
 
         Erased and replaced chunks, and moved indexes, leave dead bytes in a file. Other writers may
-        continue meanwhile.
-
-        Raises
-        ------
-        CorruptShardError
-            If a shard is damaged. It stays unchanged, and all others are compacted.
+        continue meanwhile. A damaged shard stays unchanged; after all others are compacted, it
+        raises `CorruptShardError`.
         """
         self._check_writable()
         await self._run(self._engine.operations.flusher.flush_below(prefix))
@@ -147,16 +131,9 @@ class Upkeep(EngineStore):
         shard has changed since, the version in its reply shows it, and the reader reads the index
         of the shard. So you may consolidate at any time, and again after many changes.
 
-        Parameters
-        ----------
-        path
-            Path of an array or a group. By default all sharded arrays of the store.
-
-        Returns
-        -------
-        list of str
-            Paths of the consolidated arrays. The list omits arrays without a stored shard, arrays
-            that only ``chunks_per_shard`` declares, and those with transformers below the shards.
+        `path` is the path of an array or a group, by default all of the store. The call returns the
+        paths of the consolidated arrays. They omit arrays without a stored shard, arrays that only
+        ``chunks_per_shard`` declares, and arrays with transformers below the shards.
 
         Raises
         ------
