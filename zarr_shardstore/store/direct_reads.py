@@ -169,10 +169,11 @@ class DirectReads(EngineStore):
     def read_chunks(
         self, path: str, coords: npt.ArrayLike, *, out: npt.NDArray[Any] | None = None
     ) -> npt.NDArray[Any]:
-        """Read and decode chunks of an array, without zarr's array operations. The call blocks.
+        """Read and decode chunks of an array, without zarr's array operations.
 
         Use it for many small random reads, as in a training loop. It reads chunks in at most two
         rounds for each 32 MiB of values (8 MiB from local files), and decodes them in threads.
+        `read_chunks` blocks; `read_chunks_async` does not.
 
         Parameters
         ----------
@@ -226,8 +227,7 @@ class DirectReads(EngineStore):
         return await asyncio.to_thread(self.read_chunks, path, coords, out=out)
 
     def read_encoded(self, path: str, coords: npt.ArrayLike) -> list[bytes | None]:
-        """Return encoded chunks by their coordinates, ``None`` for each missing chunk; see
-        `read_chunks`."""
+        """Return encoded chunks by coordinates, ``None`` for missing ones; see `read_chunks`."""
         reader, wanted = self._reader(path, coords)
         values = self._encoded(reader.keys(wanted))
         return [None if value is None else bytes(value) for value in values]

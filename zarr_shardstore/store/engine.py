@@ -234,7 +234,7 @@ def documented_like(method: Callable[..., Any], how: str) -> Callable[[F], F]:
     first, _, rest = (getdoc(method) or "").partition("\n")
 
     def decorate(other: F) -> F:
-        note = f"As `{method.__name__}`, {how}."
+        note = f"Same as `{method.__name__}`, but {how}."
         other.__doc__ = f"{first}\n\n{note}\n{rest}"
         return other
 

@@ -88,7 +88,7 @@ class KeyValues(EngineStore):
         prototype: BufferPrototype | None = None,
         byte_range: ByteRequest | None = None,
     ) -> Buffer | None:
-        """As `get`, blocking."""
+        """Same as `get`, but blocking."""
         engine = self._engine.of(buffer_class_of(prototype))
         value = engine.get_blocking(key, range_of(byte_range))
         return to_buffer_of(value, prototype)
@@ -166,7 +166,7 @@ class KeyValues(EngineStore):
             warn_of_other_pipeline()
 
     def set_sync(self, key: str, value: Value) -> None:
-        """As `set`, blocking."""
+        """Same as `set`, but blocking."""
         self._check_writable()
         run, operations = self._engine_for(value).driver.run, self._engine.operations
         run(operations.set_many([(key, as_view(value))]))
@@ -187,7 +187,7 @@ class KeyValues(EngineStore):
             await self._write(operations.set_many([(key, None)]))
 
     def delete_sync(self, key: str) -> None:
-        """As `delete`, blocking."""
+        """Same as `delete`, but blocking."""
         self._check_writable()
         self._engine.driver.run(self._engine.operations.set_many([(key, None)]))
 

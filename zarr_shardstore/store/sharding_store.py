@@ -265,10 +265,10 @@ class ShardingStore(Upkeep, DirectReads, KeyValues):
         self._engine.driver.run(self._engine.operations.update(items_of("keys", keys), function))
 
     def batch(self, *, max_nbytes: int | None = None) -> Batch:
-        """Return a block that buffers writes of chunks, so that each shard is stored once.
+        """Return a context manager that buffers writes of chunks, to store each shard once.
 
-        Use it with ``with`` or ``async with``. `Batch` describes reads in a block, exceptions, and
-        several batches of one store.
+        Use it with ``with`` or ``async with``. `Batch` describes reads in the block, exceptions,
+        and several batches of one store.
 
         Parameters
         ----------
@@ -314,7 +314,7 @@ class ShardingStore(Upkeep, DirectReads, KeyValues):
         Parameters
         ----------
         path
-            Path of the array. The writer continues it at its end, or creates it.
+            Path of the array. The writer appends at its end, or creates the array.
         frames : n x shape of a frame, optional
             The first frames to append.
         flush_s : float, optional

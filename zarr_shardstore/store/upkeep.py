@@ -109,7 +109,7 @@ class Upkeep(EngineStore):
         """Store the shards below a prefix again, without their dead bytes.
 
         Erased and replaced chunks, and moved indexes, leave dead bytes in a file. Other writers may
-        continue meanwhile. A damaged shard stays unchanged; after all others are compacted, it
+        continue meanwhile. A damaged shard stays unchanged: the call compacts all others, and then
         raises `CorruptShardError`.
         """
         self._check_writable()
@@ -132,15 +132,15 @@ class Upkeep(EngineStore):
         of the shard. So you may consolidate at any time, and again after many changes.
 
         `path` is the path of an array or a group, by default all of the store. The call returns the
-        paths of the consolidated arrays. They omit arrays without a stored shard, arrays that only
-        ``chunks_per_shard`` declares, and arrays with transformers below the shards.
+        paths of the consolidated arrays. The list omits arrays without a stored shard, arrays that
+        only ``chunks_per_shard`` declares, and arrays with transformers below the shards.
 
         Raises
         ------
         UnsupportedError
             If the base store is neither local files nor an obstore store with ETags.
         SpecError
-            If there is no such array at or below a path that is not ``""``.
+            If a `path` is given and has no such array at or below it.
 
         Notes
         -----
