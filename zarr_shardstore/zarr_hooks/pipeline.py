@@ -11,7 +11,7 @@ import random
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from functools import cache, partial
+from functools import partial
 from importlib import import_module
 from threading import Lock
 from typing import Any, Self, cast
@@ -323,17 +323,12 @@ def warn_of_other_pipeline() -> None:
 
 def usual_pipeline() -> type[CodecPipeline]:
     """Return the class that zarr's defaults name."""
-    return _class_at(_usual_path())
+    module, _, name = _usual_path().rpartition(".")
+    found: type[CodecPipeline] = getattr(import_module(module), name)
+    return found
 
 
 def _usual_path() -> str:
     """Return the path of the newest of zarr's defaults that does not name our pipeline."""
     groups: list[Mapping[str, str]] = [d.get("codec_pipeline", {}) for d in zarr.config.defaults]
     return [group["path"] for group in groups if group.get("path", _PATH) != _PATH][-1]
-
-
-@cache
-def _class_at(path: str) -> type[CodecPipeline]:
-    module, _, name = path.rpartition(".")
-    found: type[CodecPipeline] = getattr(import_module(module), name)
-    return found
