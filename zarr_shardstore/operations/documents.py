@@ -13,7 +13,7 @@ from zarr_shardstore.arrays.stored_array import StoredArray
 from zarr_shardstore.errors import ShardStoreError
 from zarr_shardstore.format.ranges import ByteRange, resolve_range
 from zarr_shardstore.metadata.documents import Node, document_key, node_of_document
-from zarr_shardstore.operations.buffered import Flusher
+from zarr_shardstore.operations.batch import Flusher
 from zarr_shardstore.shards import requests
 from zarr_shardstore.shards.requests import Flow
 

@@ -15,27 +15,19 @@ Source: sharding storage transformer draft, "API implementation", list, list_pre
 
 from __future__ import annotations
 
-import math
 import re
 from collections import deque
 from collections.abc import Callable, Sequence
-from reprlib import repr as short
 from typing import Literal, TypeAlias
-
-import numpy as np
-import numpy.typing as npt
 
 from zarr_shardstore.arrays.catalog import Catalog, TransformedKey, flat_nodes
 from zarr_shardstore.arrays.stored_array import StoredArray
-from zarr_shardstore.errors import CorruptShardError, ShardStoreError, SpecError
-from zarr_shardstore.format.arguments import check_n_chunks, items_of
-from zarr_shardstore.format.keys import Coords, check_prefix
-from zarr_shardstore.format.layout import Box, ShardRef
+from zarr_shardstore.errors import CorruptShardError, ShardStoreError
+from zarr_shardstore.format.keys import check_prefix
+from zarr_shardstore.format.layout import ShardRef
 from zarr_shardstore.format.ranges import Range
 from zarr_shardstore.metadata.documents import Node
-from zarr_shardstore.operations.buffered import Flusher
-from zarr_shardstore.operations.locate import array_at
-from zarr_shardstore.operations.walk import ObjectGrid, Walk, read_stored
+from zarr_shardstore.operations.batch import Flusher
 from zarr_shardstore.shards import stack
 from zarr_shardstore.shards.index_reads import read_indexes, rounds_of, try_read_indexes
 from zarr_shardstore.shards.requests import Flow, Found, Get, ListDir
@@ -354,48 +346,3 @@ def _array_directory_without_metadata(directory: str) -> str:
         if re.fullmatch(r"c|c?\.?[0-9.]+", segment):
             return "".join(f"{s}/" for s in segments[:i])
     return directory
-
-
-# ------------------------------------------------------------- stored chunks of a region
-
-Region: TypeAlias = Sequence[slice] | None
-"""A slice of chunk coordinates for each dimension; the last dimensions may be left out."""
-
-
-def chunks_initialized(flusher: Flusher, path: str, region: Region) -> Flow[npt.NDArray[np.bool_]]:
-    """Return whether each chunk of a region of the array at `path` is stored.
-
-    No chunk key is spelled. Cost: a listing of the smallest directory with all shards of the
-    region, and the indexes of those that are stored.
-    """
-    array = yield from array_at(flusher.catalog.arrays, path)
-    if stack.split_at_sharding(array.stack) is None:
-        raise SpecError(f"the array {array.node.path!r} is not sharded")
-    yield from flusher.flush_array(array.node)
-    grid = ObjectGrid.of_array(array)
-    box = _box_of(region, grid.grid_shape)
-    out = np.zeros([stop - start for start, stop in box], bool)
-    walk = Walk(grid, box, ("index",), is_paged=True)
-    while out.size and walk.has_more:
-        for stored in (yield from read_stored(grid, (yield from walk.next_round()), ("index",))):
-            stored.check()
-            stored.mark(out, box)
-    return out
-
-
-def _box_of(region: Region, grid_shape: Coords) -> Box:
-    """Return the chunks of a region, clipped to the grid as Python clips slices."""
-    slices = () if region is None else tuple(items_of("region", region))
-    if len(slices) > len(grid_shape) or not all(isinstance(s, slice) for s in slices):
-        raise SpecError(
-            f"region is a slice for each of {len(grid_shape)} dims, got {short(region)}"
-        )
-    slices += (slice(None),) * (len(grid_shape) - len(slices))
-    box = []
-    for part, n in zip(slices, grid_shape, strict=True):
-        start, stop, step = part.indices(n)
-        if step != 1:
-            raise SpecError(f"a region has no steps, got {region!r}")
-        box.append((start, max(start, stop)))
-    check_n_chunks(math.prod(stop - start for start, stop in box))
-    return tuple(box)

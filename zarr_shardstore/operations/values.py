@@ -1,13 +1,11 @@
 """Reads, writes and erasures of values by key, and the choice of the write strategy.
 
-Each takes keys as zarr spells them, finds their owners, and makes requests to the base store::
+Each takes keys as zarr spells them, finds their owners, and makes requests::
 
     key ──▶ owner ──┬─ a chunk of a sharding ──────── the write buffer, then its shard
                     ├─ a key above a stack ────────── the transformers of its array
                     ├─ a chunk outside the grid ───── no request: it is missing
                     └─ anything else ──────────────── the base store
-
-The public stores only convert arguments and choose the driver.
 
 Source: sharding storage transformer draft, "API implementation"; of erase_prefix: a prefix that
 contains a part of the chunk-grid key is translated to the shards that it touches.
@@ -17,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from functools import partial
+from reprlib import repr as short
 from typing import Any, TypeAlias
 
 from zarr_shardstore.arrays.array_cache import ArrayCache, read_documents
@@ -30,21 +29,17 @@ from zarr_shardstore.format.layout import ChunkRef, ShardRef
 from zarr_shardstore.format.ranges import ByteRange, Range, column_of_ranges
 from zarr_shardstore.format.shard import Bytes, EntryOrder
 from zarr_shardstore.metadata.declaration import Native
-from zarr_shardstore.metadata.documents import (
-    Node,
-    document_key,
-    is_document,
-)
-from zarr_shardstore.operations.buffered import (
-    Flusher,
+from zarr_shardstore.metadata.documents import Node, document_key, is_document
+from zarr_shardstore.operations.batch import Flusher
+from zarr_shardstore.operations.documents import Documents
+from zarr_shardstore.operations.listing import Listing, raise_first
+from zarr_shardstore.operations.locate import Owner, shard_id
+from zarr_shardstore.operations.write_buffer import (
+    WriteBuffer,
     commit_with_buffered,
     perform_buffered,
     with_buffer,
 )
-from zarr_shardstore.operations.documents import Documents
-from zarr_shardstore.operations.joint_update import Function, JointUpdate
-from zarr_shardstore.operations.listing import Listing, raise_first
-from zarr_shardstore.operations.write_buffer import WriteBuffer
 from zarr_shardstore.shards import requests, stack
 from zarr_shardstore.shards.append import append_to_shard, fits_inline
 from zarr_shardstore.shards.index_reads import rounds_of
@@ -53,11 +48,11 @@ from zarr_shardstore.shards.requests import EntryUpdate, Flow, Piece
 from zarr_shardstore.shards.rewrite import rewrite_shard, rewrite_value
 from zarr_shardstore.shards.shard_listing import GridDirectory
 from zarr_shardstore.shards.shard_writer import ShardWriter
-from zarr_shardstore.shards.stack import Stack, WriteStrategy, split_at_sharding
+from zarr_shardstore.shards.stack import Stack, WriteStrategy
 from zarr_shardstore.shards.updates import apply_pieces, check_pieces, shard_updates
 
-Owner: TypeAlias = "ChunkRef | TransformedKey | InvalidChunkKey | None"
-"""The chunk or transformed key that a key names; ``None``: the key passes through."""
+ObjectBytes: TypeAlias = bytes | bytearray | memoryview
+Function: TypeAlias = Callable[[list[bytes | None]], Sequence[ObjectBytes | None]]
 
 _ERASURE_NBYTES = 100
 """Memory of the erasure of an entry, in bytes."""
@@ -83,16 +78,14 @@ class Operations:
     ) -> None:
         self._reading = reading
         self._strategy = strategy
-        self._rewrite = partial(rewrite_shard, order=order)
-        self._commit = self._rewrite
-        if strategy == "append":
-            self._commit = partial(
-                append_to_shard,
-                order=order,
-                max_dead_nbytes=max_dead_nbytes,
-                max_dead_share=max_dead_share,
-            )
         self._max_dead_nbytes = max_dead_nbytes
+        self._rewrite = partial(rewrite_shard, order=order)
+        self._append = partial(
+            append_to_shard,
+            order=order,
+            max_dead_nbytes=max_dead_nbytes,
+            max_dead_share=max_dead_share,
+        )
         reader = ArrayReader(native, reading)
         self.arrays = ArrayCache(policy, reader)
         self.catalog = Catalog(policy, self.arrays)
@@ -110,7 +103,8 @@ class Operations:
         if isinstance(request.shard, requests.PlainValue):
             return rewrite_value(request.shard, groups)
         # Transformers below a sharding know whole shards only.
-        commit = self._rewrite if request.below else self._commit
+        appends = self._strategy == "append" and not request.below
+        commit = self._append if appends else self._rewrite
         flow = commit_with_buffered(request.shard, groups, commit, self.buffer)
         if not request.below:
             return flow
@@ -145,11 +139,8 @@ class Operations:
         chunks = [owner for owner in owners if isinstance(owner, ChunkRef)]
         if len(chunks) == len(keys) and not self.buffer.is_active:
             return (yield from read_entries(chunks, self._reading, byte_ranges))
-        documents = [
-            i
-            for i, key in enumerate(keys)
-            if not isinstance(owners[i], ChunkRef) and is_document(key)
-        ]
+        pairs = enumerate(zip(keys, owners, strict=True))
+        documents = [i for i, (k, o) in pairs if not isinstance(o, ChunkRef) and is_document(k)]
         asked = [requests.Get(key, byte_range) for key, byte_range in key_ranges]
         for i in documents:
             asked[i] = requests.Get(keys[i])  # its view is another one
@@ -210,8 +201,7 @@ class Operations:
     ) -> Flow[None]:
         """Store whole values and parts, then erase what is ``None``; each shard is committed once.
 
-        If a key is not valid, or not for its array, no value of the call is written. A missing
-        value is no error to erase.
+        If a key is not valid, or not for its array, no value of the call is written.
         """
         items = list(items)
         request = requests.SetIfNotExists if only_if_missing else requests.Set
@@ -258,7 +248,7 @@ class Operations:
         """Write pieces into values; each shard is committed once.
 
         No value is written if pieces of one value overlap, or a key is not valid. If a piece starts
-        behind the end of its value, nothing of its shard is written.
+        after the end of its value, no value of its shard is written.
         """
         pieces: dict[str, list[Piece]] = {}
         for key, start, value in key_start_values:
@@ -268,17 +258,15 @@ class Operations:
             requests.SetPartial(key, check_pieces(key, parts)) for key, parts in pieces.items()
         ]
         owners = yield from self._writable_owners(patches)
-        asked: list[requests.SetPartial] = []
-        chunk_owners: list[Owner] = []
+        others: list[tuple[requests.SetPartial, Owner]] = []
         for owner, patch in zip(owners, patches, strict=True):
             if is_document(patch.key):  # what is changed is what readers see
                 old = yield from self.get(patch.key)
                 new = apply_pieces(patch.key, old, patch.pieces)
                 yield from self.set_many([(patch.key, new)])
             else:
-                asked.append(patch)
-                chunk_owners.append(owner)
-        yield from self._perform(asked, chunk_owners)
+                others.append((patch, owner))
+        yield from self._perform([patch for patch, _ in others], [owner for _, owner in others])
 
     def update(self, keys: Sequence[str], function: Function) -> Flow[None]:
         """Replace values by what a function makes of them; see `ShardingStore.update`."""
@@ -295,7 +283,7 @@ class Operations:
         update = JointUpdate(keys, function, (yield from self.get_many([(k, None) for k in keys])))
         shards: dict[Hashable, list[int]] = {}
         for i, key in enumerate(keys):
-            shards.setdefault(_shard_id(key, owners[i]), []).append(i)
+            shards.setdefault(shard_id(key, owners[i]), []).append(i)
         for positions in shards.values():
             changes = update.changes_of(positions)
             at = {keys[i]: owners[i] for i in positions}
@@ -353,8 +341,8 @@ class Operations:
             for key, owner in zip(keys, owners, strict=True)
             if isinstance(owner, InvalidChunkKey) and not owner.is_outside
         ]
-        # LocalStore erases a whole directory if a key names one. Here that would be a directory of
-        # shards, which are not the chunks below the key. Only objects can be read.
+        # LocalStore erases a whole directory if a key names one: here a directory of shards, which
+        # are not the chunks below the key. Only objects can be read.
         founds: list[requests.Found] = (
             (yield [requests.Get(key, Range(0, 1)) for key in invalid]) if invalid else []
         )
@@ -442,22 +430,67 @@ class Operations:
         if is_buffered and not all(
             isinstance(r, requests.Get | requests.GetSize | requests.Exists) for r in asked
         ):
-            yield from self.flusher.flush_due()
+            yield from self.flusher.flush_shards(self.buffer.due())
         return replies
 
 
-def shard_ids(catalog: Catalog, keys: Sequence[str]) -> Flow[list[Hashable]]:
-    """Return ids of keys, a hint for writers of whole shards: chunks of one have equal ids."""
-    return [
-        _shard_id(*each) for each in zip(keys, (yield from catalog.chunks_of(keys)), strict=True)
-    ]
+class JointUpdate:
+    """Update of values, of which `found` was read, by one function: a compare-and-swap.
+
+    1. The values were read, and the function is applied to them outside of all locks.
+    2. The commit of each shard looks at the stored values of the shard. If they are those that the
+       function saw, it stores the results.
+    3. Otherwise it applies the function again to what is stored. For keys of other shards the
+       function gets the values that it saw before. So each run of a commit calls it at most once.
+
+    The commit is made of one `Modify` for each key, which transformers relay one by one. Those of
+    the other keys come once before, and change nothing: the first that changes a value has seen
+    all.
+    """
+
+    def __init__(
+        self, keys: Sequence[str], function: Function, found: Sequence[ObjectBytes | None]
+    ) -> None:
+        self._keys = keys
+        self._function = function
+        self._seen = [_own(value) for value in found]
+        self._new = self.apply(self._seen)
+
+    def apply(self, values: Sequence[bytes | None]) -> list[bytes | None]:
+        """Return the new values of all keys."""
+        new = self._function(list(values))
+        if not isinstance(new, list | tuple) or len(new) != len(values):
+            raise SpecError(
+                f"the function returns a list of {len(values)} values, one for each key, and None "
+                f"for a missing one; got {short(new)}"
+            )
+        for key, value in zip(self._keys, new, strict=True):
+            if value is not None and not isinstance(value, bytes | bytearray | memoryview):
+                raise SpecError(
+                    f"the function returns bytes or None for key {key!r}, got {short(value)}"
+                )
+        return [_own(value) for value in new]
+
+    def changes_of(self, positions: Sequence[int]) -> list[requests.Modify]:
+        """Return the requests that change the values at these positions, all of one shard."""
+        seen, new = self._seen, self._new
+        stored: dict[int, bytes | None] = {}
+
+        def look(i: int, value: bytes | memoryview | None) -> bytes | memoryview | None:
+            stored[i] = _own(value)
+            return value
+
+        def change(i: int, value: bytes | memoryview | None) -> bytes | memoryview | None:
+            nonlocal seen, new
+            look(i, value)
+            if i == positions[0] and any(seen[j] != stored[j] for j in positions):
+                now = [stored.get(j, before) for j, before in enumerate(seen)]
+                seen, new = now, self.apply(now)
+            return value if new[i] == stored[i] else new[i]
+
+        looks = [requests.Modify(self._keys[i], partial(look, i)) for i in positions[1:]]
+        return looks + [requests.Modify(self._keys[i], partial(change, i)) for i in positions]
 
 
-def _shard_id(key: str, owner: Owner) -> Hashable:
-    match owner:
-        case ChunkRef():
-            return owner.shard.key
-        case TransformedKey(_, array) if (split := split_at_sharding(array.stack)) is not None:
-            chunk = split[0].layout.chunk_of_key(key)
-            return key if chunk is None else chunk.shard.key
-    return key
+def _own(value: ObjectBytes | None) -> bytes | None:
+    return None if value is None else bytes(value)

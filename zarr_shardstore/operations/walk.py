@@ -288,7 +288,7 @@ def _read_chunks(
         exist = yield from stacks.ask_through(grid.below, [requests.Exists(s.key) for s in listed])
         return [each for each, is_there in zip(listed, exist, strict=True) if is_there]
     if has_sizes:
-        sized = yield from _sizes([each.key for each in listed if each.nbytes is None])
+        sized = yield from sizes_of([each.key for each in listed if each.nbytes is None])
         listed = [each._replace(nbytes=sized.get(each.key, each.nbytes)) for each in listed]
         listed = [each for each in listed if each.nbytes is not None]
     if not grid.below:
@@ -314,7 +314,7 @@ def _read_indexes(
             if each.shard is not None
         ]
         unsized = [each.key for each in left if has_sizes and each.nbytes is None]
-        replies, sized = yield from stacks.in_shared_rounds([requests.ask(gets), _sizes(unsized)])
+        replies, sized = yield from stacks.in_shared_rounds([requests.ask(gets), sizes_of(unsized)])
         for each, found in zip(left, replies, strict=True):
             nbytes = sized.get(each.key, each.nbytes)
             if nbytes is not None or not has_sizes:  # otherwise it was removed meanwhile
@@ -325,7 +325,8 @@ def _read_indexes(
     return [each for each in read.values() if each.decoded is not None or each.damage is not None]
 
 
-def _sizes(keys: Sequence[str]) -> Flow[dict[str, int | None]]:
+def sizes_of(keys: Sequence[str]) -> Flow[dict[str, int | None]]:
+    """Return the sizes of objects; ``None`` for each that is missing."""
     sizes = (yield [requests.GetSize(key) for key in keys]) if keys else []
     return dict(zip(keys, sizes, strict=True))
 

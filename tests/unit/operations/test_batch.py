@@ -20,8 +20,11 @@ from zarr_shardstore.format.shard import (
     split_shard,
 )
 from zarr_shardstore.operations.batch import Batch
-from zarr_shardstore.operations.buffered import commit_with_buffered, perform_buffered
-from zarr_shardstore.operations.write_buffer import WriteBuffer
+from zarr_shardstore.operations.write_buffer import (
+    WriteBuffer,
+    commit_with_buffered,
+    perform_buffered,
+)
 from zarr_shardstore.shards.read import ReadOptions
 from zarr_shardstore.shards.requests import (
     EntryUpdate,
