@@ -34,11 +34,10 @@ _entered: ContextVar[tuple[weakref.ref[Batch], ...]] = ContextVar("_entered", de
 class Batch:
     """A block of writes to one store, whose ``batch`` method makes it.
 
-    Use it by ``with`` or by ``async with``. While it is open, writes and erasures of chunks of
-    sharded arrays are buffered in memory, and reads through the same store see them. A shard is
-    flushed, which means stored, when all of its entries have a new value. When more than
-    `max_nbytes` are buffered, the shards with the most bytes are flushed; the rest when the block
-    ends.
+    Use it by ``with`` or by ``async with``. An open batch buffers writes and erasures of chunks of
+    sharded arrays in memory, and reads through the same store see them. It flushes a shard, which
+    means storing it, when all of its entries have a new value. When more than `max_nbytes` are
+    buffered, it flushes the shards with the most bytes. The end of the block flushes the rest.
 
     Notes
     -----
@@ -46,18 +45,18 @@ class Batch:
       Before metadata changes what the keys of an array mean, the array is flushed.
     - A listing, a sum of sizes and the removal of a part of a directory first flush the arrays
       that they could see.
-    - If the block ends by an exception, buffered writes are dropped. What was flushed before
-      stays: a batch is no transaction.
+    - An exception that ends the block drops buffered writes. Flushed ones stay: a batch is no
+      transaction.
     - If shards cannot be stored at the end, the others are, and `UnpublishedError` names them. If
       a flush fails before the end, the call that caused it raises the error of the base store,
       and the writes stay buffered.
-    - A batch inside a batch of the same store, in the same thread or task, is a part of it:
-      nothing is flushed or dropped when it ends.
+    - A batch inside a batch of the same store, in the same thread or task, is a part of it: its end
+      flushes and drops nothing.
     - Batches of several threads or tasks on one store share one buffer. Each that ends without an
-      exception has flushed the whole buffer. One that ends by an exception drops nothing as long
-      as another is open, which will flush it. Of the limits the smallest counts. So rather open
-      one batch around all workers.
-    - It covers the store it was made by, and those that share its state: made by
+      exception has flushed the whole buffer. One that ends by an exception drops nothing while
+      another is open, which will flush it. The smallest limit counts. So rather open one batch
+      around all workers.
+    - It covers the store that made it, and those that share its state: made by
       ``with_read_only``, a `ShardingMapping` or `DraftHierarchyStore` on it. Other stores, copies
       by pickling, and child processes have no batch and see only what is stored.
 
@@ -66,7 +65,7 @@ class Batch:
 
     Cost: no request for whole values and erasures. `set_partial_values` and
     ``set_if_not_exists`` of a value that is not buffered flush its shard. Shards that are being
-    stored are in memory besides `max_nbytes`.
+    stored take memory besides `max_nbytes`.
     """
 
     def __init__(
@@ -80,8 +79,7 @@ class Batch:
         self.max_nbytes = DEFAULT_MAX_NBYTES
         if max_nbytes is not None:
             self.max_nbytes = whole_number("max_nbytes", max_nbytes)
-        self.outer: Batch | None = None
-        """The batch of the same store that this one is a part of."""
+        self.outer: Batch | None = None  # of which this one is a part
         self.is_leaving = False
         self._buffer = buffer
         self._flush = flush
@@ -149,7 +147,7 @@ class Flusher:
         self.buffer = buffer
 
     def flush(self, shard_keys: Sequence[str]) -> Flow[dict[str, Exception]]:
-        """Store the updates of shards; return errors by shard key: none stops another shard."""
+        """Store the updates of shards; return errors by shard key."""
         failures: dict[str, Exception] = {}
         left = yield from self._commits(shard_keys, failures)
         while left:

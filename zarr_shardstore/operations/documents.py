@@ -1,6 +1,6 @@
 """Reads, writes and erasures of metadata documents, as users see them.
 
-What the cache has of an array, and what a batch has of its chunks, follows each change.
+The cache of arrays and the write buffer follow each change.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class Documents:
                 self._arrays.current().put(node, array)
 
     def erase(self, keys: Sequence[str]) -> Flow[None]:
-        """Erase documents, after their arrays were flushed where they say that the chunks are."""
+        """Erase documents, after the buffered chunks of their arrays were flushed."""
         nodes = [node for key in keys if (node := node_of_document(key)) is not None]
         arrays = yield from self._arrays.lookup(nodes)
         for node in nodes:
@@ -88,8 +88,8 @@ class Documents:
                 )
 
     def of_array(self, node: Node) -> Flow[tuple[memoryview, StoredArray] | None]:
-        """Return the document of an array as users see it, and the array that is now cached for
-        it; ``None`` if there is none."""
+        """Return the document of an array as users see it, and the array; ``None`` if there is no
+        document. Cache the array."""
         generation, key = self._arrays.current(), document_key(node)
         ((data, _, _),) = yield from read_documents([key])
         if data is None:

@@ -1,4 +1,4 @@
-"""Walk over the stored objects of one array: which there are, their sizes, and their indexes.
+"""Walk over the stored objects of one array: their keys, sizes and indexes.
 
 ::
 
@@ -6,8 +6,8 @@
                             ├──▶ objects in the grid ──▶ rounds ──▶ indexes, sizes
     pages of a listing ─────┘
 
-One page of keys and one round are in memory, however many objects the array has. A listing does
-not follow links to directories.
+Memory: one page of keys and one round, for any number of objects. A listing does not follow
+links to directories.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ import math
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import islice, product
 from posixpath import commonpath, dirname
 from typing import Any, Literal, NamedTuple, TypeAlias
@@ -56,7 +57,7 @@ Run: TypeAlias = Callable[[Flow[Any]], Any]
 _PLACES_AT_ONCE = 1024
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class ObjectGrid:
     """The grid of the objects that an array may have: of its shards, or of its chunks."""
 
@@ -65,13 +66,12 @@ class ObjectGrid:
     is_sharded: bool = True
     below: stacks.Stack = ()
     """Transformers between shards, or plain chunks, and the base store."""
-    shape: Coords = field(init=False)
-    """Number of objects along each dimension."""
 
-    def __post_init__(self) -> None:
+    @cached_property
+    def shape(self) -> Coords:
+        """Number of objects along each dimension."""
         grid_shape = self.layout.grid_shape
-        shape = () if grid_shape is None else chunk_grid_shape(grid_shape, self.chunks_per_shard)
-        object.__setattr__(self, "shape", shape)
+        return () if grid_shape is None else chunk_grid_shape(grid_shape, self.chunks_per_shard)
 
     @classmethod
     def of_array(cls, array: StoredArray) -> ObjectGrid:
@@ -117,7 +117,7 @@ class ObjectGrid:
         return self.layout.shard(coords).key
 
     def coords_inside(self, key: str) -> Coords | None:
-        """Return the coordinates that a key spells; ``None`` if it spells none of the grid."""
+        """Return the coordinates of a key; ``None`` if it spells none of the grid."""
         coords = self.layout.coords_of(key)
         return coords if coords is not None and is_inside(coords, self.shape) else None
 
@@ -135,7 +135,7 @@ class Stored(NamedTuple):
     version: object = None
     """As it was listed, if the base store tells."""
     is_listed: bool = True
-    """Whether a listing has shown it. Otherwise it is a place, where an object may be."""
+    """Whether a listing has shown it. Otherwise it is a place that may have an object."""
     nbytes: int | None = None
     shard: ShardRef | None = None
     decoded: ShardIndex | None = None
@@ -176,8 +176,8 @@ class Walk:
     """The objects of one array, or those with chunks in a box, round by round.
 
     A box is asked for place by place if it has at most `max_asked` objects, or if transformers
-    give the objects other keys. Otherwise the smallest directory with all of it is listed. Where
-    all keys are names in one directory, only `is_paged` bounds the memory, and shows versions.
+    change keys. Otherwise the smallest directory with all of it is listed. Where all keys are names
+    in one directory, only `is_paged` bounds the memory, and shows versions.
     """
 
     def __init__(
@@ -260,10 +260,10 @@ class Walk:
 def read_stored(
     grid: ObjectGrid, listed: Sequence[Stored], needs: Needs, *, consistent: bool = False
 ) -> Flow[list[Stored]]:
-    """Return these objects with what is needed of them; those that are gone are left out.
+    """Return these objects with what is needed of them; leave out those that are gone.
 
-    Keys are those above the transformers. A size that is known is not requested. A damaged index is
-    read again: a writer may have come between the requests.
+    Keys are those above the transformers. Only unknown sizes are requested. A damaged index is
+    read again, because a writer may have changed it meanwhile.
     """
     is_listed = bool(listed) and listed[0].is_listed
     if not grid.is_sharded:
@@ -357,8 +357,7 @@ def walk(
 ) -> Generator[list[Stored], None, None]:
     """Yield the objects of an array, or those with chunks in a box, in rounds.
 
-    With `needs` they are read by `read_stored`, and the indexes of a round fit in memory. Without
-    `reads` the caller does this.
+    With `needs` they are read by `read_stored`, unless `reads` is false: then the caller does it.
     """
     steps = Walk(grid, box, needs, max_asked=max_asked, is_paged=is_paged)
     try:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Generator, Hashable, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar, get_args
 
 from zarr_shardstore.format.consolidated_index import IndexCopy
@@ -237,19 +238,15 @@ class DeletePrefix(NamedTuple):
     prefix: str
 
 
+@dataclass(slots=True, eq=False)
 class KeyCursor:
-    """Position in the listing of a directory, for one flow at a time.
+    """Position in the listing of a directory, for one flow at a time."""
 
-    `pages` is what the backend has open. It is closed after the last page, or with the cursor.
-    With `shows_all` the listing has locks, journals, temporary files and consolidated indexes.
-    """
-
-    __slots__ = ("pages", "prefix", "shows_all")
-
-    def __init__(self, prefix: str, shows_all: bool = False) -> None:
-        self.prefix = prefix
-        self.pages: Any = None
-        self.shows_all = shows_all
+    prefix: str
+    shows_all: bool = False
+    """Whether locks, journals, temporary files and consolidated indexes are also listed."""
+    pages: Any = None
+    """What the backend has open. It is closed after the last page, or with the cursor."""
 
 
 class ListPage(NamedTuple):
