@@ -15,8 +15,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from functools import partial
+from itertools import repeat
 from reprlib import repr as short
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 from zarr_shardstore.arrays.array_cache import ArrayCache, read_documents
 from zarr_shardstore.arrays.catalog import Catalog, InvalidChunkKey, TransformedKey
@@ -51,8 +52,12 @@ from zarr_shardstore.shards.shard_writer import ShardWriter
 from zarr_shardstore.shards.stack import Stack, WriteStrategy
 from zarr_shardstore.shards.updates import apply_pieces, check_pieces, shard_updates
 
+V = TypeVar("V", bound=requests.ValueRequest)
+
 ObjectBytes: TypeAlias = bytes | bytearray | memoryview
 Function: TypeAlias = Callable[[list[bytes | None]], Sequence[ObjectBytes | None]]
+
+_Asked: TypeAlias = "tuple[requests.ValueRequest, Owner]"
 
 _ERASURE_NBYTES = 100
 """Memory of the erasure of an entry, in bytes."""
@@ -139,12 +144,14 @@ class Operations:
         chunks = [owner for owner in owners if isinstance(owner, ChunkRef)]
         if len(chunks) == len(keys) and not self.buffer.is_active:
             return (yield from read_entries(chunks, self._reading, byte_ranges))
-        pairs = enumerate(zip(keys, owners, strict=True))
-        documents = [i for i, (k, o) in pairs if not isinstance(o, ChunkRef) and is_document(k)]
+        documents = [
+            i for i, o in enumerate(owners) if not isinstance(o, ChunkRef) and is_document(keys[i])
+        ]
         asked = [requests.Get(key, byte_range) for key, byte_range in key_ranges]
         for i in documents:
             asked[i] = requests.Get(keys[i])  # its view is another one
-        founds: list[requests.Found | None] = yield from self._perform(asked, owners)
+        pairs = list(zip(asked, owners, strict=True))
+        founds: list[requests.Found | None] = yield from self._perform(pairs)
         values = [None if found is None else found.value for found in founds]
         whole = yield from read_documents(
             [keys[i] for i in documents],
@@ -175,8 +182,8 @@ class Operations:
         return size
 
     def _ask(self, request: requests.Exists | requests.GetSize) -> Flow[Any]:
-        owners = yield from self._owners([request.key], are_values=False)
-        (reply,) = yield from self._perform([request], owners)
+        (owner,) = yield from self._owners([request.key], are_values=False)
+        (reply,) = yield from self._perform([(request, owner)])
         return reply
 
     def get_total_size(self, prefix: str) -> Flow[int]:
@@ -231,9 +238,9 @@ class Operations:
         for document in documents:  # first: they say which of the other keys are chunks
             value = memoryview(document.value)
             yield from self.documents.set(document.key, value, only_if_missing=only_if_missing)
-        owners = yield from self._writable_owners(values)
-        erasures, erased_owners = yield from self._erasures(erased)
-        yield from self._perform([*values, *erasures], [*owners, *erased_owners])
+        writes = yield from self._with_owners(values)
+        erasures = yield from self._erasures(erased)
+        yield from self._perform([*writes, *erasures])
         yield from self.documents.erase([key for key in erased if is_document(key)])
 
     def is_in_shard(self, key: str) -> Flow[bool]:
@@ -257,16 +264,15 @@ class Operations:
         patches = [
             requests.SetPartial(key, check_pieces(key, parts)) for key, parts in pieces.items()
         ]
-        owners = yield from self._writable_owners(patches)
-        others: list[tuple[requests.SetPartial, Owner]] = []
-        for owner, patch in zip(owners, patches, strict=True):
+        others: list[_Asked] = []
+        for patch, owner in (yield from self._with_owners(patches)):
             if is_document(patch.key):  # what is changed is what readers see
                 old = yield from self.get(patch.key)
                 new = apply_pieces(patch.key, old, patch.pieces)
                 yield from self.set_many([(patch.key, new)])
             else:
                 others.append((patch, owner))
-        yield from self._perform([patch for patch, _ in others], [owner for _, owner in others])
+        yield from self._perform(others)
 
     def update(self, keys: Sequence[str], function: Function) -> Flow[None]:
         """Replace values by what a function makes of them; see `ShardingStore.update`."""
@@ -279,16 +285,16 @@ class Operations:
         if len(set(keys)) < len(keys):
             raise SpecError("keys: each key can be there only once")
         asked = [requests.Modify(key, lambda old: old) for key in keys]
-        owners = yield from self._writable_owners(asked)
+        owners = [owner for _, owner in (yield from self._with_owners(asked))]
         update = JointUpdate(keys, function, (yield from self.get_many([(k, None) for k in keys])))
         shards: dict[Hashable, list[int]] = {}
         for i, key in enumerate(keys):
             shards.setdefault(shard_id(key, owners[i]), []).append(i)
         for positions in shards.values():
-            changes = update.changes_of(positions)
             at = {keys[i]: owners[i] for i in positions}
+            changes = [(change, at[change.key]) for change in update.changes_of(positions)]
             # Not buffered by a batch, which is no part of the promise to other processes.
-            yield from self._perform(changes, [at[c.key] for c in changes], may_buffer=False)
+            yield from self._perform(changes, may_buffer=False)
 
     # ------------------------------------------------------------- erasures
 
@@ -330,29 +336,24 @@ class Operations:
             if directory is None:  # otherwise there are no documents below
                 self.arrays.documents_changed(below=prefix)
 
-    def _erasures(self, keys: Sequence[str]) -> Flow[tuple[list[requests.Delete], list[Owner]]]:
-        """Return the requests that erase values but documents, and the owners of their keys."""
+    def _erasures(self, keys: Sequence[str]) -> Flow[list[_Asked]]:
+        """Return the requests that erase all values but documents, with the owners of the keys."""
         for key in keys:
             check_key(key)
         keys = [key for key in dict.fromkeys(keys) if not is_document(key)]
-        owners = yield from self._owners(keys)
-        invalid = [
-            key
-            for key, owner in zip(keys, owners, strict=True)
-            if isinstance(owner, InvalidChunkKey) and not owner.is_outside
-        ]
+        pairs = list(zip(keys, (yield from self._owners(keys)), strict=True))
+        invalid = [k for k, o in pairs if isinstance(o, InvalidChunkKey) and not o.is_outside]
         # LocalStore erases a whole directory if a key names one: here a directory of shards, which
         # are not the chunks below the key. Only objects can be read.
         founds: list[requests.Found] = (
             (yield [requests.Get(key, Range(0, 1)) for key in invalid]) if invalid else []
         )
         objects = {k for k, f in zip(invalid, founds, strict=True) if f.value is not None}
-        erased = [
+        return [
             (requests.Delete(key), None if key in objects else owner)
-            for key, owner in zip(keys, owners, strict=True)
+            for key, owner in pairs
             if not isinstance(owner, InvalidChunkKey) or key in objects
         ]
-        return [request for request, _ in erased], [owner for _, owner in erased]
 
     def _erase_listed(self, prefix: str) -> Flow[None]:
         """Erase below a prefix that cuts directories or shards.
@@ -364,14 +365,15 @@ class Operations:
         shards, keys = yield from stream.all_shards_and_keys()
         raise_first(stream.errors)  # so far nothing was erased
         for part in rounds_of(shards, lambda s: s.layout.spec.n_entries * _ERASURE_NBYTES):
-            erasures = [(s, s.entries_with(prefix).tolist(), requests.Delete(s.key)) for s in part]
-            updates = [
-                requests.UpdateShard(shard, tuple([(i, erased) for i in ids]))
-                for shard, ids, erased in erasures
-                if ids
+            updates: list[requests.Request] = [
+                requests.UpdateShard(
+                    s, tuple(zip(ids, repeat(requests.Delete(s.key)), strict=False))
+                )
+                for s in part
+                if (ids := s.entries_with(prefix).tolist())
             ]
             if updates:
-                yield [*updates]
+                yield updates
         yield from self.set_many((key, None) for key in keys)
 
     # ------------------------------------------------- the owners of keys
@@ -385,27 +387,22 @@ class Operations:
                     owners[i] = self.catalog.chunk_without_document(key)
         return owners
 
-    def _writable_owners(self, writes: Sequence[requests.ValueRequest]) -> Flow[list[Owner]]:
-        """Return the owners of keys to be stored; refuse a key in an array that is no chunk key."""
-        keys = [write.key for write in writes]
-        owners = yield from self.catalog.chunks_of(keys)
+    def _with_owners(self, writes: Sequence[V]) -> Flow[list[tuple[V, Owner]]]:
+        """Return writes with the owners of their keys; refuse a key in an array that is no chunk
+        key."""
+        owners = yield from self.catalog.chunks_of([write.key for write in writes])
         for owner in owners:
             if isinstance(owner, InvalidChunkKey):
                 raise SpecError(owner.message)
-        return owners
+        return list(zip(writes, owners, strict=True))
 
-    def _perform(
-        self,
-        asked: Sequence[requests.Request],
-        owners: Sequence[Owner],
-        *,
-        may_buffer: bool = True,
-    ) -> Flow[list[Any]]:
-        """Reply to requests for keys, in shared rounds. Keys outside a grid get ``None``."""
+    def _perform(self, pairs: Sequence[_Asked], *, may_buffer: bool = True) -> Flow[list[Any]]:
+        """Reply to requests with the owners of their keys, in shared rounds; ``None`` for keys
+        outside a grid."""
         is_buffered = may_buffer and self.buffer.is_active
         stacks: dict[Node, Stack] = {}
         kinds: list[Node | str | None] = []
-        for owner in owners:
+        for _, owner in pairs:
             if isinstance(owner, TransformedKey):
                 array = owner.array
                 transformers = with_buffer(array.stack, self.buffer) if is_buffered else array.stack
@@ -416,20 +413,17 @@ class Operations:
             else:
                 kinds.append("other" if owner is None or not owner.is_outside else None)
 
-        def flow_of(kind: Node | str, part: list[requests.Request]) -> Flow[list[Any]]:
+        def flow_of(kind: Node | str, part: list[Any]) -> Flow[list[Any]]:
             if isinstance(kind, Node):
-                return stack.ask_through(stacks[kind], part)
+                return stack.ask_through(stacks[kind], [request for request, _ in part])
             if kind == "other":
-                return requests.relay(part)
-            chunks = [owner for owner in owners if isinstance(owner, ChunkRef)]
+                return requests.relay([request for request, _ in part])
             if is_buffered:
-                return perform_buffered(part, chunks, self._reading, self.buffer)
-            return stack.perform_on_chunks(part, chunks, self._reading)
+                return perform_buffered(part, self._reading, self.buffer)
+            return stack.perform_on_chunks(part, self._reading)
 
-        replies = yield from stack.for_each_kind(asked, kinds, flow_of)
-        if is_buffered and not all(
-            isinstance(r, requests.Get | requests.GetSize | requests.Exists) for r in asked
-        ):
+        replies = yield from stack.for_each_kind(pairs, kinds, flow_of)
+        if is_buffered and any(isinstance(request, requests.Update) for request, _ in pairs):
             yield from self.flusher.flush_shards(self.buffer.due())
         return replies
 

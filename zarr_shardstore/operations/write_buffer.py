@@ -42,7 +42,6 @@ from zarr_shardstore.shards.requests import (
     Get,
     GetSize,
     Modify,
-    Request,
     Set,
 )
 from zarr_shardstore.shards.stack import Stack
@@ -320,20 +319,17 @@ def _reset() -> None:
 
 
 def perform_buffered(
-    asked: Sequence[Request],
-    chunks: Sequence[ChunkRef],
-    reading: ReadOptions,
-    buffer: WriteBuffer,
+    pairs: Sequence[stack.ChunkRequest], reading: ReadOptions, buffer: WriteBuffer
 ) -> Flow[list[Any]]:
     """Reply to requests for chunks as `perform_on_chunks`; buffer the updates among them.
 
     Updates of a shard that depend on a stored value are committed. Cost: none for buffered chunks
     and for whole new values.
     """
-    replies: list[Any] = [None] * len(asked)
+    replies: list[Any] = [None] * len(pairs)
     left: list[int] = []
     writes: dict[ShardRef, list[int]] = {}
-    for i, (request, chunk) in enumerate(zip(asked, chunks, strict=True)):
+    for i, (request, chunk) in enumerate(pairs):
         if not isinstance(request, Get | GetSize | Exists):
             writes.setdefault(chunk.shard, []).append(i)
         elif (state := buffer.find(chunk.shard, chunk.entry_id)) is not None:
@@ -341,12 +337,11 @@ def perform_buffered(
         else:
             left.append(i)
     for shard, positions in writes.items():
-        updates: list[Any] = [(chunks[i].entry_id, asked[i]) for i in positions]
-        if not buffer.put(shard, updates):
+        if not buffer.put(shard, [(pairs[i][1].entry_id, pairs[i][0]) for i in positions]):
             left += positions
     if left:
-        flow = stack.perform_on_chunks([asked[i] for i in left], [chunks[i] for i in left], reading)
-        for i, reply in zip(left, (yield from flow), strict=True):
+        found = yield from stack.perform_on_chunks([pairs[i] for i in left], reading)
+        for i, reply in zip(left, found, strict=True):
             replies[i] = reply
     return replies
 

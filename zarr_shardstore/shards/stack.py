@@ -317,20 +317,23 @@ Strategy: TypeAlias = Literal["auto", "rewrite", "append"]
 """The option of a store: ``"auto"`` is ``"append"`` if the base store can append."""
 
 
-def perform_on_chunks(
-    requests: Sequence[Request], chunks: Sequence[ChunkRef], reading: ReadOptions
-) -> Flow[list[Any]]:
-    """Reply to requests for chunks, also of several arrays. Cost: two rounds for all reads, one for
-    the sizes, one `UpdateShard` for each shard that changes. All three share their rounds."""
+ChunkRequest: TypeAlias = tuple[Any, ChunkRef]
+"""A request for the value of a chunk, and the chunk."""
+
+_Pairs: TypeAlias = Sequence[ChunkRequest]
+
+
+def perform_on_chunks(pairs: _Pairs, reading: ReadOptions) -> Flow[list[Any]]:
+    """Reply to requests for chunks, also of several arrays.
+
+    Cost: two rounds for all reads, one for the sizes, one `UpdateShard` for each shard that
+    changes. All three share their rounds.
+    """
     try:
-        kinds = [_FLOWS[type(request)] for request in requests]
+        kinds = [_FLOWS[type(request)] for request, _ in pairs]
     except KeyError as error:
         raise TypeError(f"a transformer does not perform {error.args[0].__name__}") from None
-    pairs = list(zip(requests, chunks, strict=True))
     return (yield from for_each_kind(pairs, kinds, lambda flow, part: flow(part, reading)))
-
-
-_Pairs: TypeAlias = Sequence[tuple[Any, ChunkRef]]
 
 
 def _read_values(pairs: _Pairs, reading: ReadOptions) -> Flow[list[Found]]:
@@ -373,22 +376,19 @@ class ShardingTransformer(StorageTransformer):
 
     layout: ArrayLayout
     reading: ReadOptions
-    on_chunks: Callable[[Sequence[Request], Sequence[ChunkRef], ReadOptions], Flow[list[Any]]] = (
-        perform_on_chunks
-    )
+    on_chunks: Callable[[_Pairs, ReadOptions], Flow[list[Any]]] = perform_on_chunks
     """Replies to requests for chunks, as `perform_on_chunks`."""
 
     def perform(self, requests: Sequence[Request]) -> Flow[list[Any]]:
         """Reply to requests for chunks; relay those for keys that are no chunk keys."""
-        named = [self.layout.chunk_of_key(r.key) for r in requests]  # type: ignore[union-attr]
-        chunks = [chunk for chunk in named if chunk is not None]
+        pairs = [(r, self.layout.chunk_of_key(r.key)) for r in requests]  # type: ignore[union-attr]
 
-        def flow_of(is_chunk: bool, part: list[Request]) -> Flow[list[Any]]:
+        def flow_of(is_chunk: bool, part: list[Any]) -> Flow[list[Any]]:
             if is_chunk:
-                return (yield from self.on_chunks(part, chunks, self.reading))
-            return (yield part)
+                return (yield from self.on_chunks(part, self.reading))
+            return (yield [request for request, _ in part])
 
-        return (yield from for_each_kind(requests, [c is not None for c in named], flow_of))
+        return (yield from for_each_kind(pairs, [c is not None for _, c in pairs], flow_of))
 
     def keys_above(self, keys: Sequence[str]) -> Flow[list[tuple[str, int | None]]]:
         """Return the keys of the chunks in shards, with their sizes; other keys as they are."""
