@@ -21,7 +21,7 @@ from zarr_shardstore.format.arguments import whole_number
 from zarr_shardstore.format.layout import ArrayLayout, ShardRef
 from zarr_shardstore.metadata.documents import Node
 from zarr_shardstore.operations.write_buffer import WriteBuffer
-from zarr_shardstore.shards.requests import Flow, UpdateShard
+from zarr_shardstore.shards.requests import Flow, Set, UpdateShard
 from zarr_shardstore.shards.stack import split_at_sharding
 
 DEFAULT_MAX_NBYTES = 256 * 1024 * 1024
@@ -223,7 +223,10 @@ class Flusher:
                     if layout.has_same_entries(split[0].layout):
                         commits.append(UpdateShard(buffered.shard, (), split[1]))
                         continue
-                case None if not buffered.has_values:  # the array was removed, as was wanted
+                case None if not any(
+                    isinstance(state, Set)
+                    for state in (*buffered.snapshot.values(), *buffered.updates.values())
+                ):  # the array was removed, as was wanted
                     self.buffer.forget(buffered)
                     continue
             failures[key] = ShardConflictError(

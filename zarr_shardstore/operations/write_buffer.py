@@ -31,19 +31,9 @@ from zarr_shardstore.errors import ShardConflictError
 from zarr_shardstore.format.layout import ArrayLayout, ChunkRef, ShardRef
 from zarr_shardstore.format.ranges import resolve_range
 from zarr_shardstore.format.shard import Bytes
-from zarr_shardstore.shards import stack
+from zarr_shardstore.shards import requests, stack
 from zarr_shardstore.shards.read import ReadOptions, read_entries
-from zarr_shardstore.shards.requests import (
-    Delete,
-    EntryUpdate,
-    Exists,
-    Flow,
-    Found,
-    Get,
-    GetSize,
-    Modify,
-    Set,
-)
+from zarr_shardstore.shards.requests import Delete, EntryUpdate, Flow, Set
 from zarr_shardstore.shards.stack import Stack
 from zarr_shardstore.shards.updates import new_value, replaces_value
 from zarr_shardstore.synchronized import in_forked_child, synchronized
@@ -82,12 +72,6 @@ class BufferedShard:
 
     def find(self, entry_id: int) -> NewState | None:
         return self.updates.get(entry_id) or self.snapshot.get(entry_id)
-
-    @property
-    def has_values(self) -> bool:
-        """Whether there is more than deletions."""
-        states = [*self.snapshot.values(), *self.updates.values()]
-        return any(isinstance(state, Set) for state in states)
 
     @property
     def is_full(self) -> bool:
@@ -330,7 +314,7 @@ def perform_buffered(
     left: list[int] = []
     writes: dict[ShardRef, list[int]] = {}
     for i, (request, chunk) in enumerate(pairs):
-        if not isinstance(request, Get | GetSize | Exists):
+        if not isinstance(request, requests.Get | requests.GetSize | requests.Exists):
             writes.setdefault(chunk.shard, []).append(i)
         elif (state := buffer.find(chunk.shard, chunk.entry_id)) is not None:
             replies[i] = _reply(request, state)
@@ -346,16 +330,16 @@ def perform_buffered(
     return replies
 
 
-def _reply(request: Get | GetSize | Exists, state: NewState) -> Any:
+def _reply(request: requests.Get | requests.GetSize | requests.Exists, state: NewState) -> Any:
     value = memoryview(state.value) if isinstance(state, Set) else None
     match request:
-        case Exists():
+        case requests.Exists():
             return value is not None
-        case GetSize():
+        case requests.GetSize():
             return None if value is None else len(value)
-        case Get(_, byte_range):
+        case requests.Get(_, byte_range):
             start, stop = resolve_range(byte_range, len(value or b""))
-            return Found(None if value is None else value[start:stop], None)
+            return requests.Found(None if value is None else value[start:stop], None)
 
 
 def commit_with_buffered(
@@ -389,8 +373,8 @@ def commit_with_buffered(
 
 
 def _may_wait(group: Sequence[EntryUpdate]) -> bool:
-    return any(isinstance(update, Modify) for _, update in group) and all(
-        update.may_wait if isinstance(update, Modify) else replaces_value(update)
+    return any(isinstance(update, requests.Modify) for _, update in group) and all(
+        update.may_wait if isinstance(update, requests.Modify) else replaces_value(update)
         for _, update in group
     )
 
@@ -399,7 +383,7 @@ def _buffer_groups(
     shard: ShardRef, groups: Sequence[Sequence[EntryUpdate]], buffer: WriteBuffer
 ) -> Flow[list[Exception | None]]:
     """Buffer groups of updates; return the outcomes of the first ones, until a batch has ended."""
-    ids = {i for group in groups for i, u in group if isinstance(u, Modify)}
+    ids = {i for group in groups for i, u in group if isinstance(u, requests.Modify)}
     left = [i for i in sorted(ids) if buffer.find(shard, i) is None]
     chunks = [ChunkRef(shard.chunk_key(i), shard, i) for i in left]
     stored = dict(zip(left, (yield from read_entries(chunks, ReadOptions())), strict=True))
