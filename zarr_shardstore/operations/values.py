@@ -107,7 +107,7 @@ class Operations:
         """Commit groups of updates of one shard by the write strategy; for the driver."""
         if isinstance(request.shard, requests.PlainValue):
             return rewrite_value(request.shard, groups)
-        # Transformers below a sharding know whole shards only.
+        # Transformers below a sharding store whole shards only.
         appends = self._strategy == "append" and not request.below
         commit = self._append if appends else self._rewrite
         flow = commit_with_buffered(request.shard, groups, commit, self.buffer)
@@ -244,7 +244,7 @@ class Operations:
         yield from self.documents.erase([key for key in erased if is_document(key)])
 
     def is_in_shard(self, key: str) -> Flow[bool]:
-        """Whether a key is that of a chunk in a shard, or of a shard that zarr writes itself."""
+        """Whether a key belongs to a chunk in a shard, or to a shard that zarr writes itself."""
         if is_document(key):
             return False
         (owner,) = yield from self.catalog.chunks_of([key])
@@ -363,7 +363,7 @@ class Operations:
         self._refuse_links(prefix)
         stream = yield from self.listing.stream(prefix)
         shards, keys = yield from stream.all_shards_and_keys()
-        raise_first(stream.errors)  # so far nothing was erased
+        raise_first(stream.errors)  # before anything is erased
         for part in rounds_of(shards, lambda s: s.layout.spec.n_entries * _ERASURE_NBYTES):
             updates: list[requests.Request] = [
                 requests.UpdateShard(
@@ -437,9 +437,8 @@ class JointUpdate:
     3. Otherwise it applies the function again to what is stored. For keys of other shards the
        function gets the values that it saw before. So each run of a commit calls it at most once.
 
-    The commit is made of one `Modify` for each key, which transformers relay one by one. Those of
-    the other keys come once before, and change nothing: the first that changes a value has seen
-    all.
+    The commit has one `Modify` for each key, which transformers relay one by one. Before these, one
+    for each other key only looks. So the first that changes a value has seen all.
     """
 
     def __init__(

@@ -133,7 +133,7 @@ class Stored(NamedTuple):
     key: str
     coords: Coords
     version: object = None
-    """As it was listed, if the base store tells."""
+    """As it was listed; ``None``: not known."""
     is_listed: bool = True
     """Whether a listing has shown it. Otherwise it is a place that may have an object."""
     nbytes: int | None = None
@@ -203,7 +203,7 @@ class Walk:
             self._places = product(*self._ranges)
             self._next = self._next_places
         elif not is_paged and (grid.layout.encoding.separator != "/" or len(self._ranges) < 2):
-            self._next = self._all_names  # nothing of ours lies deeper, and other arrays may
+            self._next = self._all_names  # only other arrays lie deeper
 
     @property
     def has_more(self) -> bool:
@@ -334,7 +334,7 @@ def sizes_of(keys: Sequence[str]) -> Flow[dict[str, int | None]]:
 def _with_index(stored: Stored, found: requests.FoundIndex, nbytes: int | None) -> Stored:
     shard, damage = stored.shard, found.damage
     assert shard is not None
-    # A size that came with the index is that of the same state.
+    # A size that came with the index is of the same state.
     size = nbytes if found.size is None else found.size
     if found.decoded is not None and nbytes is not None and size is not None:
         try:

@@ -177,7 +177,7 @@ def check_whole(key: str, value: memoryview | None, nbytes: int | None) -> memor
 
 
 def _may_be_truncated(shard: ShardRef, found: Found) -> bool:
-    """Whether only the size of a shard tells that all of its bytes came."""
+    """Whether only the size of a shard shows that all of its bytes came."""
     spec = shard.layout.spec
     if found.value is None or found.size is not None:
         return False

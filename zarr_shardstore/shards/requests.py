@@ -6,9 +6,9 @@ throws an exception of a request into the flow.
 
 Each change of one value is an `Update`: of a key, of an entry of a shard, and of what a batch
 buffers. Storage transformers reply to `ValueRequest`. The driver commits `UpdateShard` by the
-update queue. Backends perform all others, see `Backend`, but not `SetPartial` and `Modify`. A reply
-that is not named here counts for nothing. A written object replaces any. Removing a missing object
-is no error.
+update queue. Backends perform all others, see `Backend`, but not `SetPartial` and `Modify`. Only
+replies that are named here count. A written object replaces any. Removing a missing object is no
+error.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ Recorded: TypeAlias = "IndexCopy | Literal['young'] | None"
 
 
 class GetMany(NamedTuple):
-    """Read whole objects, fast. Reply: a list of `Found`, whose sizes are not those of values."""
+    """Read whole objects, fast. Reply: a list of `Found`; a size does not come from the value."""
 
     keys: Sequence[str]
 
@@ -159,8 +159,8 @@ class OpenShard(NamedTuple):
     """Open a shard to change it in its place, under its lock.
 
     Only for base stores that can append. Reply: `ShardWriter`, or ``None`` if there is no shard.
-    Raises `IndexDamageError` if its index cannot be decoded. `data_end` is that of `ShardWriter`,
-    if the caller has just stored the shard.
+    Raises `IndexDamageError` if its index cannot be decoded. A caller that has just stored the
+    shard gives the `data_end` of the writer.
     """
 
     shard: ShardRef

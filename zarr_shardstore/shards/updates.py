@@ -31,7 +31,7 @@ def shard_updates(pairs: Iterable[tuple[Any, ChunkRef]]) -> list[requests.Reques
 
 
 def nbytes_of(update: EntryUpdate) -> float:
-    """Return the bytes of new values in an update; infinity if only the update knows."""
+    """Return the bytes of new values in an update; infinity if they are not known."""
     match update[1]:
         case Set(_, value) | requests.SetIfNotExists(_, value):
             return len(value)
@@ -133,7 +133,7 @@ def check_pieces(key: str, pieces: Iterable[Piece]) -> tuple[Piece, ...]:
     Refuse pieces that overlap, and a negative start beside another piece.
     """
     try:
-        # Of two at one place the empty one comes first: it covers nothing of the other.
+        # Of two at one place the empty one comes first: it covers no byte of the other.
         ordered = tuple(
             sorted(((index(start), v) for start, v in pieces), key=requests.start_and_nbytes)
         )
