@@ -88,8 +88,7 @@ class Documents:
                 )
 
     def of_array(self, node: Node) -> Flow[tuple[memoryview, StoredArray] | None]:
-        """Return the document of an array as users see it, and the array; ``None`` if there is no
-        document. Cache the array."""
+        """Return the document of an array as users see it, and the array, which is cached now."""
         generation, key = self._arrays.current(), document_key(node)
         ((data, _, _),) = yield from read_documents([key])
         if data is None:

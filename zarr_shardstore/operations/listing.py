@@ -171,8 +171,7 @@ class Listing:
         """Return the names of the keys and directories directly in a directory, with their kinds.
 
         Keys are exact. A directory of chunks is listed if the shard that could hold its chunks
-        exists, as the draft allows; with `is_exact`, if it has any, by the index of each shard
-        below.
+        exists, as the draft allows; with `is_exact`, if the index of a shard below has any.
         """
         prefix = as_directory(prefix)
         if self._flusher.buffer.is_active:
@@ -334,11 +333,7 @@ def as_directory(prefix: str) -> str:
 
 
 def _array_directory_without_metadata(directory: str) -> str:
-    """Return the directory that may hold the shards of chunk keys below `directory`.
-
-    The number of dimensions is not known, so the directory ends before the first segment that may
-    be a coordinate.
-    """
+    """Return the start of a directory, up to the first segment that may be a chunk coordinate."""
     segments = directory.split("/")
     for i, segment in enumerate(segments):
         if re.fullmatch(r"c|c?\.?[0-9.]+", segment):

@@ -51,8 +51,7 @@ def array_at(arrays: ArrayCache, path: str) -> Flow[StoredArray]:
 
 
 def shard_shape(arrays: ArrayCache, path: str) -> Flow[Coords | None]:
-    """Return the shape of the shards of an array in elements, clipped to its grid; ``None``
-    if it is not sharded."""
+    """Return the shape of the shards in elements, clipped to the grid; ``None``: not sharded."""
     array = yield from array_at(arrays, path)
     split = split_at_sharding(array.stack)
     if split is None or array.document.geometry is None:
@@ -113,8 +112,7 @@ def _chunk_of(key: str, owner: object) -> ChunkRef | None:
 def chunks_initialized(flusher: Flusher, path: str, region: Region) -> Flow[npt.NDArray[np.bool_]]:
     """Return whether each chunk of a region of the array at `path` is stored.
 
-    No chunk key is spelled. Cost: a listing of the smallest directory with all shards of the
-    region, and the indexes of those that are stored.
+    Cost: a listing of the smallest directory with all shards of the region, and their indexes.
     """
     array = yield from array_at(flusher.catalog.arrays, path)
     if split_at_sharding(array.stack) is None:

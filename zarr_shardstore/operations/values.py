@@ -66,7 +66,7 @@ _ERASURE_NBYTES = 100
 class Operations:
     """Operations on one base store, without the base store.
 
-    `refuse_links` raises `SpecError` if a prefix leads through a link of the base store.
+    `refuse_links` raises `SpecError` if a link of the base store leads to a prefix.
     """
 
     def __init__(
@@ -388,8 +388,7 @@ class Operations:
         return owners
 
     def _with_owners(self, writes: Sequence[V]) -> Flow[list[tuple[V, Owner]]]:
-        """Return writes with the owners of their keys; refuse a key in an array that is no chunk
-        key."""
+        """Return writes with the owners of their keys; refuse a key that is no chunk key."""
         owners = yield from self.catalog.chunks_of([write.key for write in writes])
         for owner in owners:
             if isinstance(owner, InvalidChunkKey):
@@ -397,8 +396,7 @@ class Operations:
         return list(zip(writes, owners, strict=True))
 
     def _perform(self, pairs: Sequence[_Asked], *, may_buffer: bool = True) -> Flow[list[Any]]:
-        """Reply to requests with the owners of their keys, in shared rounds; ``None`` for keys
-        outside a grid."""
+        """Reply to requests by the owners of their keys; ``None`` for keys outside a grid."""
         is_buffered = may_buffer and self.buffer.is_active
         stacks: dict[Node, Stack] = {}
         kinds: list[Node | str | None] = []

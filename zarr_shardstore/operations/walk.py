@@ -355,10 +355,7 @@ def walk(
     is_paged: bool = False,
     reads: bool = True,
 ) -> Generator[list[Stored], None, None]:
-    """Yield the objects of an array, or those with chunks in a box, in rounds.
-
-    With `needs` they are read by `read_stored`, unless `reads` is false: then the caller does it.
-    """
+    """Yield the rounds of a `Walk`, read by `read_stored` if there are needs and it `reads`."""
     steps = Walk(grid, box, needs, max_asked=max_asked, is_paged=is_paged)
     try:
         while steps.has_more:
@@ -370,7 +367,9 @@ def walk(
 
 def try_read(run: Run, grid: ObjectGrid, listed: Sequence[Stored], needs: Needs) -> list[Stored]:
     """Read one round; if that fails, read each object alone, and return its error as damage.
-    An `OSError` is raised if no object can be read."""
+
+    Raise an `OSError` if no object can be read.
+    """
     with suppress(OSError, ShardStoreError):
         found: list[Stored] = run(read_stored(grid, listed, needs))
         return found

@@ -101,8 +101,7 @@ class BufferedShard:
 class WriteBuffer:
     """Buffered updates of one store, by shard, and the blocks that are open on it.
 
-    Blocks are referenced weakly. A block that is dropped before its end, because of an exception,
-    has failed.
+    Blocks are referenced weakly: one that is dropped before its end has failed.
 
     Thread safety: any thread may call any method; none of them waits for I/O.
     """
@@ -153,8 +152,7 @@ class WriteBuffer:
         updates: Sequence[EntryUpdate],
         stored: Mapping[int, Bytes | None] | None = None,
     ) -> bool:
-        """Buffer updates, all or none; false if no block is open, or one needs a stored value that
-        is not given."""
+        """Buffer all updates; false if no block is open, or one needs a value that is not given."""
         if self._max_nbytes is None:
             return False
         buffered = self._shards.get(shard.key) or BufferedShard(shard)
@@ -188,10 +186,9 @@ class WriteBuffer:
 
     @_synchronized
     def take(self, shard: ShardRef) -> BufferedShard | None:
-        """Make a snapshot of the updates of a shard, for a commit that has locked the shard.
+        """Make a snapshot of the updates of a locked shard, for a commit, which calls `end_commit`.
 
-        The commit must call `end_commit`. The snapshot includes one that an earlier commit did not
-        end, because it was cut off.
+        It includes the snapshot of a commit that was cut off.
         """
         buffered = self._shard_like(shard)
         if buffered is None:
@@ -246,10 +243,9 @@ class WriteBuffer:
 
     @_synchronized
     def end(self, block: Block | None) -> None:
-        """Remove a block, and those that exist no more.
+        """Remove a block, and those that exist no more; with the last one, drop what is buffered.
 
-        With the last one, drop what could not be stored, or belongs to a block that failed. A
-        commit that has begun continues.
+        A commit that has begun continues.
         """
         self._blocks = [ref for ref in self._blocks if ref() not in (None, block)]
         if not self._blocks:
@@ -350,8 +346,7 @@ def commit_with_buffered(
 ) -> Flow[Sequence[Exception | None]]:
     """Commit the buffered updates of a locked shard, then groups of updates, in one write.
 
-    Groups that may wait are buffered instead: no other commit comes between the read of a stored
-    value and the buffer.
+    Groups that may wait are buffered: no other commit comes between the read and the buffer.
     """
     if buffer.is_active and groups and all(map(_may_wait, groups)):
         outcomes = yield from _buffer_groups(shard, groups, buffer)
@@ -399,11 +394,8 @@ def _buffer_groups(
 
 
 def with_buffer(plain: Stack, buffer: WriteBuffer) -> Stack:
-    """Return a stack whose sharding is buffered.
-
-    A stack without a sharding is returned as it is, and one in which a transformer below the
-    sharding may give shards other keys.
-    """
+    """Return a stack whose sharding is buffered; the same one if it has no sharding, or if a
+    transformer below may give shards other keys."""
     found = stack.split_at_sharding(plain)
     if found is None:
         return plain

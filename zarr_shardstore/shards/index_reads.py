@@ -83,10 +83,7 @@ def corrupt(shard: ShardRef, damage: IndexDamageError, hint: str = "") -> Corrup
 def read_indexes(
     shards: Sequence[ShardRef], *, cache: bool = True
 ) -> Flow[list[ShardIndex | None]]:
-    """Read the indexes of shards in one round; ``None`` where there is no shard.
-
-    Raise `CorruptShardError` if an index cannot be decoded.
-    """
+    """Read the indexes of shards in one round; `CorruptShardError` if one cannot be decoded."""
     indexes = yield from try_read_indexes(shards, cache=cache)
     for index in indexes:
         if isinstance(index, CorruptShardError):
@@ -97,7 +94,7 @@ def read_indexes(
 def try_read_indexes(
     shards: Sequence[ShardRef], versions: Sequence[object] | None = None, *, cache: bool = True
 ) -> Flow[list[ShardIndex | CorruptShardError | None]]:
-    """Read indexes as `read_indexes`, with the error in the place of a damaged one.
+    """Read indexes as `read_indexes`; return an error in the place of a damaged one.
 
     A listing has just shown the `versions` of the shards.
     """

@@ -86,10 +86,7 @@ class ShardReads:
         return len({i for i, r in zip(self.entry_ids, byte_ranges, strict=True) if r is None})
 
     def ranges(self, index: ShardIndex, shard_nbytes: int | None) -> list[tuple[int, int] | None]:
-        """Return the bytes of each value in the shard; ``None`` for a missing entry.
-
-        Raise `IndexDamageError` if an entry leaves a shard of `shard_nbytes`.
-        """
+        """Return the bytes of each value, checked against `shard_nbytes`; ``None``: missing."""
         entries = index.entries(self.entry_ids, shard_nbytes, self.shard.layout.spec)
         ranges = [None if entry is None else (entry[0], entry[0] + entry[1]) for entry in entries]
         if self.column is not None:
@@ -174,10 +171,7 @@ def _read_in_two_rounds(
 
 
 def _choose_whole_shards(groups: Sequence[ShardReads], max_nbytes: int) -> list[bool]:
-    """Choose the shards that are read whole, unless their index is cached.
-
-    Most of their chunks are wanted, or several and the others are few bytes.
-    """
+    """Choose the uncached shards to read whole: most chunks are wanted, or the others are small."""
     unwanted_left = _MAX_UNWANTED_NBYTES_OF_READ
     chosen: list[bool] = []
     for reads in groups:
@@ -254,10 +248,7 @@ def _read_spans(
 def _cut_or_plan(
     reads: ShardReads, found: FoundIndex, values: list[memoryview | None], options: ReadOptions
 ) -> _ShardPlan | None:
-    """Cut the values out of a whole shard, or plan the spans of one; ``None``: all is read.
-
-    Raise `IndexDamageError` if an entry is damaged.
-    """
+    """Cut the values out of a whole shard, or plan the spans of one; ``None``: all is read."""
     if found.decoded is None:
         return None
     if found.value is not None:
@@ -293,8 +284,7 @@ def _merge_spans(plans: Sequence[_ShardPlan], n: int, options: ReadOptions) -> N
 def _blame_entries(span_reads: Sequence[tuple[_ShardPlan, Span]]) -> Flow[None]:
     """After a failed round 2: raise `CorruptShardError` if an entry made it fail.
 
-    A base store may refuse the range of a damaged entry, or lack the memory. The size of the shard
-    shows whether it failed itself.
+    A base store may refuse the range of a damaged entry. The size of the shard shows that.
     """
     sizes: list[int | None] = yield [GetSize(plan.reads.shard.key) for plan, _ in span_reads]
     for (plan, span), size in zip(span_reads, sizes, strict=True):

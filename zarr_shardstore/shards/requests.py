@@ -168,10 +168,7 @@ class OpenShard(NamedTuple):
 
 
 class ChangeShard(NamedTuple):
-    """Take steps with the files of an opened shard, one after the other.
-
-    With `closes` the shard will not be changed again soon.
-    """
+    """Take steps with the files of an opened shard; with `closes` no change follows soon."""
 
     key: str
     steps: Sequence[FileStep]
@@ -252,7 +249,7 @@ class KeyCursor:
 class ListPage(NamedTuple):
     """List the next full keys, recursively. Reply: `VersionedKeys`; a shorter page is the last.
 
-    A page of 0 keys ends the listing before its last page.
+    A page of 0 keys ends the listing early.
     """
 
     cursor: KeyCursor
@@ -272,10 +269,7 @@ class PlainValue(NamedTuple):
 
 
 class UpdateShard(NamedTuple):
-    """Commit updates of entries of one shard, together or not at all.
-
-    The write strategy runs above the transformers `below`.
-    """
+    """Commit all updates of entries of one shard, or none, above the transformers `below`."""
 
     shard: ShardRef | PlainValue
     updates: tuple[EntryUpdate, ...]

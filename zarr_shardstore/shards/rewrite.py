@@ -72,10 +72,7 @@ def rewrite_shard(
 def _read_entries_to_keep(
     shard: ShardRef, updates: Sequence[EntryUpdate]
 ) -> Flow[dict[int, Bytes] | None]:
-    """Return the stored entries that no first update replaces; replaced ones may be damaged.
-
-    ``None``: the updates erase only missing entries.
-    """
+    """Return the entries that no update replaces first; ``None``: only missing ones are erased."""
     replaced = replaced_entries(shard, updates)
     if replaced is not None and (yield from _is_replaced_whole(shard, replaced)):
         return {}
@@ -101,8 +98,8 @@ def _split(shard: ShardRef, data: Bytes, without: Collection[int] = ()) -> dict[
 def _is_replaced_whole(shard: ShardRef, replaced: dict[int, float]) -> Flow[bool]:
     """Whether no stored byte of the shard survives the updates.
 
-    Beyond the edge of the array there may be entries: another store has appended to the array, or
-    the array was cut and kept its chunks. The index of a stored shard decides.
+    The index of a stored shard decides about entries beyond the edge of the array: the array may
+    have been cut, or another store has appended to it.
     """
     is_certain = min(replaced.values(), default=math.inf) == math.inf
     if is_certain and len(replaced) == shard.layout.spec.n_entries:

@@ -196,8 +196,7 @@ class ShardWriter:
 
     @property
     def n_full(self) -> int:
-        """Number of entries of a full shard: those in the array; all in the dimensions in which
-        the array has grown since the shard was opened."""
+        """Number of entries of a full shard; a dimension that has grown since counts whole."""
         coords, layout = self.shard.coords, self.shard.layout
         cps = layout.spec.chunks_per_shard
         return n_in_grid_box(coords, cps, layout.grid_shape, self.growing)
@@ -209,8 +208,7 @@ class ShardWriter:
     # ------------------------------------------------------------- changes
 
     def change(self, values: Mapping[int, Bytes | None]) -> list[FileStep]:
-        """Return the steps that give entries new values, or none; the file grows if it must. The
-        caller has checked the `damaged` entries."""
+        """Return the steps that give entries new values, or none, after a check of `damaged`."""
         self.is_valid = False
         pieces = [value for value in values.values() if value]
         nbytes = sum(map(len, pieces))
@@ -350,8 +348,7 @@ class ShardWriter:
 
 
 def start_of_index(data_end: int, index_nbytes: int, expected: float, live_nbytes: int) -> int:
-    """Return the place of an index after a gap for the `expected` bytes, in as few pages as
-    possible. An empty gap takes no room on the disk."""
+    """Return the place of an index after a gap for expected bytes, in as few pages as possible."""
     wanted = min(int(expected * _GAP_PER_EXPECTED), max(_MAX_GAP_NBYTES, live_nbytes))
     start = data_end + max(_GAP_PER_INDEX * index_nbytes, wanted)
     fits_in_page = index_nbytes <= _PAGE_NBYTES - start % _PAGE_NBYTES

@@ -296,10 +296,7 @@ def for_each_kind(
     kinds: Sequence[Any],
     flow_of: Callable[[Any, list[T]], Flow[list[Any]]],
 ) -> Flow[list[Any]]:
-    """Run a flow for the requests of each kind, in shared rounds; return the replies in order.
-
-    Requests of the kind ``None`` get ``None``.
-    """
+    """Run a flow for each kind of requests, in shared rounds; requests of no kind get ``None``."""
     positions: dict[Any, list[int]] = {}
     for i, kind in enumerate(kinds):
         if kind is not None:
@@ -327,10 +324,9 @@ _Pairs: TypeAlias = Sequence[ChunkRequest]
 
 
 def perform_on_chunks(pairs: _Pairs, reading: ReadOptions) -> Flow[list[Any]]:
-    """Reply to requests for chunks, also of several arrays.
+    """Reply to requests for chunks, also of several arrays, in shared rounds.
 
-    Cost: two rounds for all reads, one for the sizes, one `UpdateShard` for each shard that
-    changes. All three share their rounds.
+    Cost: two rounds for reads, one for sizes, one `UpdateShard` for each shard that changes.
     """
     try:
         kinds = [_FLOWS[type(request)] for request, _ in pairs]

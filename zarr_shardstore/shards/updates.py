@@ -128,10 +128,7 @@ def new_value(update: Update, old: Bytes | None) -> Bytes | None:
 
 
 def check_pieces(key: str, pieces: Iterable[Piece]) -> tuple[Piece, ...]:
-    """Return the pieces of one value in ascending order.
-
-    Refuse pieces that overlap, and a negative start beside another piece.
-    """
+    """Return the pieces of one value in order; refuse overlaps, and mixed negative starts."""
     try:
         # Of two at one place the empty one comes first: it covers no byte of the other.
         ordered = tuple(
