@@ -63,9 +63,8 @@ class KeyStream:
         if not self._rounds:
             self._rounds.extend(rounds_of((yield from self._next_page()), _nbytes_of))
         listed = ListedKeys(self.prefix)
-        if not self._rounds:
-            return listed  # the base keys of a page may all be others
-        shards, listed.values = yield from self._resolve(self._rounds.popleft())
+        located = self._rounds.popleft() if self._rounds else []  # a page may have other keys only
+        shards, listed.values = yield from self._resolve(located)
         refs, versions = [ref for ref, _ in shards], [version for _, version in shards]
         indexes = yield from try_read_indexes(refs, versions, cache=False)
         for shard, index in zip(refs, indexes, strict=True):

@@ -31,16 +31,12 @@ from zarr_shardstore.format.ranges import ByteRange, Range, column_of_ranges
 from zarr_shardstore.format.shard import Bytes, EntryOrder
 from zarr_shardstore.metadata.declaration import Native
 from zarr_shardstore.metadata.documents import Node, document_key, is_document
+from zarr_shardstore.operations import write_buffer
 from zarr_shardstore.operations.batch import Flusher
 from zarr_shardstore.operations.documents import Documents
 from zarr_shardstore.operations.listing import Listing, raise_first
 from zarr_shardstore.operations.locate import Owner, shard_id
-from zarr_shardstore.operations.write_buffer import (
-    WriteBuffer,
-    commit_with_buffered,
-    perform_buffered,
-    with_buffer,
-)
+from zarr_shardstore.operations.write_buffer import WriteBuffer
 from zarr_shardstore.shards import requests, stack
 from zarr_shardstore.shards.append import append_to_shard, fits_inline
 from zarr_shardstore.shards.index_reads import rounds_of
@@ -49,7 +45,7 @@ from zarr_shardstore.shards.requests import EntryUpdate, Flow, Piece
 from zarr_shardstore.shards.rewrite import rewrite_shard, rewrite_value
 from zarr_shardstore.shards.shard_listing import GridDirectory
 from zarr_shardstore.shards.shard_writer import ShardWriter
-from zarr_shardstore.shards.stack import Stack, WriteStrategy
+from zarr_shardstore.shards.stack import WriteStrategy
 from zarr_shardstore.shards.updates import apply_pieces, check_pieces, shard_updates
 
 V = TypeVar("V", bound=requests.ValueRequest)
@@ -110,7 +106,7 @@ class Operations:
         # Transformers below a sharding store whole shards only.
         appends = self._strategy == "append" and not request.below
         commit = self._append if appends else self._rewrite
-        flow = commit_with_buffered(request.shard, groups, commit, self.buffer)
+        flow = write_buffer.commit_with_buffered(request.shard, groups, commit, self.buffer)
         if not request.below:
             return flow
         return stack.run_through((*request.below, stack.InCommit()), flow)
@@ -398,26 +394,26 @@ class Operations:
     def _perform(self, pairs: Sequence[_Asked], *, may_buffer: bool = True) -> Flow[list[Any]]:
         """Reply to requests by the owners of their keys; ``None`` for keys outside a grid."""
         is_buffered = may_buffer and self.buffer.is_active
-        stacks: dict[Node, Stack] = {}
         kinds: list[Node | str | None] = []
         for _, owner in pairs:
             if isinstance(owner, TransformedKey):
-                array = owner.array
-                transformers = with_buffer(array.stack, self.buffer) if is_buffered else array.stack
-                stacks.setdefault(array.node, transformers)
-                kinds.append(array.node)
+                kinds.append(owner.array.node)
             elif isinstance(owner, ChunkRef):
                 kinds.append("chunk")
             else:
                 kinds.append("other" if owner is None or not owner.is_outside else None)
 
         def flow_of(kind: Node | str, part: list[Any]) -> Flow[list[Any]]:
+            asked = [request for request, _ in part]
             if isinstance(kind, Node):
-                return stack.ask_through(stacks[kind], [request for request, _ in part])
+                transformers = part[0][1].array.stack
+                if is_buffered:
+                    transformers = write_buffer.with_buffer(transformers, self.buffer)
+                return stack.ask_through(transformers, asked)
             if kind == "other":
-                return requests.relay([request for request, _ in part])
+                return requests.relay(asked)
             if is_buffered:
-                return perform_buffered(part, self._reading, self.buffer)
+                return write_buffer.perform_buffered(part, self._reading, self.buffer)
             return stack.perform_on_chunks(part, self._reading)
 
         replies = yield from stack.for_each_kind(pairs, kinds, flow_of)

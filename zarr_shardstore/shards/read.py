@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import repeat
 
 from zarr_shardstore.format.layout import ChunkRef, ShardRef
 from zarr_shardstore.format.ranges import (
@@ -78,12 +79,6 @@ class ShardReads:
     def byte_ranges(self) -> list[ByteRange | None] | None:
         """Return the range of each value; ``None``: all are whole."""
         return None if self.column is None else [self.column[i] for i in self.positions]
-
-    def n_whole_entries(self) -> int:
-        byte_ranges = self.byte_ranges()
-        if byte_ranges is None:
-            return len(set(self.entry_ids))
-        return len({i for i, r in zip(self.entry_ids, byte_ranges, strict=True) if r is None})
 
     def ranges(self, index: ShardIndex, shard_nbytes: int | None) -> list[tuple[int, int] | None]:
         """Return the bytes of each value, checked against `shard_nbytes`; ``None``: missing."""
@@ -175,7 +170,8 @@ def _choose_whole_shards(groups: Sequence[ShardReads], max_nbytes: int) -> list[
     unwanted_left = _MAX_UNWANTED_NBYTES_OF_READ
     chosen: list[bool] = []
     for reads in groups:
-        shard, n_wanted = reads.shard, reads.n_whole_entries()
+        shard, byte_ranges = reads.shard, reads.byte_ranges() or repeat(None)
+        n_wanted = len({i for i, r in zip(reads.entry_ids, byte_ranges, strict=False) if r is None})
         chunk_nbytes, spec = shard.layout.chunk_nbytes, shard.layout.spec
         # All entries count: a shard of an array that has shrunk may hold entries outside it.
         is_small = chunk_nbytes is not None and spec.n_entries * chunk_nbytes <= max_nbytes
