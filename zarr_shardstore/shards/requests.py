@@ -6,15 +6,16 @@ throws an exception of a request into the flow.
 
 Each change of one value is an `Update`: of a key, of an entry of a shard, and of what a batch
 buffers. Storage transformers reply to `ValueRequest`. The driver commits `UpdateShard` by the
-update queue. Backends perform all others, see `Backend`, but not `SetPartial` and `Modify`. A reply
-that is not named here counts for nothing. A written object replaces any. Removing a missing object
-is no error.
+update queue. Backends perform all others, see `Backend`, but not `SetPartial` and `Modify`. Only
+replies that are named here count. A written object replaces any. Removing a missing object is no
+error.
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Generator, Hashable, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar, get_args
 
 from zarr_shardstore.format.consolidated_index import IndexCopy
@@ -115,7 +116,7 @@ Recorded: TypeAlias = "IndexCopy | Literal['young'] | None"
 
 
 class GetMany(NamedTuple):
-    """Read whole objects, fast. Reply: a list of `Found`, whose sizes are not those of values."""
+    """Read whole objects, fast. Reply: a list of `Found`; a size does not come from the value."""
 
     keys: Sequence[str]
 
@@ -158,8 +159,8 @@ class OpenShard(NamedTuple):
     """Open a shard to change it in its place, under its lock.
 
     Only for base stores that can append. Reply: `ShardWriter`, or ``None`` if there is no shard.
-    Raises `IndexDamageError` if its index cannot be decoded. `data_end` is that of `ShardWriter`,
-    if the caller has just stored the shard.
+    Raises `IndexDamageError` if its index cannot be decoded. A caller that has just stored the
+    shard gives the `data_end` of the writer.
     """
 
     shard: ShardRef
@@ -167,10 +168,7 @@ class OpenShard(NamedTuple):
 
 
 class ChangeShard(NamedTuple):
-    """Take steps with the files of an opened shard, one after the other.
-
-    With `closes` the shard will not be changed again soon.
-    """
+    """Take steps with the files of an opened shard; with `closes` no change follows soon."""
 
     key: str
     steps: Sequence[FileStep]
@@ -237,25 +235,21 @@ class DeletePrefix(NamedTuple):
     prefix: str
 
 
+@dataclass(slots=True, eq=False)
 class KeyCursor:
-    """Position in the listing of a directory, for one flow at a time.
+    """Position in the listing of a directory, for one flow at a time."""
 
-    `pages` is what the backend has open. It is closed after the last page, or with the cursor.
-    With `shows_all` the listing has locks, journals, temporary files and consolidated indexes.
-    """
-
-    __slots__ = ("pages", "prefix", "shows_all")
-
-    def __init__(self, prefix: str, shows_all: bool = False) -> None:
-        self.prefix = prefix
-        self.pages: Any = None
-        self.shows_all = shows_all
+    prefix: str
+    shows_all: bool = False
+    """Whether locks, journals, temporary files and consolidated indexes are also listed."""
+    pages: Any = None
+    """What the backend has open. It is closed after the last page, or with the cursor."""
 
 
 class ListPage(NamedTuple):
     """List the next full keys, recursively. Reply: `VersionedKeys`; a shorter page is the last.
 
-    A page of 0 keys ends the listing before its last page.
+    A page of 0 keys ends the listing early.
     """
 
     cursor: KeyCursor
@@ -275,10 +269,7 @@ class PlainValue(NamedTuple):
 
 
 class UpdateShard(NamedTuple):
-    """Commit updates of entries of one shard, together or not at all.
-
-    The write strategy runs above the transformers `below`.
-    """
+    """Commit all updates of entries of one shard, or none, above the transformers `below`."""
 
     shard: ShardRef | PlainValue
     updates: tuple[EntryUpdate, ...]

@@ -43,16 +43,14 @@ def rewrite_shard(
 ) -> Flow[list[Exception | None]]:
     """Commit groups of updates of one shard in one write; each group whole or not at all.
 
-    The shard is locked, or the flow runs on an optimistic view of the backend
-    (`Backend.optimistic`): no writer comes between the read and the write unnoticed.
-    Return for each group ``None``, or the error for which it was left out.
+    Return for each group ``None``, or the error for which it was left out. The shard is locked, or
+    the flow runs on an optimistic view (`Backend.optimistic`): no other writer comes between the
+    read and the write unnoticed. A damaged index, or a damaged entry that must stay, is an error.
 
-    Cost: if the updates give every entry of the shard a new value, one ``Set`` or one ``Delete``.
-    At the edge of an array, if they give one to every entry of the array, also one ``Exists``, and
-    a read of the index if it is true. Otherwise one read of the whole shard before the write.
-    Erasures alone read the index first, and end if all entries are missing.
-
-    The shard stays as it is if an entry that must stay is damaged, or the index is.
+    Cost: one ``Set`` or ``Delete``, if every entry of the shard gets a new value. At the edge of an
+    array, if every entry of the array gets one, also one ``Exists``, and a read of the index if it
+    is true. Otherwise the whole shard is read before. Erasures read the index first, and end if all
+    entries are missing.
     """
     if shard.layout.n_adopted and shard.is_adopted:
         (exists,) = yield [requests.Exists(shard.key)]
@@ -74,8 +72,7 @@ def rewrite_shard(
 def _read_entries_to_keep(
     shard: ShardRef, updates: Sequence[EntryUpdate]
 ) -> Flow[dict[int, Bytes] | None]:
-    """Return the stored entries but for those whose first update replaces them, which may be
-    damaged. ``None``: the updates erase only what is missing."""
+    """Return the entries that no update replaces first; ``None``: only missing ones are erased."""
     replaced = replaced_entries(shard, updates)
     if replaced is not None and (yield from _is_replaced_whole(shard, replaced)):
         return {}
@@ -101,8 +98,8 @@ def _split(shard: ShardRef, data: Bytes, without: Collection[int] = ()) -> dict[
 def _is_replaced_whole(shard: ShardRef, replaced: dict[int, float]) -> Flow[bool]:
     """Whether no stored byte of the shard survives the updates.
 
-    Behind the edge of the array there may be entries: another store has appended to the array, or
-    the array was cut and its chunks were kept. If there is a shard its index decides.
+    The index of a stored shard decides about entries beyond the edge of the array: the array may
+    have been cut, or another store has appended to it.
     """
     is_certain = min(replaced.values(), default=math.inf) == math.inf
     if is_certain and len(replaced) == shard.layout.spec.n_entries:
@@ -115,8 +112,8 @@ def _is_replaced_whole(shard: ShardRef, replaced: dict[int, float]) -> Flow[bool
     except (CorruptShardError, CorruptValueError):
         if not is_certain:
             raise
-        # With a damaged index no entry can be read, so none is lost. But perhaps only the reply was
-        # damaged: read the whole shard.
+        # A damaged index loses no readable entry. But perhaps only the reply was damaged: read the
+        # whole shard.
         try:
             (found,) = yield from read_whole_shards([shard])
             if found.value is None:
@@ -156,11 +153,10 @@ def rewrite_value(
 
 
 def compact_shard(shard: ShardRef, *, order: EntryOrder) -> Flow[None]:
-    """Store a shard without its dead bytes, its entries in order; do nothing if it has none.
+    """Store a shard without its dead bytes, its entries in order, as `rewrite_shard`.
 
-    It runs under the conditions of `rewrite_shard`. A damaged shard, and an adopted file, stays as
-    it is. Cost: the index
-    and the size; if there are dead bytes, a read and a write of the shard.
+    A damaged shard, and an adopted file, stays as it is. Cost: the index and the size; if there are
+    dead bytes, a read and a write of the shard.
     """
     (index,) = yield from read_indexes([shard])
     if index is None or shard.is_adopted:

@@ -16,25 +16,13 @@ from typing import Any, TypeVar
 from zarr_shardstore.errors import SpecError
 from zarr_shardstore.format.layout import ChunkRef, ShardRef
 from zarr_shardstore.format.shard import Bytes
-from zarr_shardstore.shards.requests import (
-    Delete,
-    EntryUpdate,
-    Flow,
-    Modify,
-    Piece,
-    Request,
-    Set,
-    SetIfNotExists,
-    SetPartial,
-    Update,
-    UpdateShard,
-    start_and_nbytes,
-)
+from zarr_shardstore.shards import requests
+from zarr_shardstore.shards.requests import Delete, EntryUpdate, Flow, Piece, Set, Update
 
 T = TypeVar("T", bound=Mapping[int, Bytes | None])
 
 
-def shard_updates(pairs: Iterable[tuple[Any, ChunkRef]]) -> list[Request]:
+def shard_updates(pairs: Iterable[tuple[Any, ChunkRef]]) -> list[requests.Request]:
     """Return one `UpdateShard` for each shard that requests for its chunks change."""
     updates: dict[ShardRef, list[EntryUpdate]] = {}
     shard: ShardRef | None = None
@@ -43,15 +31,15 @@ def shard_updates(pairs: Iterable[tuple[Any, ChunkRef]]) -> list[Request]:
             shard = chunk.shard
             parts = updates.setdefault(shard, [])
         parts.append((chunk.entry_id, request))
-    return [UpdateShard(shard, tuple(parts)) for shard, parts in updates.items()]
+    return [requests.UpdateShard(shard, tuple(parts)) for shard, parts in updates.items()]
 
 
 def nbytes_of(update: EntryUpdate) -> float:
-    """Return the bytes of new values in an update; infinity if only the update knows."""
+    """Return the bytes of new values in an update; infinity if they are not known."""
     match update[1]:
-        case Set(_, value) | SetIfNotExists(_, value):
+        case Set(_, value) | requests.SetIfNotExists(_, value):
             return len(value)
-        case SetPartial(_, pieces):
+        case requests.SetPartial(_, pieces):
             return sum(len(piece) for _, piece in pieces)
         case Delete():
             return 0
@@ -87,7 +75,7 @@ def replaced_entries(shard: ShardRef, updates: Sequence[EntryUpdate]) -> dict[in
                 replaced[i] = math.inf
             case _ if replaced.get(i) == math.inf:
                 pass  # the value before this update is known
-            case SetPartial() if (nbytes := update.nbytes_from_start) is not None:
+            case requests.SetPartial() if (nbytes := update.nbytes_from_start) is not None:
                 replaced[i] = max(nbytes, replaced.get(i, 0))
             case _:
                 return None
@@ -131,11 +119,11 @@ def new_value(update: Update, old: Bytes | None) -> Bytes | None:
     match update:
         case Set(_, value):
             return value
-        case SetIfNotExists(_, value):
+        case requests.SetIfNotExists(_, value):
             return value if old is None else old
-        case SetPartial(key, pieces):
+        case requests.SetPartial(key, pieces):
             return apply_pieces(key, old, pieces)
-        case Modify(_, change):
+        case requests.Modify(_, change):
             return change(old)
     return None
 
@@ -144,13 +132,12 @@ def new_value(update: Update, old: Bytes | None) -> Bytes | None:
 
 
 def check_pieces(key: str, pieces: Iterable[Piece]) -> tuple[Piece, ...]:
-    """Return the pieces of one value in ascending order.
-
-    Refuse pieces that overlap, and a negative start beside another piece.
-    """
+    """Return the pieces of one value in order; refuse overlaps, and mixed negative starts."""
     try:
-        # Of two at one place the empty one comes first: it covers nothing of the other.
-        ordered = tuple(sorted(((index(start), v) for start, v in pieces), key=start_and_nbytes))
+        # Of two at one place the empty one comes first: it covers no byte of the other.
+        ordered = tuple(
+            sorted(((index(start), v) for start, v in pieces), key=requests.start_and_nbytes)
+        )
     except TypeError as error:
         raise SpecError(f"key {key!r}: each start is a whole number ({error})") from error
     if ordered[0][0] < 0 and len(ordered) > 1:

@@ -21,7 +21,7 @@ from zarr_shardstore.format.layout import ShardRef
 from zarr_shardstore.io.buffers import as_view, buffer_class_of, own_bytes, range_of, to_buffer_of
 from zarr_shardstore.io.concurrency import one_ahead
 from zarr_shardstore.operations.listing import as_directory, raise_first
-from zarr_shardstore.operations.values import shard_ids
+from zarr_shardstore.operations.locate import shard_ids
 from zarr_shardstore.shards.requests import Modify
 from zarr_shardstore.shards.shard_listing import ListedKeys
 from zarr_shardstore.store.engine import EngineStore, Value

@@ -20,8 +20,11 @@ from zarr_shardstore.format.shard import (
     split_shard,
 )
 from zarr_shardstore.operations.batch import Batch
-from zarr_shardstore.operations.buffered import commit_with_buffered, perform_buffered
-from zarr_shardstore.operations.write_buffer import WriteBuffer
+from zarr_shardstore.operations.write_buffer import (
+    WriteBuffer,
+    commit_with_buffered,
+    perform_buffered,
+)
 from zarr_shardstore.shards.read import ReadOptions
 from zarr_shardstore.shards.requests import (
     EntryUpdate,
@@ -69,7 +72,7 @@ def put(
     requests: list[Request] = [
         update._replace(key=chunk.key) for chunk, (_, update) in zip(chunks, updates, strict=True)
     ]
-    recorder.run(perform_buffered(requests, chunks, ReadOptions(), buffer))
+    recorder.run(perform_buffered(list(zip(requests, chunks, strict=True)), ReadOptions(), buffer))
     return recorder
 
 
@@ -124,7 +127,7 @@ def test_what_depends_on_a_stored_value_is_committed(
     recorder = put(buffer, set_entry(0, b"zero"))
     shard = shard_of()
     chunk = ChunkRef(shard.chunk_key(update[0]), shard, update[0])
-    flow = perform_buffered([update[1]], [chunk], ReadOptions(), buffer)
+    flow = perform_buffered([(update[1], chunk)], ReadOptions(), buffer)
     (request,) = next(flow)
     assert isinstance(request, UpdateShard)
     recorder.run(commit(buffer, [request.updates]))
