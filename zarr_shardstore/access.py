@@ -25,9 +25,9 @@ from zarr_shardstore.io.concurrency import gather_bounded
 from zarr_shardstore.io.local import files as file_keys
 from zarr_shardstore.io.local import fs, locks
 from zarr_shardstore.io.local.open_shards import open_shards
-from zarr_shardstore.metadata import data_types, transformer_list
 from zarr_shardstore.metadata import declaration as declarations
 from zarr_shardstore.metadata import documents as metadata
+from zarr_shardstore.metadata import transformer_list
 from zarr_shardstore.operations import walk as walks
 from zarr_shardstore.operations.batch import Batch
 from zarr_shardstore.operations.upkeep import shards_below
@@ -49,7 +49,7 @@ from zarr_shardstore.zarr_hooks.chunk_codec import ChunkCodec
 __all__ = ["arguments", "byte_ranges", "chunk_keys", "consolidated_index", "journals"]
 __all__ += ["layouts", "shard_format"]
 # documents, pure
-__all__ += ["data_types", "declarations", "metadata", "transformer_list"]
+__all__ += ["declarations", "metadata", "transformer_list"]
 # arrays and shards, as flows
 __all__ += ["index_reads", "invalidate_documents", "policies", "read_dimension_names", "requests"]
 __all__ += ["shards_below", "stacks", "stored_arrays", "walks"]

@@ -1,12 +1,11 @@
 """Cache of parsed array metadata.
 
-Each document is read once and dropped when any store in this process changes metadata. Changes by
-other processes are seen after `invalidate_documents`; a resize is seen without it, because a key
-outside the grid drops the document before it is refused.
+Each document is read once, and dropped when any store of the process changes metadata. Changes by
+other processes are seen after `invalidate_documents`. A resize is seen without it: a key outside
+the grid drops the document before it is refused.
 
-The content is a `Generation`. An operation takes the current one once and puts its replies only
-there. A change starts another generation, so that a reply from before the change is never a hit
-after it.
+The content is a `Generation`. An operation puts its replies into the generation in which it began.
+A change starts another one, so a reply from before the change is never a hit after it.
 """
 
 from __future__ import annotations
@@ -26,13 +25,10 @@ from zarr_shardstore.shards.requests import Exists, Flow, Found, Get, GetSize
 from zarr_shardstore.synchronized import synchronized
 
 _MAX_ABSENT = 65_536
-"""Cached places without an array; stray numeric keys could make any number."""
+"""Most cached places without an array: stray numeric keys could make any number."""
 
 _MAX_ERASED = 1024
-"""Arrays that are kept after this store erased their document."""
-
 _MAX_KEY_TABLES = 8
-"""Each is tried in turn."""
 
 CachedArray: TypeAlias = "StoredArray | ShardStoreError | None"
 """Array at a place, the error of a bad document, or no array."""
@@ -43,9 +39,9 @@ _synchronized = synchronized()
 class Generation:
     """Content of the cache between two changes of metadata by this process.
 
-    Key tables translate keys of the arrays that were used last, without a look at documents. They
-    rest on one fact. Two keys that differ only in the numbers after the path of an array belong to
-    the same array, unless another array lies below it. So each `put` of an array drops the tables.
+    Key tables translate keys of the arrays that were used last, without a look at documents. Keys
+    that differ only in the numbers after the path of an array belong to this array, unless another
+    array lies below it. So each `put` of an array drops the tables.
 
     Thread safety: may be used from any thread.
     """
@@ -59,7 +55,7 @@ class Generation:
         self.key_tables: tuple[KeyTable, ...] = ()
 
     def put(self, node: Node, array: StoredArray | None) -> None:
-        """Cache the array at `node`; ``None``: there is none."""
+        """Cache the array at `node`, or that it is missing."""
         if array is not None:
             self.absent.pop(node, None)
             self.arrays[node] = array
@@ -71,14 +67,14 @@ class Generation:
             self.absent.pop(next(iter(self.absent)), None)
 
     def drop(self, node: Node) -> None:
-        """Read the document of `node` again when it is next needed."""
+        """Forget what is at `node`."""
         self.absent.pop(node, None)
         if self.arrays.pop(node, None) is not None:
             self.key_tables = ()
 
     def add_key_table(self, layout: ArrayLayout) -> None:
-        """Translate further keys of an array, of which one key was found, by a table."""
-        # Without a document its keys are not known by their spelling alone.
+        """Translate further keys of an array by a table."""
+        # Without a document the spelling of a key does not name its array.
         is_known = layout.grid_shape is not None or layout.encoding.style == "draft"
         tables = self.key_tables
         if layout.spec.ndim and is_known and not any(table.layout is layout for table in tables):
@@ -102,7 +98,7 @@ class Generation:
     def reads_by_shard(
         self, keys: Sequence[str], byte_ranges: Sequence[ByteRange | None] | None = None
     ) -> list[ShardReads]:
-        """Return reads of the chunks that key tables find, those of a shard together."""
+        """Return reads of the chunks that key tables find, by shard."""
         groups: dict[str, ShardReads] = {}
         tables = self.key_tables
         for i, key in enumerate(keys):
@@ -124,11 +120,11 @@ class ArrayCache:
         self.reader = reader
         self._policy = policy
         self._generation = Generation(_n_changes)
-        self.erased: dict[Node, StoredArray] = {}
+        self.erased: dict[Node, ArrayLayout] = {}
         """Arrays whose document this store erased alone. One counts while its place is absent."""
 
     def current(self) -> Generation:
-        """Return the content that holds, as far as this process can tell."""
+        """Return the content that no store of this process has made stale."""
         generation = self._generation
         return generation if generation.n_changes == _n_changes else self._renew()
 
@@ -141,26 +137,24 @@ class ArrayCache:
     def lookup(
         self, nodes: Sequence[Node], generation: Generation | None = None
     ) -> Flow[dict[Node, CachedArray]]:
-        """Return what is at places. All misses are usually read in one round."""
-        if generation is None:
-            generation = self.current()
+        """Return the array, or the error, at each place. Cost: usually one round."""
+        generation = generation or self.current()
         found: dict[Node, CachedArray] = {}
         for node in nodes:
             array = generation.arrays.get(node)
             if array is not None or node in generation.absent:
                 found[node] = array
         misses = [node for node in nodes if node not in found]
-        # Where the store's own rule would apply, a document is not expected: ask whether it
-        # is there before it is read, so that writing a whole shard reads nothing.
+        # A document is not expected where the option declares arrays of the draft. So ask whether
+        # it exists: the writer of a whole shard reads no value.
         doubtful = [
             n for n in misses if n.hierarchy == "draft" and self._policy.rule_of(n.path) is not None
         ]
         if doubtful:
             exist: list[bool] = yield [Exists(document_key(node)) for node in doubtful]
-            for node, is_there in zip(doubtful, exist, strict=True):
-                if not is_there:
-                    found[node] = None
-                    generation.put(node, None)
+            for node in [n for n, is_there in zip(doubtful, exist, strict=True) if not is_there]:
+                found[node] = None
+                generation.put(node, None)
             misses = [node for node in misses if node not in found]
         if misses:
             # Lookups into one generation may share one reply.
@@ -168,24 +162,23 @@ class ArrayCache:
             replies = yield from read_documents(keys, together=generation.n_changes)
             for node, reply in zip(misses, replies, strict=True):
                 try:
-                    array = self.read(node, reply.value)
+                    found[node] = array = self.read(node, reply.value)
                 except ShardStoreError as error:
                     found[node] = error
                 else:
-                    found[node] = array
                     generation.put(node, array)
         return found
 
     def read(self, node: Node, data: bytes | memoryview | None) -> StoredArray | None:
-        """Return the array that a stored document describes; ``None``: no document, no array."""
-        doc = None if data is None else parse_document(node, data)
+        """Return the array that a stored document describes; ``None`` if it describes none."""
+        doc = parse_document(node, data)
         return None if doc is None else self.reader.read(node, doc)
 
-    def document_erased(self, node: Node, array: StoredArray | None) -> None:
+    def document_erased(self, node: Node, layout: ArrayLayout | None) -> None:
         """Note that the document of `node` was erased alone; its chunks may still be there."""
         self.documents_changed(node)
-        if array is not None and array.layout is not None:
-            self.erased[node] = array
+        if layout is not None:
+            self.erased[node] = layout
             while len(self.erased) > _MAX_ERASED:
                 self.erased.pop(next(iter(self.erased)), None)
 
@@ -193,10 +186,8 @@ class ArrayCache:
     def documents_changed(
         self, node: Node | None = None, array: StoredArray | None = None, *, below: str = ""
     ) -> None:
-        """Note a change by this store: all others of the process read their documents again.
-
-        `array` is now at `node`; without a `node`, all documents below a prefix have changed.
-        """
+        """Note that `array` is at `node`, or that documents below a prefix have changed. All other
+        stores of the process read their documents again."""
 
         def is_changed(other: Node) -> bool:
             return document_key(other).startswith(below) if node is None else other == node
@@ -207,7 +198,7 @@ class ArrayCache:
         was_current = before.n_changes == _n_changes
         invalidate_documents()
         kept: dict[Node, StoredArray] = {}
-        if was_current:  # no other store has changed what is not touched here
+        if was_current:  # the other documents are as this store knows them
             kept = {n: a for n, a in list(before.arrays.items()) if not is_changed(n)}
             if node is not None and array is not None:
                 kept[node] = array
@@ -226,17 +217,13 @@ def invalidate_documents() -> None:
 
 
 def read_documents(
-    keys: Sequence[str],
-    replies: Sequence[Found] | None = None,
-    *,
-    together: Hashable | None = None,
+    keys: Sequence[str], replies: Sequence[Found] | None = None, *, together: Hashable | None = None
 ) -> Flow[list[Found]]:
     """Read documents, unless the `replies` are given; read those again that were too short.
 
-    A document that is cut off would count as none: its shards would be taken for chunks, and
-    chunks would overwrite them. The beginning of a JSON object is no JSON object. So a document
-    that cannot be parsed is asked for its size, and read again if it is longer. A second reply
-    that is too short is an `OSError`.
+    A document that is cut off would count as none, and chunks would overwrite its shards. But the
+    beginning of a JSON object is no JSON object. So a document that cannot be parsed is asked for
+    its size, and read again if it is longer. A second reply that is too short is an `OSError`.
     """
     if replies is None:
         replies = yield [Get(key, together=together) for key in keys]
@@ -247,9 +234,7 @@ def read_documents(
             for i, (value, _, size) in enumerate(whole)
             if value is not None and size != len(value) and parse_json(value) is None
         }
-        sizes: list[int | None] = []
-        if nbytes:
-            sizes = yield [GetSize(keys[i]) for i in nbytes]
+        sizes: list[int | None] = (yield [GetSize(keys[i]) for i in nbytes]) if nbytes else []
         left = [i for i, size in zip(nbytes, sizes, strict=True) if size not in (None, nbytes[i])]
         if not left:
             break

@@ -2,12 +2,13 @@
 
 A key is a chunk key only if the metadata document of its array says so. For arrays without a
 document the ``chunks_per_shard`` of the store says so. A document is read when a key could first
-be a chunk of its array; nothing is listed.
+be a chunk of its array. No directory is listed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, Literal, NamedTuple, TypeAlias
 
@@ -24,17 +25,16 @@ from zarr_shardstore.shards.shard_listing import GridDirectory, locate_directory
 
 
 class InvalidChunkKey(NamedTuple):
-    """Key in an array that is no chunk key of it."""
+    """Key below an array that is no chunk key of the array, and the text of the error."""
 
     node: Node
     is_outside: bool
-    """Whether it is spelled like a chunk key, but lies outside the grid."""
+    """True for the spelling of a chunk key outside the grid."""
     message: str
-    """Text of the error if the key is written."""
 
 
 class TransformedKey(NamedTuple):
-    """Key of an array whose stack is not just one sharding."""
+    """Key of an array whose stack is not one sharding alone."""
 
     key: str
     array: StoredArray
@@ -43,10 +43,10 @@ class TransformedKey(NamedTuple):
 _Found: TypeAlias = (
     "ChunkRef | ShardRef | TransformedKey | InvalidChunkKey | ShardStoreError | None"
 )
-"""``None``: the key passes through."""
+"""``None``: the key passes to the base store."""
 
 _State: TypeAlias = CachedArray | Literal["unread"]
-"""What is known of the document at a place."""
+"""The array at a place, as far as documents were read."""
 
 
 class Catalog:
@@ -59,10 +59,10 @@ class Catalog:
     def chunks_of(
         self, keys: Sequence[str], *, are_values: bool = True
     ) -> Flow[list[ChunkRef | TransformedKey | InvalidChunkKey | None]]:
-        """Return the chunks that keys name; ``None`` for a key that passes through.
+        """Return the chunks that keys name; ``None`` for a key that passes to the base store.
 
         A bad document of an array raises its error. Keys of an array with an unknown declaration
-        pass unless `are_values`: listings, sizes and existence are those of the stored objects.
+        pass unless `are_values`, because listings and sizes are about stored objects.
         """
         generation = self.arrays.current()
         chunks: list[Any] = [*generation.chunks_of(keys)]
@@ -79,30 +79,27 @@ class Catalog:
                 generation.drop(node)
             answers = yield from self._locate(keys_left, generation, in_grid=True)
         for i, answer in zip(left, answers, strict=True):
-            if isinstance(answer, ShardStoreError):
-                if are_values or not isinstance(answer, UnsupportedError):
-                    raise answer
-                answer = None
-            chunks[i] = answer
+            passes = isinstance(answer, UnsupportedError) and not are_values
+            if isinstance(answer, ShardStoreError) and not passes:
+                raise answer
+            chunks[i] = None if passes else answer
         return chunks
 
     def chunk_without_document(self, key: str) -> ChunkRef | None:
-        """Return the chunk that a key named before this store erased the array's document: a caller
-        that erases an array key by key may begin with its metadata."""
+        """Return the chunk that a key named before this store erased the document of its array.
+        Callers that erase an array key by key may begin with the document."""
         absent = self.arrays.current().absent
-        for nodes, suffix in self._candidates(key):
+        for nodes, _ in self._candidates(key):
             for node in nodes:
-                array = self.arrays.erased.get(node) if node in absent else None
-                if array is not None and array.layout is not None:
-                    coords = array.layout.encoding.decode(suffix, array.layout.spec.ndim)
-                    return None if coords is None else array.layout.chunk(coords, key)
+                layout = self.arrays.erased.get(node) if node in absent else None
+                if layout is not None:
+                    return layout.chunk_of_key(key)
         return None
 
     def shards_of(
         self, base_keys: Sequence[str]
     ) -> Flow[list[ShardRef | TransformedKey | ShardStoreError | None]]:
-        """Return the shards that keys of the base store name; ``None`` for any other key. The error
-        of a bad document takes the place of the shard; objects of an unknown declaration pass."""
+        """Return the shard that each key of the base store names, an error, or ``None``."""
         answers = yield from self._locate(base_keys, self.arrays.current(), in_grid=False)
         passing = ChunkRef | InvalidChunkKey | UnsupportedError
         return [None if isinstance(answer, passing) else answer for answer in answers]
@@ -112,21 +109,16 @@ class Catalog:
     ) -> Flow[GridDirectory | StoredArray | None]:
         """Return the array in whose grid a directory lies; ``None`` if none has metadata.
 
-        With `or_own` the array's own directory counts. If the stack is not just one sharding, the
-        `StoredArray` is returned. If `is_strict`, a bad document raises its error.
+        With `or_own` the array's own directory counts. A `StoredArray` has other transformers than
+        one sharding. If `is_strict`, a bad document raises its error.
         """
         path = directory.removesuffix("/")
+        nodes = flat_nodes(path, or_draft=True) if or_own else []
         # "foo/c/96/" continues to a chunk key, if foo is an array of enough dimensions.
-        nodes = [
-            node for parent, _ in chunk_keys.v3_candidates(path) for node in flat_nodes(parent)
-        ]
-        candidate = chunk_keys.draft_candidate(path)
-        if candidate is not None:
+        for parent, _ in chunk_keys.v3_candidates(path):
+            nodes += flat_nodes(parent)
+        if candidate := chunk_keys.draft_candidate(path):
             nodes.append(Node("draft", candidate[0]))
-        if or_own:
-            nodes[:0] = flat_nodes(path)
-            if directory.startswith(chunk_keys.DRAFT_DATA_ROOT):
-                nodes.append(Node("draft", path[len(chunk_keys.DRAFT_DATA_ROOT) :]))
         arrays = yield from self.arrays.lookup(nodes)
         for node in nodes:
             array = arrays[node]
@@ -143,15 +135,11 @@ class Catalog:
         """Whether a directory may be, or be inside, an array that only the option declares."""
         cached = self.arrays.current().arrays
         parts = directory.removesuffix("/").split("/")
-        parents = ["/".join(parts[:n]) for n in range(len(parts) + 1)]
-        places = [flat_nodes(path) for path in parents]
-        if directory.startswith(chunk_keys.DRAFT_DATA_ROOT):
-            cut = len(chunk_keys.DRAFT_DATA_ROOT)
-            places += [[Node("draft", path[cut:])] for path in parents if len(path) >= cut - 1]
         return any(
-            self._policy.needs_no_metadata(nodes[0].hierarchy, nodes[0].path)
-            and not any(node in cached for node in nodes)
-            for nodes in places
+            self._policy.needs_no_metadata(node.hierarchy, node.path)
+            and not (node in cached or node.other_format in cached)
+            for n in range(len(parts) + 1)
+            for node in flat_nodes("/".join(parts[:n]), or_draft=True)
         )
 
     def _locate(
@@ -172,10 +160,9 @@ class Catalog:
                     continue
                 answers[i] = answer
                 if chunk is None and isinstance(answer, ChunkRef):
-                    layout = answer.shard.layout
-                    if layout is last:  # there may be many keys of this array
-                        generation.add_key_table(layout)
-                    last = layout
+                    if answer.shard.layout is last:  # there may be many keys of this array
+                        generation.add_key_table(last)
+                    last = answer.shard.layout
             if missing:
                 nodes = dict.fromkeys(node for nodes in missing.values() for node in nodes)
                 read |= yield from self.arrays.lookup(list(nodes), generation)
@@ -187,20 +174,20 @@ class Catalog:
     def _locate_one(
         self, key: str, in_grid: bool, generation: Generation, read: dict[Node, CachedArray]
     ) -> _Found | list[Node]:
-        """Return what a key names, or the places that must be read first.
+        """Return what a key names, or the places that must be read first. `read` also has the bad
+        documents, which are not cached."""
 
-        `read` has the places that this operation has read: bad documents are not cached.
-        """
-
-        def state_of(node: Node) -> _State:
-            array = read.get(node) or generation.arrays.get(node)
-            is_known = array is not None or node in read or node in generation.absent
-            return array if is_known else "unread"
+        def states_of(nodes: Sequence[Node]) -> dict[Node, _State]:
+            states: dict[Node, _State] = {}
+            for node in nodes:
+                array = read.get(node) or generation.arrays.get(node)
+                is_known = array is not None or node in read or node in generation.absent
+                states[node] = array if is_known else "unread"
+            return states
 
         candidates = list(self._candidates(key))
         for nodes, suffix in candidates:
-            states = [(node, state_of(node)) for node in nodes]
-            answer = _by_documents(states, key, suffix, in_grid)
+            answer = _by_documents(states_of(nodes), key, suffix, in_grid)
             if answer != "elsewhere":
                 return answer
         for nodes, suffix in candidates:
@@ -208,21 +195,16 @@ class Catalog:
                 return self._by_rule(nodes[0], key, suffix, in_grid)
         if candidates or node_of_document(key) is not None:
             return None
-        # The key may have an unusual separator; or be a chunk key, spelled in an unknown way, of an
-        # array whose declaration is not understood.
+        # The separator may be unusual, or the declaration and the spelling may be unknown.
         is_draft = key.startswith(chunk_keys.DRAFT_DATA_ROOT)
-        odd = [
-            (node, suffix, state_of(node))
-            for path, suffix in chunk_keys.odd_candidates(key)
-            for node in ([Node("draft", path)] if is_draft else flat_nodes(path))
-        ]
-        unread = [node for node, _, state in odd if state == "unread"]
-        return unread or _by_odd_spelling(odd, key, in_grid)
+        odd: list[Node] = []
+        for path, _ in chunk_keys.odd_candidates(key):
+            odd += [Node("draft", path)] if is_draft else flat_nodes(path)
+        return _by_odd_spelling(states_of(odd), key, in_grid)
 
     def _candidates(self, key: str) -> Iterator[tuple[list[Node], str]]:
-        """Yield the places of arrays that may own a key, with the rest of the key."""
-        draft = chunk_keys.draft_candidate(key)
-        if draft is not None:
+        """Yield places of arrays that may own a key, and the suffix of the key there."""
+        if draft := chunk_keys.draft_candidate(key):
             yield [Node("draft", draft[0])], draft[1]
             if self._policy.needs_no_metadata("draft", draft[0]):
                 return  # a chunk by the option; no document of another hierarchy is read
@@ -231,16 +213,11 @@ class Catalog:
 
     def _by_rule(self, node: Node, key: str, suffix: str, in_grid: bool) -> _Found:
         """Cut a key of an array without a document, by the spelling of the key itself."""
-        separator: Literal["/", "."] = "." if "." in suffix else "/"
-        style: Literal["draft", "default", "v2"] = "v2"
+        style: chunk_keys.Style = "default" if suffix.startswith("c") else "v2"
         if node.hierarchy == "draft":
             style = "draft"
-        elif suffix.startswith("c"):
-            style = "default"
-        encoding = chunk_keys.ChunkKeyEncoding(style, separator)
-        n_numbers = suffix.replace(".", "/").removeprefix("c/").count("/") + 1
-        coords = encoding.decode(suffix, 0 if suffix == "c" else n_numbers)
-        assert coords is not None, "candidates are well-formed"
+        encoding = chunk_keys.ChunkKeyEncoding(style, "." if "." in suffix else "/")
+        coords = tuple(map(int, re.findall("[0-9]+", suffix)))
         try:
             cps = self._policy.chunks_per_shard_of(node.path, len(coords))
         except SpecError as error:
@@ -259,24 +236,27 @@ def _layout_by_rule(
     return ArrayLayout(node.path, node.chunk_prefix, encoding, None, spec)
 
 
-def flat_nodes(path: str) -> list[Node]:
-    """Return the places of an array whose keys are below its path; v3 comes first, as in zarr."""
-    return [Node("v3", path), Node("v2", path)]
+def flat_nodes(path: str, *, or_draft: bool = False) -> list[Node]:
+    """Return the places of an array whose chunk keys are below `path`, v3 first, as in zarr."""
+    nodes = [Node("v3", path), Node("v2", path)]
+    if or_draft and f"{path}/".startswith(chunk_keys.DRAFT_DATA_ROOT):
+        nodes.append(Node("draft", path[len(chunk_keys.DRAFT_DATA_ROOT) :]))
+    return nodes
 
 
 def _by_documents(
-    states: Sequence[tuple[Node, _State]], key: str, suffix: str, in_grid: bool
+    states: Mapping[Node, _State], key: str, suffix: str, in_grid: bool
 ) -> _Found | list[Node] | Literal["elsewhere"]:
     """Decide by the documents at one path which of their arrays has a key, or none."""
     of_other_format: _Found = None
-    for _, state in states:
+    for state in states.values():
         match state:
             case None:
                 pass
             case "unread":
-                return [node for node, state in states if state == "unread"]
+                return [node for node, state in states.items() if state == "unread"]
             case StoredArray():
-                answer = _locate_in(state, key, suffix, in_grid)
+                answer = _locate_in(state, key, in_grid)
                 geometry = state.document.geometry
                 is_v2 = geometry is not None and geometry.encoding.style == "v2"
                 if geometry is None or is_v2 != suffix.startswith("c"):
@@ -287,34 +267,36 @@ def _by_documents(
     return "elsewhere" if of_other_format is None else of_other_format
 
 
-def _by_odd_spelling(places: Sequence[tuple[Node, str, _State]], key: str, in_grid: bool) -> _Found:
-    """Decide which array has a key that is no usual chunk key; its documents are read."""
-    for _, suffix, state in places:
+def _by_odd_spelling(states: Mapping[Node, _State], key: str, in_grid: bool) -> _Found | list[Node]:
+    """Decide which array has a key that is no usual chunk key."""
+    if unread := [node for node, state in states.items() if state == "unread"]:
+        return unread
+    for state in states.values():
         match state:
             case ShardStoreError():
                 return state
             case StoredArray(document=document) if document.geometry is not None:
                 if document.geometry.encoding.separator not in ("/", "."):
-                    answer = _locate_in(state, key, suffix, in_grid)
+                    answer = _locate_in(state, key, in_grid)
                     if not isinstance(answer, InvalidChunkKey) or answer.is_outside:
                         return answer
     return None
 
 
-def _locate_in(array: StoredArray, key: str, suffix: str, in_grid: bool) -> _Found:
-    geometry, grid_shape = array.document.geometry, array.grid_shape
+def _locate_in(array: StoredArray, key: str, in_grid: bool) -> _Found:
+    geometry, grid_shape, node = array.document.geometry, array.grid_shape, array.node
     if not array.stack or geometry is None or grid_shape is None:
         return None
-    encoding, ndim, path = geometry.encoding, len(grid_shape), array.node.path
-    coords = encoding.decode(suffix, ndim)
+    encoding, prefix, ndim = geometry.encoding, node.chunk_prefix, len(grid_shape)
+    coords = encoding.decode(key[len(prefix) :], ndim)
     if coords is None:
-        first = array.node.chunk_prefix + encoding.encode((0,) * ndim)
-        message = f"is no chunk key of the array {path!r}, which has {ndim} dimensions"
-        return InvalidChunkKey(array.node, False, f"key {key!r} {message} and keys like {first!r}")
+        first = prefix + encoding.encode((0,) * ndim)
+        message = f"is no chunk key of the array {node.path!r}, which has {ndim} dimensions"
+        return InvalidChunkKey(node, False, f"key {key!r} {message} and keys like {first!r}")
     if in_grid and not is_inside(coords, grid_shape):
-        message = f"lies outside the array {path!r}, which has {grid_shape} chunks"
-        return InvalidChunkKey(array.node, True, f"key {key!r} {message}")
-    if array.layout is None:
-        return TransformedKey(key, array)
+        message = f"lies outside the array {node.path!r}, which has {grid_shape} chunks"
+        return InvalidChunkKey(node, True, f"key {key!r} {message}")
     layout = array.layout
+    if layout is None:
+        return TransformedKey(key, array)
     return layout.chunk(coords, key) if in_grid else ShardRef(layout, coords, key)

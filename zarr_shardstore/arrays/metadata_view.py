@@ -1,8 +1,8 @@
 """View of the metadata: users see plain chunks; the base store has the declarations.
 
-`MetadataView` strips the declaration from a document that is read, and reapplies it to a document
-that is written, also inside consolidated metadata. So zarr-python works unchanged, and resizes and
-updates of attributes keep the declaration.
+`MetadataView` strips the declaration from documents that are read, and reapplies it to documents
+that are written, also in consolidated metadata. So zarr-python works unchanged. Resizes and updates
+of attributes keep the declaration.
 """
 
 from __future__ import annotations
@@ -25,11 +25,19 @@ from zarr_shardstore.telemetry import warn
 Document: TypeAlias = Mapping[str, Any]
 
 _N_LOOKS = 64
-"""Limit of the names like those of chunks that are read, to find one that is no directory."""
+"""Most objects that are read to find a chunk, and most directories that are listed at once."""
+
+_NOT_SHARDED = (
+    "ShardingStore was opened without chunks_per_shard, so the new array {!r} is not sharded: each "
+    "chunk is an object of its own. Pass chunks_per_shard='auto', or the chunks of a shard; None "
+    "says that this is meant"
+)
+
+_GRID_MEMBERS = ("chunk_grid", "chunk_key_encoding", "chunks", "dimension_separator")
 
 
 class _Stored(NamedTuple):
-    """Stored array document and its array; no array if the document is missing or bad."""
+    """Stored array document and its array, which is missing if the document is bad."""
 
     doc: Document | None
     array: StoredArray | None
@@ -43,16 +51,13 @@ class MetadataView:
         self._reader = reader
         self._warns = policy.is_left_out
         self.created: dict[str, Dimensions] = {}
-        """Arrays that were created through this store, and the names of their dimensions."""
+        """Names of the dimensions of arrays that were created through this store, by path."""
         self._has_warned = False
 
     # -------------------------------------------------------------- to user
 
     def to_user(self, key: str, data: memoryview) -> tuple[memoryview, CachedArray]:
-        """Return the bytes of a stored document as users see it, and its array.
-
-        A document that is not understood is shown as it is stored: zarr may read it.
-        """
+        """Return the bytes of a stored document as users see it, and its array."""
         node = node_of_document(key)
         doc = documents.parse_json(data) if node is None else documents.parse_document(node, data)
         if doc is None:
@@ -60,7 +65,7 @@ class MetadataView:
         try:
             array = None if node is None else self._reader.read(node, doc)
         except (SpecError, UnsupportedError) as error:
-            return data, error
+            return data, error  # zarr may know the document
         if array is None:
             shown = self._members_to_user(key.rpartition("/")[0], doc)
         else:
@@ -69,11 +74,11 @@ class MetadataView:
 
     def _document_to_user(self, doc: Document, array: StoredArray) -> Document:
         doc = documents.without_notes(doc)
-        if array.document.declaration is not None:
-            doc = declaration.strip(doc, array.document.declaration)
-            is_nested = declaration.has_sharding_codec(doc)
-            return declaration.marked(doc, "passthrough") if is_nested else doc
-        return doc  # perhaps with a mark, which `ShardedCodecPipeline` looks for
+        if array.document.declaration is None:
+            return doc  # perhaps with a mark, which `ShardedCodecPipeline` looks for
+        doc = declaration.strip(doc, array.document.declaration)
+        is_nested = declaration.has_sharding_codec(doc)
+        return declaration.marked(doc, "passthrough") if is_nested else doc
 
     def _members_to_user(self, path: str, doc: Document) -> Document:
         changed: dict[str, Document] = {}
@@ -81,7 +86,7 @@ class MetadataView:
             try:
                 array = self._reader.read(node, member)
             except ShardStoreError:
-                continue  # a damaged document must not close the whole group
+                continue  # one damaged document does not close the group
             shown = member if array is None else self._document_to_user(member, array)
             if shown is not member:
                 changed[name] = shown
@@ -92,11 +97,9 @@ class MetadataView:
     def to_store(
         self, key: str, data: memoryview, stored: memoryview | None
     ) -> Flow[tuple[Bytes, StoredArray | None, bool]]:
-        """Translate the document `data`, which replaces `stored`, into the one to store.
-
-        An array with the same chunks as before keeps its declaration, or stays plain; another one
-        follows the policy. Also return the array, and whether keys have changed their meaning.
-        """
+        """Return the document to store for `data`, which replaces `stored`, its array, and whether
+        keys have changed their meaning. An array with the same chunks as before stays as it is
+        declared. Any other array follows the policy."""
         node = node_of_document(key)
         old = _Stored(None, None) if node is None else self._parsed(node, stored)
         doc = documents.parse_json(data)
@@ -113,9 +116,9 @@ class MetadataView:
     def _members_to_store(self, path: str, doc: Document) -> Flow[Document]:
         """Declare arrays in consolidated metadata as they are stored, or will be."""
         found = {
-            name: (node, member)
-            for name, (node, member) in documents.members(path, doc).items()
-            if not declaration.has_sharding_codec(member) and not _is_declared(member)
+            name: member
+            for name, member in documents.members(path, doc).items()
+            if not declaration.has_sharding_codec(member[1]) and not _is_declared(member[1])
         }
         if not found:
             return doc
@@ -128,8 +131,7 @@ class MetadataView:
                 continue
             if old.doc is not None:
                 declared = self._as_update(node, member, old)
-            else:
-                # It comes before its array, as when a store is copied in the order of keys.
+            else:  # the array comes later, as when a store is copied in the order of keys
                 declared = yield from self._stored_array(node, member, old)
             if declared is not None and declared is not member:
                 changed[name] = declared
@@ -140,7 +142,7 @@ class MetadataView:
         if declaration.has_sharding_codec(doc):
             return self._stored_native(node, doc, old)
         if _is_declared(doc):
-            self._reader.read(node, doc)  # raises if the user's own declaration is not valid
+            self._reader.read(node, doc)  # raises if the declaration is not valid
             return doc
         kept = self._as_update(node, doc, old)
         if kept is not None:
@@ -160,20 +162,19 @@ class MetadataView:
             declared = self._policy.declare(node, other.document.transformers)
         else:
             declared = yield from self._declared_as_new(node, doc, geometry, dims)
-            if declared is None and self._warns and self._policy.rule_of(node.path) is None:
-                yield from self._warn_once(node)
+            if declared is None and self._warns:
+                self._warns = False
+                if not (yield from _holds_arrays(node)):
+                    warn(_NOT_SHARDED.format(node.path or "/"), UnshardedWarning, stacklevel=2)
         return doc if declared is None else declaration.apply(doc, declared)
 
     def _as_update(self, node: Node, doc: Document, old: _Stored) -> Document | None:
         """Return `doc` declared as the stored array; ``None`` if it is another array."""
         if old.doc is None or old.array is None:
             return None
-        before = old.array.document
-        geometry = documents.plain_geometry(node.hierarchy, doc)
+        before, geometry = old.array.document, documents.plain_geometry(node.hierarchy, doc)
         if geometry is None or before.geometry is None:
-            # An unknown grid: compare the members that decide about chunks, as they are written.
-            names = ("chunk_grid", "chunk_key_encoding", "chunks", "dimension_separator")
-            if any(old.doc.get(name) != doc.get(name) for name in names):
+            if any(old.doc.get(name) != doc.get(name) for name in _GRID_MEMBERS):
                 return None
         elif declaration.mark_of(old.doc) == "passthrough":
             if declaration.sharding_shapes(old.doc) != declaration.sharding_shapes(doc):
@@ -183,18 +184,16 @@ class MetadataView:
             return None
         elif before.declaration is not None:
             doc = declaration.reapply(doc, old.doc, before.declaration)
-        return documents.with_notes(doc, documents.notes_of(old.doc))
+        notes = documents.notes_of(old.doc)
+        return {**doc, **notes} if notes else doc
 
     def _stored_native(self, node: Node, doc: Document, old: _Stored) -> Document:
-        """Return what to store for a document that has a sharding codec already.
-
-        `ShardedCodecPipeline` marks those of its arrays: these are addressed by their inner chunks.
-        Any other writer is taken at its word: its keys are those of shards.
-        """
+        """Return what to store for a document with a sharding codec. `ShardedCodecPipeline` marks
+        arrays that are addressed by inner chunks. Other writers address shards."""
         notes: Document = {}
         if old.doc is not None and old.array is not None:
             notes = documents.notes_of(old.doc)
-            # Not the codecs as they are written: zarr spells out defaults that others leave out.
+            # The shapes alone: zarr spells out defaults that other writers leave out.
             shown = declaration.sharding_shapes(self._document_to_user(old.doc, old.array))
             kept = self._as_update(node, declaration.without_mark(doc), old)
             if kept is not None and shown == declaration.sharding_shapes(doc):
@@ -208,7 +207,7 @@ class MetadataView:
             case _, "flat", _:
                 doc = declaration.without_mark(doc)
                 self._reader.read(node, doc)  # raises if this is no sharding that is known here
-                return documents.with_notes(doc, notes)
+                return {**doc, **notes}
             case _, _, True:
                 raise UnsupportedError(
                     f"the array {node.path!r} is addressed by its inner chunks, and this document "
@@ -216,7 +215,7 @@ class MetadataView:
                 )
         array = self._reader.read(node, doc)
         if array is None or not array.unknown:
-            return declaration.marked(doc, "passthrough")  # each later store leaves it to zarr
+            return declaration.marked(doc, "passthrough")  # for each later store
         if self._policy.rule_of(node.path, documents.dimension_names(doc)) is not None:
             _warn_of_unsharded(node, array.unknown)
         return doc
@@ -247,10 +246,11 @@ class MetadataView:
 
     def _in_other_format(self, node: Node, geometry: Geometry) -> Flow[StoredArray | None]:
         """Return the array of the same chunks in the other format, as after a migration."""
-        if node.other_format is None or geometry.encoding.style != "v2":
+        other = node.other_format
+        if other is None or geometry.encoding.style != "v2":
             return None
-        (found,) = yield from read_documents([document_key(node.other_format)])
-        array = self._parsed(node.other_format, found.value).array
+        (found,) = yield from read_documents([document_key(other)])
+        array = self._parsed(other, found.value).array
         has_same = array is not None and geometry.has_same_chunks(array.document.geometry)
         return array if has_same else None
 
@@ -267,12 +267,10 @@ class MetadataView:
         if declared is None or declared == by_rule:
             return declared
         found = yield from _first_chunk(node, geometry)
-        if found is None:
-            return declared
-        if by_rule is not None:
+        if found is not None and by_rule is not None:
             return by_rule  # chunks that were written before their document are in shards
-        if _is_shard(found, declared.transformers, ndim):
-            return declared  # its document was erased, and comes back
+        if found is None or _is_shard(found, declared.transformers, ndim):
+            return declared  # its document may have been erased, and comes back
         warn(
             f"the array {node.path!r} has chunks in this store already, each an object of its own, "
             "so it stays unsharded; to write an array through this store, write its metadata "
@@ -281,28 +279,16 @@ class MetadataView:
         )
         return None
 
-    def _warn_once(self, node: Node) -> Flow[None]:
-        """Warn that nothing is sharded, unless the store holds arrays: then it is known."""
-        self._warns = False
-        if not (yield from _holds_arrays(node)):
-            warn(
-                "ShardingStore was opened without chunks_per_shard, so the new array "
-                f"{node.path or '/'!r} is not sharded: each chunk is an object of its own. Pass "
-                "chunks_per_shard='auto', or the chunks of a shard; None says that this is meant",
-                UnshardedWarning,
-                stacklevel=2,
-            )
-
     def _note_created(self, node: Node, geometry: Geometry, dims: Dimensions) -> None:
-        """Note a new array for `warn_of_names`, and warn if the option is probably meant for it and
-        leaves it out. A tuple may leave out arrays of fewer dimensions, as coordinates are."""
+        """Note a new array for `warn_of_names`. Warn if the option is probably meant for it and
+        leaves it out. Coordinates have fewer dimensions."""
         policy, ndim = self._policy, len(geometry.shape)
         if isinstance(policy.rules, tuple | dict):
             self.created[node.path] = dims or (None,) * ndim
         reason = policy.reason_to_leave(node.path, ndim, dims)
         rule = policy.rule_of(node.path, dims)
-        may_be_named = rule is None or isinstance(rule, dict)
-        if node.hierarchy == "v2" and policy.names_dimensions and not dims and may_be_named:
+        has_no_names = node.hierarchy == "v2" and policy.names_dimensions and not dims
+        if has_no_names and (rule is None or isinstance(rule, dict)):
             reason = "Zarr v2 names the dimensions of an array after the array: give the rule by "
             reason += "position, or call shard_store afterwards"
         is_smaller = ndim < (len(rule) if isinstance(rule, tuple) else 2)
@@ -323,20 +309,18 @@ class MetadataView:
             )
 
     def _parsed(self, node: Node, data: Bytes | None) -> _Stored:
-        """Parse a stored document; one that is not valid counts as none, and can be replaced. Not
-        so an unknown declaration, which another program may know: it raises its error."""
-        doc = None if data is None else documents.parse_json(data)
-        if doc is None:
-            return _Stored(None, None)
+        """Parse a stored document, whose array is missing if the document is not valid.
+        `UnsupportedError` for a declaration that another program may know."""
+        doc = documents.parse_json(data)
         try:
-            return _Stored(doc, self._reader.read(node, doc))
+            return _Stored(doc, None if doc is None else self._reader.read(node, doc))
         except SpecError:
             return _Stored(doc, None)
 
 
 def read_dimension_names(documents_: Mapping[Node, Document]) -> Flow[Dimensions]:
-    """Return the names of the dimensions of an array, from its documents or from those of its v2
-    attributes and of the groups above it; empty if there are none. Cost: one round, if any."""
+    """Return the names of dimensions from the documents of an array, its v2 attributes or the
+    groups above it; else ``()``. Cost: at most one round for each document."""
     for doc in documents_.values():
         if names := documents.dimension_names(doc):
             return names
@@ -344,7 +328,7 @@ def read_dimension_names(documents_: Mapping[Node, Document]) -> Flow[Dimensions
         keys = documents.keys_of_dimension_names(node)
         replies = (yield from read_documents(list(keys))) if keys else []
         for path, reply in zip(keys.values(), replies, strict=True):
-            doc = {} if reply.value is None else documents.parse_json(reply.value) or {}
+            doc = documents.parse_json(reply.value) or {}
             found = documents.axes_of_ome(doc, path) if path else documents.dimension_names(doc)
             if found:
                 return found
@@ -352,22 +336,20 @@ def read_dimension_names(documents_: Mapping[Node, Document]) -> Flow[Dimensions
 
 
 def _first_chunk(node: Node, geometry: Geometry) -> Flow[memoryview | None]:
-    """Return an object under a chunk key of an array that has no document yet; ``None`` also if the
-    base store does not list. Cost: usually one listing of its directory."""
+    """Return an object under a chunk key of a new array, or ``None``. Cost: usually one listing."""
     prefix, encoding, ndim = node.chunk_prefix, geometry.encoding, len(geometry.shape)
     try:
         (names,) = yield [ListDir(prefix)]
         keys = [prefix + name for name in names]
-        directories = [f"{n}/" for n in names if encoding.decode_start(f"{n}/", ndim)]
-        if directories:
-            listings = yield [ListPage(KeyCursor(prefix + each)) for each in directories]
+        below = [f"{prefix}{n}/" for n in names if encoding.decode_start(f"{n}/", ndim)]
+        if below:
+            listings = yield [ListPage(KeyCursor(directory)) for directory in below]
             keys += [key for listing in listings for key in listing]
-    except Exception:
+    except Exception:  # the base store does not list
         return None
     keys = [key for key in keys if encoding.decode(key[len(prefix) :], ndim) is not None]
-    # More than one is read, because a directory may have such a name.
-    for key in keys[:_N_LOOKS]:
-        found: Found
+    found: Found
+    for key in keys[:_N_LOOKS]:  # the first may be a directory
         (found,) = yield [Get(key)]
         if found.value is not None:
             return found.value
@@ -383,7 +365,7 @@ def _dumped(new: Document, doc: Document, data: memoryview) -> Bytes:
 
 
 def _is_declared(doc: Document) -> bool:
-    """Whether the writer declares transformers itself, in a way that is understood or not."""
+    """Whether the writer declares transformers itself, in a known form or not."""
     try:
         return declaration.find_declaration(doc, "passthrough") is not None
     except ShardStoreError:
@@ -391,7 +373,7 @@ def _is_declared(doc: Document) -> bool:
 
 
 def _keys_of(node: Node, doc: Document) -> documents.ArrayDocument | Document | None:
-    """Return the part of a document that decides about keys, for every store."""
+    """Return the part of a document that decides about keys."""
     try:
         return documents.parse_array(node, doc)
     except ShardStoreError:
@@ -400,10 +382,9 @@ def _keys_of(node: Node, doc: Document) -> documents.ArrayDocument | Document | 
 
 def _is_shard(value: memoryview, transformers: Sequence[TransformerSpec], ndim: int) -> bool:
     """Whether an object is a shard as declared: its index fits, by checksum or by its entries."""
-    *_, bottom = transformers
-    if bottom.name != SHARDING:
+    if transformers[-1].name != SHARDING:
         return False
-    spec = sharding_spec(bottom, ndim)
+    spec = sharding_spec(transformers[-1], ndim)
     try:
         index = index_of_shard(value, spec)
         index.check_entries(len(value), spec)
@@ -414,8 +395,7 @@ def _is_shard(value: memoryview, transformers: Sequence[TransformerSpec], ndim: 
 
 
 def _holds_arrays(new: Node) -> Flow[bool]:
-    """Return whether a store has arrays, or much else, beside a new one. Cost: a walk to the first
-    array, in a new store through its groups."""
+    """Whether a store has other arrays, or many directories. Cost: a walk to the first array."""
     level = [""]
     while 0 < len(level) <= _N_LOOKS:
         try:
@@ -426,9 +406,9 @@ def _holds_arrays(new: Node) -> Flow[bool]:
         nodes = {key: node for key in keys if (node := node_of_document(key))}
         replies = yield from read_documents([*nodes])
         for node, reply in zip(nodes.values(), replies, strict=True):
-            doc = None if reply.value is None else documents.parse_json(reply.value)
+            doc = documents.parse_json(reply.value)
             if doc is not None and documents.is_array_document(node, doc):
                 return True
-        level = [f"{key}/" for key in keys if key != new.path and "/.z" not in f"/{key}"]
-        level = [directory for directory in level if directory[:-1] not in nodes]
+        keys = [key for key in keys if key not in nodes and key != new.path]
+        level = [f"{key}/" for key in keys if "/.z" not in f"/{key}"]
     return bool(level)

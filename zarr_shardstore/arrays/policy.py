@@ -1,12 +1,11 @@
 """Policy for new arrays: which are sharded, their chunks per shard, and the declaration of each.
 
-``chunks_per_shard="auto"`` makes shards of 10 to 100 MB. Larger shards mean fewer objects, and
-requests that are worth their latency. Smaller shards are cheaper to rewrite, and more readers
-share the work.
+``chunks_per_shard="auto"`` makes shards of 10 to 100 MB. Larger shards mean fewer objects and
+requests. Smaller shards are cheaper to rewrite, and more readers share the work.
 
-A shard that reaches beyond the grid has entries that are missing, 16 bytes each. An array that
-grows fills them. So a new shard is clipped to the grid where its index would become large. The
-first dimension is clipped least, because most arrays grow along it.
+A shard that reaches beyond the grid has missing entries, 16 bytes each, which a growing array
+fills. A new shard is clipped to the grid where its index would become large. The first dimension
+is clipped least, because most arrays grow along it.
 
 Source: the recommendation of zarr-vectors and of the discussion of sharding, 10 to 100 MB;
 spec_notes/decisions/0031-shapes.md.
@@ -20,7 +19,7 @@ from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from typing import Any, Literal, NamedTuple, SupportsIndex, TypeAlias
+from typing import Any, Literal, SupportsIndex, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -29,27 +28,20 @@ from zarr_shardstore.errors import SpecError
 from zarr_shardstore.format import shard
 from zarr_shardstore.format.keys import Coords
 from zarr_shardstore.format.layout import chunk_grid_shape
-from zarr_shardstore.format.shard import IndexFormat, ShardingSpec
 from zarr_shardstore.metadata.declaration import Declared
 from zarr_shardstore.metadata.documents import Geometry, Node, chunk_nbytes
 from zarr_shardstore.metadata.transformer_list import SHARDING, TransformerSpec
 from zarr_shardstore.metadata.transformer_list import sharding_transformer as spell_sharding
 
-Rule: TypeAlias = (
-    SupportsIndex
-    | Sequence[SupportsIndex]
-    | npt.NDArray[np.integer[Any]]
-    | Literal["auto"]
-    | Mapping[str, SupportsIndex]
-    | None
-)
+_Shape: TypeAlias = SupportsIndex | Sequence[SupportsIndex] | npt.NDArray[np.integer[Any]]
+Rule: TypeAlias = _Shape | Literal["auto"] | Mapping[str, SupportsIndex] | None
 ChunksPerShard: TypeAlias = Rule | Mapping[str, Rule]
 Dimensions: TypeAlias = Sequence[str | None]
-"""Names of the dimensions of an array; empty if it has none."""
+"""Names of the dimensions of an array; empty if there are none."""
 
 
 class ByteBudget(int):
-    """Rule of `shard_nbytes`: the bytes that a shard has at most, before compression."""
+    """Most bytes of a shard before compression: the rule of `shard_nbytes`."""
 
 
 _Normal: TypeAlias = Coords | int | ByteBudget | Literal["auto"] | dict[str, int] | None
@@ -64,30 +56,16 @@ _GOAL_NBYTES = 64_000_000
 """Size that shards approach from below, in bytes."""
 
 _MAX_ENTRIES = 2**17
-"""Entries in a shard: an index of 2 MiB, which a reader of one chunk has to fetch."""
+"""Most entries in a shard: the reader of one chunk fetches an index of 2 MiB."""
 
 _MAX_SMALL_ENTRIES = 255
-"""Entries of a shard that is not clipped to the grid: their index has 4 KiB, a page."""
+"""Most entries of a shard that is not clipped to the grid: an index of 4 KiB, one page."""
 
 _MAX_GROWING_ENTRIES = 2**14
-"""Entries up to which the first dimension is not clipped: an index of 256 KiB."""
+"""Most entries of a shard whose first dimension is not clipped: an index of 256 KiB."""
 
 UNKNOWN_NBYTES = 1_000_000
-"""Assumed size of a chunk whose data type does not tell it, as for texts."""
-
-
-class ShapeRule(NamedTuple):
-    """Shape of the shards of arrays with a path, a pattern or a dimension of this name."""
-
-    name: str | None  # None: of every array
-    shape: _Normal
-
-    def matches(self, path: str) -> bool:
-        return self.name is None or matches(path, self.name)
-
-    @property
-    def may_name_dimension(self) -> bool:
-        return self.name is not None and type(self.shape) is int
+"""Assumed size of a chunk of variable length, as of texts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,100 +73,94 @@ class ShardingPolicy:
     """Sharding of new arrays; `ShardingStore` documents the options."""
 
     rules: Rules = None
-    """Chunks per shard of every array, or by path and pattern, as pickles of stores have them."""
+    """Chunks per shard of every array, or by name, as pickles of stores have them."""
     declaration: V3Declaration = "codec"
-    """Form of the declaration of v3 arrays; v2 and the draft have one form each."""
+    """Form of the declaration of v3 arrays; v2 and the draft have one each."""
     transformers: tuple[TransformerSpec, ...] | None = None
     """The stack; ``None``: sharding alone."""
-    index: IndexFormat | None = None
+    index: shard.IndexFormat | None = None
     """Form of the shard index; ``None``: with a checksum, except in the draft's transformer."""
     is_left_out: bool = field(default=False, compare=False)
-    """Whether no option says if arrays are sharded: a new store is told that they are not."""
+    """True if no option says whether arrays are sharded: the user of a new store is warned."""
 
     @property
-    def shape_rules(self) -> list[ShapeRule]:
-        """The rules in the order of the option."""
-        if isinstance(self.rules, dict):
-            return [ShapeRule(name, shape) for name, shape in self.rules.items()]
-        return [ShapeRule(None, self.rules)]
+    def _by_name(self) -> dict[str | None, _Normal]:
+        """Rules by path, pattern or dimension, in the order of the option; ``None`` names all."""
+        rules: Any = self.rules
+        return rules if isinstance(rules, dict) else {None: rules}
+
+    @property
+    def _by_dimension(self) -> dict[str, int]:
+        """Rules whose name may be a dimension."""
+        rules = self.rules if isinstance(self.rules, dict) else {}
+        return {name: rule for name, rule in rules.items() if type(rule) is int}
 
     @property
     def names_dimensions(self) -> bool:
         """Whether names of dimensions may decide about shards."""
-        return any(
-            rule.may_name_dimension or isinstance(rule.shape, dict) for rule in self.shape_rules
-        )
+        rules = self._by_name.values()
+        return bool(self._by_dimension) or any(isinstance(rule, dict) for rule in rules)
 
     def rule_of(self, path: str, dims: Dimensions = ()) -> _Normal:
-        """Return the rule for an array: by its path, else by the first pattern that matches, else
-        by its dimensions, which the keys with whole numbers name. `SpecError` if two differ."""
-        rules = self.shape_rules
-        named: dict[Any, Any] = {r.name: r.shape for r in rules if r.may_name_dimension}
+        """Return the rule by path, by the first pattern that matches, or by dimensions. `SpecError`
+        if path and dimensions differ."""
+        rules, named = self._by_name, self._by_dimension
         by_dimension = named if named.keys() & set(dims) else None
-        own = next((rule for rule in rules if rule.name == path), None)
-        if own is None:
-            return next((rule.shape for rule in rules if rule.matches(path)), by_dimension)
-        if (
-            path in named
-            and by_dimension
-            and any(named.get(d or "", 1) != named[path] for d in dims)
-        ):
+        if path not in rules:
+            found = (rule for name, rule in rules.items() if matches(path, name))
+            return next(found, by_dimension)
+        is_both = path in named and by_dimension
+        if is_both and any(named.get(d or "", 1) != named[path] for d in dims):
             raise SpecError(
                 f"{path!r} in chunks_per_shard is an array, of the dimensions {list(dims)}, and a "
                 f"dimension: write {{{path!r}: {(named[path],) * len(dims)}}} for the array, or "
                 f"{{'*': {named}}} for all arrays by dimension"
             )
-        return own.shape
+        return rules[path]
 
     def names_without_array(self, arrays: Mapping[str, Dimensions]) -> list[str]:
-        """Return the paths, patterns, dimensions and the tuple of the option that fit none of these
-        arrays. Each array is a path, with one item for each dimension."""
+        """Return the names, and the tuple, of the option that fit no array. Each array has an item
+        for each dimension, ``None`` for one without a name."""
         unknown: list[str] = []
-        for rule in self.shape_rules:
-            name, shape = rule
-            matched = [dims for path, dims in arrays.items() if rule.matches(path)]
+        there = {dim for dims in arrays.values() for dim in dims}
+        for name, rule in self._by_name.items():
+            matched = [dims for path, dims in arrays.items() if matches(path, name)]
             if name is None:
-                if isinstance(shape, tuple) and all(len(dims) != len(shape) for dims in matched):
-                    unknown.append(str(shape))
-            elif not matched and not (
-                rule.may_name_dimension and any(name in dims for dims in arrays.values())
-            ):
+                if isinstance(rule, tuple) and all(len(dims) != len(rule) for dims in matched):
+                    unknown.append(str(rule))
+            elif not matched and not (name in self._by_dimension and name in there):
                 unknown.append(name)
-            elif isinstance(shape, dict):
-                unknown += [dim for dim in shape if not any(dim in dims for dims in matched)]
+            elif isinstance(rule, dict):
+                unknown += [dim for dim in rule if not any(dim in dims for dims in matched)]
         return unknown
 
     def reason_to_leave(self, path: str, ndim: int, dims: Dimensions) -> str:
-        """Return why the option leaves out an array that it may be meant for; ``""`` if not so."""
+        """Return why an array that the option may be meant for has no shards; else ``""``."""
         rule = self.rule_of(path, dims)
         if isinstance(rule, dict) and not rule.keys() & set(dims):
             return f"it has none of the dimensions {list(rule)}"
-        if isinstance(rule, tuple) and len(rule) != ndim and not self._is_named(path):
+        if isinstance(rule, tuple) and len(rule) != ndim and path not in self._by_name:
             return f"it has {ndim} dimensions, and chunks_per_shard={rule} is for {len(rule)}"
-        if rule is None and not any(each.matches(path) for each in self.shape_rules):
+        if rule is None and not any(matches(path, name) for name in self._by_name):
             from difflib import get_close_matches  # 0.5 ms
 
             there = [dim for dim in dims if dim]
-            for name in [each.name for each in self.shape_rules if each.may_name_dimension]:
-                if name and get_close_matches(name.casefold(), map(str.casefold, there), 1, 0.7):
+            for name in self._by_dimension:
+                if get_close_matches(name.casefold(), map(str.casefold, there), 1, 0.7):
                     return f"it has the dimensions {there}, and none is {name!r}"
         return ""
 
-    def _is_named(self, path: str) -> bool:
-        return any(rule.name == path for rule in self.shape_rules)
-
     def needs_no_metadata(self, hierarchy: str, path: str) -> bool:
-        """Whether the option alone declares an array that has no metadata. Outside the draft this
-        needs a mapping with a rule for this very path."""
-        if hierarchy != "draft" and not self._is_named(path):
+        """Whether the option alone declares an array, outside the draft by its very path."""
+        if hierarchy != "draft" and path not in self._by_name:
             return False
         rule = self.rule_of(path)
         return type(rule) is int or isinstance(rule, tuple)
 
     def chunks_per_shard_of(self, path: str, ndim: int, dims: Dimensions = ()) -> Coords | None:
-        """Return the chunks per shard of a new array; ``None`` if it is not sharded. A shard of a
-        0-d array saves nothing: only the rule ``()`` asks for it."""
+        """Return the chunks per shard of a new array; ``None`` for plain chunks."""
         rule = self.rule_of(path, dims)
+        # A shard of a 0-d array saves no object.
         if rule is None or (ndim == 0 and rule != ()) or self.reason_to_leave(path, ndim, dims):
             return None
         assert rule != "auto", "its shards are chosen by the metadata"
@@ -207,22 +179,22 @@ class ShardingPolicy:
         self, node: Node, doc: Mapping[str, Any], geometry: Geometry, dims: Dimensions = ()
     ) -> Declared | None:
         """Return the declaration of a new array, given its document; ``None``: plain chunks."""
-        ndim = len(geometry.shape)
-        rule = self.rule_of(node.path, dims)
+        ndim, rule = len(geometry.shape), self.rule_of(node.path, dims)
         grid = chunk_grid_shape(geometry.shape, geometry.chunk_shape)
         cps: Coords | None
         if isinstance(rule, str | ByteBudget) and ndim:
-            # By the size before compression, whose effect is not known yet.
+            # The size after compression is not known yet.
             nbytes = chunk_nbytes(doc, geometry.chunk_shape) or UNKNOWN_NBYTES
             cps = choose_chunks_per_shard(grid, nbytes, None if rule == "auto" else rule)[0]
         else:
             cps = self.chunks_per_shard_of(node.path, ndim, dims)
-            # Shards that were written before their metadata have no grid to be clipped to.
+            # Shards that were written before their metadata are not clipped.
             if cps is not None and not self.needs_no_metadata(node.hierarchy, node.path):
                 cps = clip_to_grid(cps, grid)
         sharding: list[TransformerSpec] = []
         if cps is not None:
-            sharding = [spell_sharding(ShardingSpec(cps, self.index or self.default_index(node)))]
+            index = self.index or self.default_index(node)
+            sharding = [spell_sharding(shard.ShardingSpec(cps, index))]
         stack: list[TransformerSpec] = []
         for spec in _SHARDING_ALONE if self.transformers is None else self.transformers:
             stack += [spec] if spec.name != SHARDING or spec.configuration else sharding
@@ -231,9 +203,8 @@ class ShardingPolicy:
     def declaration_without_metadata(self, node: Node, ndim: int) -> Declared | None:
         """Return the declaration of shards that were written before their metadata."""
         cps = self.chunks_per_shard_of(node.path, ndim)
-        if cps is None:
-            return None
-        return self.declare(node, (spell_sharding(ShardingSpec(cps, shard.DRAFT_INDEX)),))
+        spec = None if cps is None else shard.ShardingSpec(cps, shard.DRAFT_INDEX)
+        return None if spec is None else self.declare(node, (spell_sharding(spec),))
 
     def declare(self, node: Node, transformers: tuple[TransformerSpec, ...]) -> Declared | None:
         if not transformers:
@@ -245,16 +216,15 @@ class ShardingPolicy:
             return Declared("codec", transformers)
         return Declared("storage_transformers", transformers)
 
-    def default_index(self, node: Node) -> IndexFormat:
+    def default_index(self, node: Node) -> shard.IndexFormat:
         """Return the form of the shard index if no option gives it."""
-        has_draft_form = node.hierarchy == "draft" or (
-            node.hierarchy == "v3" and self.declaration == "storage_transformers"
-        )
-        return shard.DRAFT_INDEX if has_draft_form else shard.ZEP2_INDEX
+        is_v3_codec = node.hierarchy == "v3" and self.declaration == "codec"
+        return shard.ZEP2_INDEX if is_v3_codec or node.hierarchy == "v2" else shard.DRAFT_INDEX
 
 
-def matches(path: str, pattern: str) -> bool:
-    return path == pattern or fnmatchcase(path, pattern)
+def matches(path: str, pattern: str | None) -> bool:
+    """Whether a path is a path or fits a pattern; ``None`` fits every path."""
+    return pattern is None or path == pattern or fnmatchcase(path, pattern)
 
 
 def parse_rules(chunks_per_shard: ChunksPerShard) -> Rules:
@@ -296,11 +266,8 @@ def _whole(number: Any) -> int:
 
 
 def clip_to_grid(cps: Coords, grid_shape: Coords) -> Coords:
-    """Return chunks per shard of which the grid has as many, where the index would become large.
-
-    The last dimension is clipped first. The array is expected to grow along the first dimension of
-    which a shard has several chunks.
-    """
+    """Clip chunks per shard to the grid where the index would become large, the last dimension
+    first. The array may grow along the first dimension of which a shard has several chunks."""
     clipped = list(cps)
     first = next((dim for dim, n in enumerate(cps) if n > 1), 0)
     for dim in reversed(range(len(cps))):
@@ -314,18 +281,15 @@ def choose_chunks_per_shard(
 ) -> tuple[Coords, str]:
     """Choose chunks per shard for an array, and give the reason.
 
-    With a `budget` a shard of more than one chunk has at most so many bytes. If the whole array has
-    less, and `may_grow`, shards are longer than the grid along the first dimension.
-
-    Shards are as near to cubes, counted in chunks, as the grid allows. Several shards along a
-    dimension have about the same length. The length need not divide the grid.
+    Shards are as near to cubes, counted in chunks, as the grid allows, and about equally long. A
+    shard of several chunks has at most `budget` bytes. If the whole array has less, and `may_grow`,
+    shards are longer than the grid along the first dimension.
     """
     grid = tuple(max(n, 1) for n in grid_shape)
     chunk_nbytes = max(chunk_nbytes, 1)
     about = f"{'stored ' if budget is None else ''}chunks have about {_readable(chunk_nbytes)}"
-    max_nbytes, min_nbytes = budget or MAX_SHARD_NBYTES, _MIN_SHARD_NBYTES
-    if budget is not None:
-        min_nbytes = budget // 2
+    max_nbytes = budget or MAX_SHARD_NBYTES
+    min_nbytes = _MIN_SHARD_NBYTES if budget is None else budget // 2
     if math.prod(grid) <= _MAX_ENTRIES and math.prod(grid) * chunk_nbytes <= max_nbytes:
         if budget is not None and may_grow:
             n = min(budget // chunk_nbytes, _MAX_SMALL_ENTRIES) // math.prod(grid[1:])
@@ -336,19 +300,18 @@ def choose_chunks_per_shard(
     if goal < 2:
         return (1,) * len(grid), f"{about}: each is large enough for an object of its own"
     cps = _even(_grown(grid, goal), grid, min_nbytes / chunk_nbytes)
-    nbytes = _readable(math.prod(cps) * chunk_nbytes)
-    shown = " × ".join(map(str, cps))
+    shown, nbytes = " × ".join(map(str, cps)), _readable(math.prod(cps) * chunk_nbytes)
     return cps, f"{about}: {shown} of them make shards of {nbytes}"
 
 
 def _grown(grid: Coords, goal: float) -> list[int]:
     """Return a box of about `goal` chunks, as near to a cube as the grid allows."""
 
-    def n_in_cube(side: int) -> int:
-        return math.prod(min(side, n) for n in grid)
+    def cube(side: int) -> list[int]:
+        return [min(side, n) for n in grid]
 
-    side = bisect_right(range(1, _MAX_ENTRIES + 1), goal * (1 + 1e-9), key=n_in_cube)
-    cps = [min(side, n) for n in grid]
+    sides = range(1, _MAX_ENTRIES + 1)
+    cps = cube(bisect_right(sides, goal * (1 + 1e-9), key=lambda side: math.prod(cube(side))))
     while True:  # the next cube would be too large
         larger = [
             (n, dim)
@@ -361,10 +324,8 @@ def _grown(grid: Coords, goal: float) -> list[int]:
 
 
 def _even(cps: list[int], grid: Coords, at_least: float) -> Coords:
-    """Make the shards along each dimension about equally long, without adding a shard.
-
-    If shards got fewer than `at_least` chunks by that, the last shard is a short one instead.
-    """
+    """Make the shards along each dimension about equally long, without adding a shard. The last
+    shard stays a short one where shards would get fewer than `at_least` chunks."""
     even = [-(-n // -(-n // c)) for c, n in zip(cps, grid, strict=True)]
     shape = list(cps)
     for dim in sorted(range(len(cps)), key=lambda dim: (-even[dim] / cps[dim], dim)):

@@ -1,8 +1,8 @@
-"""A stored array: its document, and the stack of transformers that the document declares.
+"""Stored array: its document, and the stack of transformers that the document declares.
 
-Transformers are made by name: those of this package, those that the process registers, and those
-of other packages. Another package adds one by an entry point. The object takes the configuration
-(a mapping) and the array (an `ArrayContext`) and returns a `StorageTransformer`::
+Transformers are made by name. This package has some, the process may register others, and other
+packages add theirs by an entry point. The object takes the configuration (a mapping) and the array
+(an `ArrayContext`) and returns a `StorageTransformer`::
 
     [project.entry-points."zarr_shardstore.storage_transformers"]
     "example.org/rot13" = "example_package:rot13"
@@ -17,17 +17,12 @@ from reprlib import repr as short
 from typing import Any, NamedTuple, TypeAlias
 
 from zarr_shardstore.errors import SpecError, UnsupportedError
-from zarr_shardstore.format import consolidated_index
+from zarr_shardstore.format.consolidated_index import CONSOLIDATED_INDEX_NAME
 from zarr_shardstore.format.keys import Coords
 from zarr_shardstore.format.layout import ArrayLayout, is_inside
+from zarr_shardstore.metadata import documents
 from zarr_shardstore.metadata.declaration import MARKER, Native, is_sharded_by_zarr, strip
-from zarr_shardstore.metadata.documents import (
-    ArrayDocument,
-    Node,
-    chunk_nbytes,
-    parse_array,
-    without_notes,
-)
+from zarr_shardstore.metadata.documents import ArrayDocument, Node
 from zarr_shardstore.metadata.transformer_list import SHARDING
 from zarr_shardstore.shards import stack as stacks
 from zarr_shardstore.shards.read import ReadOptions
@@ -51,9 +46,9 @@ class StoredArray(NamedTuple):
     stack: stacks.Stack
     """Transformers, nearest to the array first; empty for plain chunks."""
     layout: ArrayLayout | None
-    """Where chunks and shards are, if the stack is one sharding; these are treated together."""
+    """Keys of chunks and shards, if the stack is one sharding alone."""
     unknown: str = ""
-    """Reason why the array passes: zarr shards it in a form that is not known here."""
+    """Why keys of the array pass: zarr shards it in an unknown form."""
 
     def coords_of(self, key: str) -> Coords | None:
         """Return the coordinates that a chunk key spells, also outside the grid."""
@@ -63,7 +58,7 @@ class StoredArray(NamedTuple):
         return geometry.encoding.decode(key[len(prefix) :], len(geometry.shape))
 
     def is_outside(self, key: str) -> bool:
-        """Whether a key is that of a chunk outside the grid."""
+        """Whether a key spells a chunk outside the grid."""
         coords, grid_shape = self.coords_of(key), self.grid_shape
         return coords is not None and grid_shape is not None and not is_inside(coords, grid_shape)
 
@@ -71,9 +66,9 @@ class StoredArray(NamedTuple):
         """Whether the path of a directory of this array spells a coordinate."""
         geometry = self.document.geometry
         rest = directory[len(self.node.chunk_prefix) :].removesuffix("/")
-        if geometry is None or not rest:
+        if geometry is None:
             return False
-        return bool(geometry.encoding.decode_leading(rest, len(geometry.shape)))
+        return bool(rest and geometry.encoding.decode_leading(rest, len(geometry.shape)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,28 +78,20 @@ class ArrayReader:
     native: Native
     reading: ReadOptions = field(default_factory=ReadOptions)
     sharded_by_zarr: set[str] = field(default_factory=set, compare=False)
-    """Chunk prefixes of arrays that were read, and which zarr itself shards."""
+    """Chunk prefixes of the arrays read so far that zarr itself shards."""
     lengths: dict[Node, int] = field(default_factory=dict, compare=False)
-    """Elements along the first dimension that count instead of those in the document, for some
-    arrays: their writer stores chunks there, and then moves the end in the document."""
+    """Elements along the first dimension of arrays whose documents follow their chunks."""
 
     def read(self, node: Node, doc: Mapping[str, Any]) -> StoredArray | None:
         """Return the array that a stored document describes; ``None`` if it describes none.
 
-        An array whose sharding codec has an unknown form passes: its keys are the keys of the base
-        store, as for zarr.
-
-        Raises
-        ------
-        SpecError
-            If the declaration is impossible.
-        UnsupportedError
-            If it has an unknown storage transformer, so that objects may hold anything.
+        Keys of an array whose sharding codec has an unknown form pass, as with zarr. `SpecError`
+        for an impossible declaration, `UnsupportedError` for an unknown storage transformer.
         """
         if node in self.lengths and doc.get("shape"):
             doc = {**doc, "shape": [self.lengths[node], *doc["shape"][1:]]}
         try:
-            document = parse_array(node, doc, self.native)
+            document = documents.parse_array(node, doc, self.native)
             if document is None:
                 return None
             if document.declaration is None and MARKER in doc:
@@ -126,23 +113,16 @@ class ArrayReader:
             return ()
         prefix, index_key = node.chunk_prefix, None
         if document.has_consolidated_index:
-            index_key = prefix + consolidated_index.CONSOLIDATED_INDEX_NAME
-        nbytes = chunk_nbytes(doc, geometry.chunk_shape)
+            index_key = prefix + CONSOLIDATED_INDEX_NAME
+        nbytes = documents.chunk_nbytes(doc, geometry.chunk_shape)
         only = document.transformers[0] if len(document.transformers) == 1 else None
         if only is not None and only.sharding is not None:
             parts = (geometry.encoding, grid_shape, only.sharding, index_key, nbytes)
             layout = ArrayLayout(node.path, prefix, *parts, document.n_adopted)
             return (stacks.ShardingTransformer(layout, self.reading),)
-        context = stacks.ArrayContext(
-            path=node.path,
-            prefix=prefix,
-            encoding=geometry.encoding,
-            grid_shape=grid_shape,
-            document=strip(without_notes(doc), document.declaration),
-            reading=self.reading,
-            index_key=index_key,
-            chunk_nbytes=nbytes,
-        )
+        place = (node.path, prefix, geometry.encoding, grid_shape)
+        shown = strip(documents.without_notes(doc), document.declaration)
+        context = stacks.ArrayContext(*place, shown, self.reading, index_key, nbytes)
         stack: list[stacks.StorageTransformer] = []
         passed_over: list[str] = []
         for transformer in document.transformers:
@@ -154,7 +134,7 @@ class ArrayReader:
                 passed_over.append(transformer.name)
             else:
                 stack.append(factory(transformer.configuration, context))
-        if passed_over:  # values can be read, and none can be written
+        if passed_over:  # values can be read, but not written
             stack.insert(0, stacks.ReadOnlyTransformer(node.path, tuple(passed_over)))
         if sum(isinstance(transformer, stacks.ShardingTransformer) for transformer in stack) > 1:
             raise UnsupportedError(
@@ -170,14 +150,14 @@ def register_storage_transformer(name: str, factory: TransformerFactory) -> None
     Parameters
     ----------
     name
-        Name in metadata; a URI, or a name with a domain, so that it is unique.
+        Name in metadata: a URI, or a name with a domain, so that it is unique.
     factory
         Called with the configuration and the array, each time a document is parsed.
 
     Raises
     ------
     SpecError
-        If the name is taken by another one, or it is no text, or the factory is not callable.
+        If another factory has the name, the name is no text, or the factory is not callable.
     """
     if not isinstance(name, str) or not callable(factory):
         raise SpecError(f"name is a str and factory is callable, got {short((name, factory))}")
@@ -186,7 +166,7 @@ def register_storage_transformer(name: str, factory: TransformerFactory) -> None
 
 
 def find_factory(name: str) -> TransformerFactory:
-    """Return the storage transformer of that name, or raise `UnsupportedError`."""
+    """Return the factory of a storage transformer, or raise `UnsupportedError`."""
     if name in _factories:
         return _factories[name]
     installed = {entry.name: entry for entry in entry_points(group=_ENTRY_POINTS)}

@@ -10,11 +10,11 @@ from typing import Any
 from zarr_shardstore.errors import SpecError
 
 _MAX_CHUNKS = 2**28
-"""Bytes of a result, 256 MiB. A larger region is a mistake, or comes from hostile metadata."""
+"""A result of 256 MiB. A larger region is a mistake, or comes from hostile metadata."""
 
 
 def whole_number(name: str, value: object, minimum: int = 0) -> int:
-    """Return `value` as an int; numpy's integers are taken as well."""
+    """Return `value`, which may be an integer of numpy, as an int."""
     try:
         number = operator.index(value)  # type: ignore[arg-type]
     except TypeError:
@@ -25,23 +25,22 @@ def whole_number(name: str, value: object, minimum: int = 0) -> int:
 
 
 def items_of(name: str, given: object) -> list[Any]:
-    """Return the items of an iterable. A text is refused, although Python iterates over it."""
+    """Return the items of an iterable that is no text."""
     if isinstance(given, str | bytes) or not isinstance(given, Iterable):
         raise SpecError(f"{name} is a list, got {short(given)}")
     return list(given)
 
 
 def array_path(path: object) -> str:
-    """Return the path of an array or a group without slashes around it."""
+    """Return the path of an array or a group, without outer slashes."""
     if not isinstance(path, str):
         raise SpecError(f"path is a str, got {short(path)}")
     return path.strip("/")
 
 
 def paths_of(paths: object) -> list[str]:
-    """Return one path, or each of several, without slashes around it."""
-    given = [paths] if isinstance(paths, str) else items_of("paths", paths)
-    return [array_path(path) for path in given]
+    """Return one path, or each of several, without outer slashes."""
+    return list(map(array_path, [paths] if isinstance(paths, str) else items_of("paths", paths)))
 
 
 def storage_options_of(options: object) -> dict[str, Any] | None:

@@ -1,4 +1,4 @@
-"""CRC-32C. Its package is imported for the first checksum, because it brings ``argparse``."""
+"""CRC-32C. The first checksum imports its package, which imports ``argparse``."""
 
 from __future__ import annotations
 
@@ -12,4 +12,4 @@ crc32c: Callable[..., int]
 def __getattr__(name: str) -> Any:
     if name != "crc32c":
         raise AttributeError(name)
-    return globals().setdefault(name, import_module(name).crc32c)  # no later use comes here
+    return globals().setdefault(name, import_module(name).crc32c)

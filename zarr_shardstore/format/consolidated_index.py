@@ -8,12 +8,11 @@ The header is a JSON object, compressed by zlib. Its members are ``chunks_per_sh
 (the form of the shard indexes) and ``written`` (whole seconds since 1970). Four columns have a
 value for each shard: ``keys`` (the suffix after the prefix of the array), ``versions``, ``sizes``
 (of the shard) and ``nbytes`` (of its blob). Blobs follow each other in that order. A blob is an
-index, compressed by zlib: its fields as uint64, all offsets and then all sizes, first the lowest
-byte of each, then the next.
+index, compressed by zlib: all offsets and then all sizes as uint64, first the lowest byte of each,
+then the next.
 
-A version is a string, the ETag of an object; or a number, the time at which a file was last
-changed, in whole seconds since 1970. A recorded index is that of a shard of this version and this
-size, and of no other.
+A version is the ETag of an object, or the time of the last change of a file in whole seconds since
+1970. A recorded index counts only for a shard of this version and this size.
 """
 
 from __future__ import annotations
@@ -32,20 +31,18 @@ from zarr_shardstore.format.shard import ShardIndex, ShardingSpec
 CONSOLIDATED_INDEX_NAME = "__shards.index"
 """Follows the prefix of the chunk keys of the array."""
 
-_SEGMENT = f"/{CONSOLIDATED_INDEX_NAME}"
-
 CONSOLIDATED_INDEX_MEMBER = "zarr_shardstore_index"
 """Member of the metadata document of an array that has a consolidated index."""
 
 _MAGIC = b"ZSHIDX\x00\x01"
 _HEAD_NBYTES = 16
 _MAX_HEADER_NBYTES = 256 * 1024 * 1024
-"""Three million shards. More is taken for an attack."""
+"""Three million shards. More are taken for an attack."""
 
 _COLUMNS = ("keys", "versions", "sizes", "nbytes")
 _LEVEL = 6
 _ITEM_NBYTES = 400
-"""Memory that a shard takes besides its blob, about."""
+"""Memory of a shard besides its blob."""
 
 RecordedVersion: TypeAlias = str | int
 """An ETag, or the time of the last change of a file in whole seconds since 1970."""
@@ -55,12 +52,11 @@ _Doc: TypeAlias = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class IndexCopy:
-    """Shard index with a version of its shard that any process can compare."""
+    """Shard index, with the version of its shard and the size of the shard in bytes."""
 
     index: ShardIndex
     version: RecordedVersion
     size: int
-    """Size of the shard, in bytes."""
 
 
 class _Blob(NamedTuple):
@@ -90,7 +86,7 @@ class ConsolidatedIndexWriter:
         self._rows.append((suffix, found.version, found.size, len(blob)))
 
     def encode(self, written_s: int) -> bytes:
-        """Return the bytes of the object, with the time of writing in seconds since 1970."""
+        """Return the bytes of the object. The time of writing is in seconds since 1970."""
         columns = {name: [row[i] for row in self._rows] for i, name in enumerate(_COLUMNS)}
         header = {**_header_of(self._spec), "written": written_s, **columns}
         packed = zlib.compress(json.dumps(header, separators=(",", ":")).encode(), _LEVEL)
@@ -99,22 +95,21 @@ class ConsolidatedIndexWriter:
 
 
 class ConsolidatedIndex:
-    """Decoded object; each shard index is decoded when it is asked for."""
+    """Decoded object of encoded indexes. `written_s` is the time of writing by the clock of the
+    writer, in seconds since 1970. The cache of indexes sets `was_used`."""
 
     def __init__(
         self, spec: ShardingSpec, written_s: int, blobs: dict[str, _Blob], data: memoryview
     ) -> None:
         self.spec = spec
         self.written_s = written_s
-        """Time of writing by the clock of the writer, in whole seconds since 1970."""
         self.was_used = False
-        """For the cache of indexes."""
         self._blobs = blobs
         self._data = data
 
     @classmethod
     def decode(cls, data: bytes | memoryview, spec: ShardingSpec) -> ConsolidatedIndex | None:
-        """Decode an object; ``None`` if it is damaged, unknown, or of shards of another form."""
+        """Decode an object; ``None`` if it is damaged or unknown, or has shards of another form."""
         data = memoryview(data)
         body = data[12:]
         if data[:8] != _MAGIC or len(data) < _HEAD_NBYTES:
@@ -142,11 +137,11 @@ class ConsolidatedIndex:
 
     @property
     def nbytes(self) -> int:
-        """Memory that the consolidated index takes, about."""
+        """Memory of the consolidated index."""
         return len(self._data) + _ITEM_NBYTES * len(self._blobs)
 
     def find(self, suffix: str) -> IndexCopy | None:
-        """Return the index of a shard; ``None`` if it is not recorded, or is damaged."""
+        """Return the index of a shard; ``None`` if it is not recorded or is damaged."""
         blob = self._blobs.get(suffix)
         if blob is None:
             return None
@@ -168,12 +163,12 @@ class ConsolidatedIndex:
 
 
 def is_consolidated_index_key(key: str) -> bool:
-    """Whether a key, or the last segment of a key, is that of a consolidated index."""
-    return key.endswith(_SEGMENT) or key == CONSOLIDATED_INDEX_NAME
+    """Whether a key, or the last segment of a key, names a consolidated index."""
+    return f"/{key}".endswith(f"/{CONSOLIDATED_INDEX_NAME}")
 
 
 def declares_consolidated_index(doc: _Doc) -> bool:
-    """Whether the metadata document of an array says that there is a consolidated index."""
+    """Whether the metadata document of an array declares a consolidated index."""
     return isinstance(doc.get(CONSOLIDATED_INDEX_MEMBER), Mapping)
 
 
@@ -207,5 +202,5 @@ def _whole(number: Any) -> int:
 
 
 def _inflated(data: memoryview, max_nbytes: int) -> bytes:
-    """Decompress; of more than `max_nbytes` return one byte more than that."""
+    """Decompress at most `max_nbytes` and one byte."""
     return zlib.decompressobj().decompress(data, max_nbytes + 1)

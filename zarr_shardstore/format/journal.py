@@ -12,13 +12,13 @@
 The journal is a file of its own, there from the first change in the shard file until the seal.
 
 1. The record is written before the shard is touched, and its checksum covers the header. When the
-   shard is whole again the state is rewritten with the next number, and the record means nothing.
-   So there is a record only while a change is under way, or if its writer was killed.
+   shard is whole again, the state is rewritten with the next number, which ends the record. So a
+   record exists only while a change is under way, or if its writer was killed.
 2. An index with a right checksum is whole, whatever a record says: the change stays.
 3. A change is undone only if each byte of its entries is the old one or the new one. The old bytes
-   must give the checksum of the old index. Other bytes are not remains of the change.
-4. A move copies the index to another place. Cutting the file behind the old place undoes it, and
-   loses nothing: the same index is still there.
+   must give the checksum of the old index. Other bytes come from another writer.
+4. A move copies the index to another place. Cutting the file after the old place undoes the move,
+   and keeps the index at the old place.
 5. A half-written part has a wrong checksum and counts as none. The shard was not touched yet.
 
 Source: SQLite, "Atomic Commit In SQLite", section 3 (the rollback journal). The layout is ours.
@@ -51,23 +51,22 @@ JOURNAL_STATE_OFFSET = _FILE.size
 JOURNAL_HEADER_NBYTES = _FILE.size + _STATE.size + _CRC.size
 
 ReadAt = Callable[[int, int], bytes]
-"""Bytes of the shard from an offset on, that many; fewer where it ends."""
+"""Reader of bytes of the shard at an offset, fewer where the shard ends."""
 
 
 class JournalHeader(NamedTuple):
     """Form and state of the shard of a journal, and its last writer."""
 
     has_checksum: bool
-    """Whether four bytes of crc32c follow the index."""
     n_entries: int
     owner: int
-    """Number of the writer that changed the shard last: it knows the index as it is."""
+    """Number of the writer that changed the shard last, and knows its index."""
     index_start: int
     """Offset of the index in the shard, in bytes."""
     data_end: int
-    """No entry ever used a byte from here up to the index."""
+    """Offset after the last byte that an entry ever used; the gap begins here."""
     number: int
-    """Of the state of the shard; each change makes the next one, modulo 2³²."""
+    """Number of the state of the shard. Each change makes the next one, modulo 2³²."""
 
     @property
     def index_nbytes(self) -> int:
@@ -96,23 +95,19 @@ ChangedEntry: TypeAlias = tuple[int, bytes, bytes]
 
 
 class Change(NamedTuple):
-    """Record of a change of the index: the entries before and after."""
+    """Record of a change: crc32c of all entries before and after, `data_end` after the change."""
 
     old_crc: int
     new_crc: int
-    """crc32c of all entries of the index, before and after."""
     data_end: int
-    """As in the header, after the change."""
     entries: Sequence[ChangedEntry]
 
 
 class Move(NamedTuple):
-    """Record of a move: the index is copied to another place, behind a larger gap."""
+    """Record of a move of the index: crc32c of all entries, and the new offset in bytes."""
 
     crc: int
-    """crc32c of all entries of the index."""
     index_start: int
-    """New offset, in bytes."""
 
 
 class Journal(NamedTuple):
@@ -122,13 +117,13 @@ class Journal(NamedTuple):
     record: Change | Move | None
 
     def data_end_at(self, index_start: int) -> int | None:
-        """Return `data_end` of a shard with its index at this offset; ``None``: not known."""
+        """Return `data_end` of a shard with its index at an offset; ``None`` if unknown."""
         header, record = self.header, self.record
         if isinstance(record, Move) and index_start == record.index_start:
             return header.index_end
         if index_start != header.index_start:
             return None
-        # Without a checksum a reader may have seen the entries of a change that was cut off.
+        # Without a checksum, a reader may have seen the entries of a change that was cut off.
         return record.data_end if isinstance(record, Change) else header.data_end
 
 
@@ -138,11 +133,11 @@ class Repair(NamedTuple):
     writes: Sequence[tuple[int, bytes]] = ()
     """Offset and bytes of each write."""
     size: int | None = None
-    """Size of the file in bytes, if it must be cut."""
+    """Size in bytes to which the file is cut."""
 
 
 def encode_record(header: bytes, record: Change | Move) -> bytes:
-    """Return the bytes of a record behind its header; they mean nothing behind another one."""
+    """Return the bytes of a record, which counts after this header only."""
     if isinstance(record, Move):
         data = _RECORD.pack(_IS_MOVE, record.crc, record.crc, 0)
         data += _INDEX_START.pack(record.index_start)
@@ -154,12 +149,12 @@ def encode_record(header: bytes, record: Change | Move) -> bytes:
 
 
 def _checksum_of_record(header: bytes, data: bytes | memoryview) -> int:
-    # Without its checksum: the checksum of bytes that end in their own is always the same number.
+    # The header counts without its checksum: bytes that end in their checksum all give one number.
     return checksum.crc32c(data, checksum.crc32c(header[: -_CRC.size]))
 
 
 def decode_journal(data: bytes) -> Journal | None:
-    """Decode a journal; ``None`` if it was not begun, or has another version."""
+    """Decode a journal; ``None`` for an unfinished header or another version."""
     head = data[:JOURNAL_HEADER_NBYTES]
     if len(head) < JOURNAL_HEADER_NBYTES:
         return None
@@ -191,11 +186,9 @@ def _decode_record(header: bytes, data: memoryview) -> Change | Move | None:
 
 
 def find_repair(journal: Journal | None, size: int, read: ReadAt) -> Repair | None:
-    """Return the repair of a shard of `size` bytes whose last change may have been cut off.
-
-    A change whose entries are all stored is finished, any other is undone. ``None``: the shard is
-    whole, or is not what this change left.
-    """
+    """Return the repair of a shard of `size` bytes whose last change may have been cut off. It
+    finishes a change whose entries are all stored, and undoes any other. ``None`` if the shard is
+    whole, or has other bytes than the change left."""
     if journal is None or journal.record is None:
         return None
     header, record = journal.header, journal.record
@@ -227,7 +220,7 @@ def find_repair(journal: Journal | None, size: int, read: ReadAt) -> Repair | No
 
 
 def _repair_of_move(header: JournalHeader, move: Move, size: int, read: ReadAt) -> Repair | None:
-    """Cut the file behind the old place of the index, unless the copy is whole."""
+    """Cut the file after the old place of the index, unless the copy is whole."""
     moved_end = move.index_start + header.stored_nbytes
     if not header.index_end < size <= moved_end:
         return None
@@ -239,7 +232,7 @@ def _repair_of_move(header: JournalHeader, move: Move, size: int, read: ReadAt) 
         return None
     if size == moved_end and read(move.index_start, header.stored_nbytes) == index:
         return None
-    if header.has_checksum:  # a whole index at the end was written by another program
+    if header.has_checksum:  # another program may have written a whole index at the end
         last = read(size - header.stored_nbytes, header.stored_nbytes)
         body = last[: header.index_nbytes]
         if last[len(body) :] == _CRC.pack(checksum.crc32c(body)):

@@ -32,14 +32,14 @@ DRAFT_DATA_ROOT = "data/root/"
 """Every chunk key of the draft hierarchy starts with this."""
 
 SHARD_MARK = ".__shard"
-"""End of the key by which an array object addresses a shard of a store that addresses chunks."""
+"""End of the key of a shard, for an array object that addresses shards of a store of chunks."""
 
 # An empty, "." or ".." segment would give one stored object two names, or leave the store. So
 # would a leading or trailing slash, and the empty key.
 _BAD_SEGMENT = re.compile(r"(?:^|[/\\])\.{0,2}(?:[/\\]|\Z)|\x00")
 
 # Names of our own files: the lock and the journal of a shard, a file that is not renamed yet.
-# No listing shows them, and clean-up removes them.
+# Listings hide them, and clean-up removes them.
 _OURS = re.compile(r"(?:(?<=[^/])\.__(?:lock|journal|shard)|\.[0-9a-f]{32}\.partial)(?:/|$)")
 
 # No sign, no leading zero, ASCII only; 19 digits hold every int64.
@@ -52,8 +52,7 @@ _IS_SEPARATOR = re.compile(r"/|[^0-9/\\\x00]+")
 
 
 def check_key(key: str) -> None:
-    """Raise `SpecError` for a key that could name an object outside the store, or one object twice;
-    also for a lock, a journal or a temporary file."""
+    """Raise `SpecError` for a key outside the store, a second name of an object, or our files."""
     if not isinstance(key, str):
         raise SpecError(f"a key is a str, got {type(key).__name__}: {key!r}")
     if _BAD_SEGMENT.search(key):
@@ -79,8 +78,7 @@ def check_key(key: str) -> None:
 
 
 def check_prefix(prefix: str) -> str:
-    """Check a prefix as `check_key`, but it may be empty or end with ``/``; return ``""`` for the
-    draft's ``"/"`` (every key)."""
+    """Check a prefix: empty, a key, or a key and ``/``. Return ``""`` for the draft's ``"/"``."""
     if not isinstance(prefix, str):
         raise SpecError(f"a prefix is a str, got {type(prefix).__name__}: {prefix!r}")
     if prefix in ("", "/"):
@@ -108,7 +106,7 @@ class ChunkKeyEncoding(NamedTuple):
         return "c" if self.style == "draft" else ""
 
     def decode(self, suffix: str, ndim: int) -> Coords | None:
-        """Return the coordinates that `suffix` spells; ``None`` if it spells no `ndim` of them."""
+        """Return the `ndim` coordinates that `suffix` spells, or ``None``."""
         if ndim == 0:
             # zarr-python 2.18 stores the only chunk of a 0-d draft array as "c0".
             is_spelled = suffix == self.encode(()) or (self.style == "draft" and suffix == "c0")
@@ -120,8 +118,8 @@ class ChunkKeyEncoding(NamedTuple):
         return tuple(map(int, numbers)) if all(map(_IS_NUMBER.fullmatch, numbers)) else None
 
     def decode_start(self, text: str, ndim: int) -> tuple[Coords, str] | None:
-        """Return the whole coordinates that the start of a suffix spells, and digits of the next;
-        ``None`` if no suffix of `ndim` coordinates starts so.
+        """Return the whole coordinates that the start of a suffix spells, and digits of the next
+        one; ``None`` if no suffix of `ndim` coordinates starts so.
 
         >>> ChunkKeyEncoding("default", "/").decode_start("c/96/1", ndim=3)
         ((96,), '1')
@@ -150,16 +148,16 @@ class ChunkKeyEncoding(NamedTuple):
 
 
 def is_separator(style: Style, separator: object) -> bool:
-    """Whether chunk keys of a style can have a separator. The draft allows any without digits,
-    which would be ambiguous, and without a slash among other characters."""
+    """Whether chunk keys of a style can have a separator. The draft allows a slash, or a text
+    without slashes and digits."""
     if style == "draft":
         return isinstance(separator, str) and bool(_IS_SEPARATOR.fullmatch(separator))
     return separator in ("/", ".")
 
 
 def odd_candidates(key: str) -> Iterator[tuple[str, str]]:
-    """Split a key as ``(directory, rest)`` in every way, if its last segment has a digit: for
-    spellings that `draft_candidate` and `v3_candidates` do not know.
+    """Split a key as ``(directory, rest)`` in every way, if its last segment has a digit. The
+    key may be one that `draft_candidate` and `v3_candidates` do not know.
 
     >>> list(odd_candidates("data/root/foo/c96-18")), list(odd_candidates("foo/notes.txt"))
     ([('', 'foo/c96-18'), ('foo', 'c96-18')], [])
@@ -171,10 +169,8 @@ def odd_candidates(key: str) -> Iterator[tuple[str, str]]:
 
 
 def v3_candidates(key: str) -> Iterator[tuple[str, str]]:
-    """Split `key` as ``(array path, suffix)`` in every way that Zarr v3 allows.
-
-    Shallowest array first: a v3 array holds no other node, so the first path that is an
-    array owns the key.
+    """Split `key` as ``(array path, suffix)`` in every way that Zarr v3 allows, shallowest first.
+    An array owns the keys below it, because it holds no other node.
 
     >>> list(v3_candidates("img/c/0/1"))
     [('img', 'c/0/1'), ('img/c', '0/1'), ('img/c/0', '1')]
@@ -195,7 +191,7 @@ def v3_candidates(key: str) -> Iterator[tuple[str, str]]:
 
 
 def draft_candidate(key: str) -> tuple[str, str] | None:
-    """Split `key` as ``(array path, suffix)`` by the draft's grammar; ``None`` if it has none."""
+    """Split `key` as ``(array path, suffix)`` by the draft's grammar; ``None`` for other keys."""
     if not key.startswith(DRAFT_DATA_ROOT):
         return None
     segments = key[len(DRAFT_DATA_ROOT) :].split("/")
@@ -210,15 +206,13 @@ def draft_candidate(key: str) -> tuple[str, str] | None:
 
 
 _MAX_DEPTH = 64
-"""Most directories in each other."""
-
 _MAX_REPEATED = 4096
 """Most directories of one depth with two names that are twice in their path, or one three times."""
 
 
 def check_no_loop(directories: Sequence[str]) -> None:
-    """Raise `SpecError` for directories of one depth that a web server seems to list in itself, or
-    in each other: they are too deep, or too many of them have the same names in their paths."""
+    """Raise `SpecError` for directories of one depth that a web server seems to list in each other:
+    their paths are too deep, or too many paths have the same names."""
     parts = [path.split("/") for path in directories]
     n_repeated = sum(len(names) - len(set(names)) > 1 for names in parts)
     if n_repeated > _MAX_REPEATED or max(map(len, parts), default=0) > _MAX_DEPTH:

@@ -1,9 +1,9 @@
 """Layout of one sharded array: translation of chunk keys to shards and entries, and back.
 
-The coordinates of a shard are those of its chunks divided by chunks_per_shard and floored. Its
+Chunk coordinates, divided by chunks_per_shard and floored, are the coordinates of the shard. Its
 key spells them as the array spells its chunk keys.
 
-All shapes and coordinates are tuples of Python ints, one per dimension: no overflow.
+All shapes and coordinates are tuples of Python ints, which do not overflow.
 
 Source: sharding storage transformer draft, "Key & value transformation" (floor division) and
 "Binary shard format" (row-major order of entries).
@@ -29,7 +29,7 @@ Box = tuple[tuple[int, int], ...]
 
 
 def chunk_grid_shape(shape: Sequence[int], chunk_shape: Sequence[int]) -> Coords:
-    """Return the number of chunks along each dimension; the last may hang over the edge."""
+    """Return the number of chunks along each dimension, the last one perhaps cut by the edge."""
     return tuple(-(-s // c) for s, c in zip(shape, chunk_shape, strict=True))
 
 
@@ -37,13 +37,8 @@ def is_inside(coords: Coords, grid_shape: Coords) -> bool:
     return all(c < n for c, n in zip(coords, grid_shape, strict=True))
 
 
-def shard_coords_of(chunk_coords: Coords, chunks_per_shard: Coords) -> Coords:
-    """Return the coordinates of the shard that holds a chunk."""
-    return tuple(c // n for c, n in zip(chunk_coords, chunks_per_shard, strict=True))
-
-
 def grid_box(shard_coords: Coords, chunks_per_shard: Coords, grid_shape: Coords | None) -> Box:
-    """Return the chunk coordinates that one shard covers, clipped to the grid if it is known."""
+    """Return the chunk coordinates of one shard, clipped to the grid if it is known."""
     box = [(s * n, (s + 1) * n) for s, n in zip(shard_coords, chunks_per_shard, strict=True)]
     if grid_shape is not None:
         box = [(lo, max(lo, min(hi, n))) for (lo, hi), n in zip(box, grid_shape, strict=True)]
@@ -56,7 +51,7 @@ def n_in_grid_box(
     grid_shape: Coords | None,
     growing: Container[int] = (),
 ) -> int:
-    """Count the chunks in a `grid_box` that is not clipped in the `growing` dimensions."""
+    """Return the number of chunks in a `grid_box`, which is not clipped where the grid grows."""
     if grid_shape is None:
         return math.prod(chunks_per_shard)
     n_chunks = 1
@@ -69,7 +64,7 @@ def n_in_grid_box(
 def entries_in_box(
     box: Box, shard_coords: Coords, chunks_per_shard: Coords
 ) -> npt.NDArray[np.intp]:
-    """Return ascending ids of the entries of one shard whose coordinates lie in `box`."""
+    """Return the ascending ids of the entries of a shard whose coordinates lie in `box`."""
     ids = np.zeros(1, dtype=np.intp)
     for (start, stop), s, n in zip(box, shard_coords, chunks_per_shard, strict=True):
         local = np.arange(max(start - s * n, 0), max(min(stop - s * n, n), 0), dtype=np.intp)
@@ -84,25 +79,24 @@ class ArrayLayout:
     path: str
     """Path of the array, ``""`` for the root."""
     prefix: str
-    """Text before the suffix in each of its keys: ``""`` or ends with ``/``."""
+    """Text before the suffix in each key: ``""`` or a text that ends with ``/``."""
     encoding: ChunkKeyEncoding
-    """Spelling of coordinates, the same for chunks and for shards."""
+    """Spelling of the coordinates of chunks and of shards."""
     grid_shape: Coords | None
-    """Number of chunks along each dimension; ``None`` if no metadata tells it."""
+    """Number of chunks along each dimension; ``None`` for an array without metadata."""
     spec: ShardingSpec
     index_key: str | None = field(default=None, compare=False)
     """Key of the consolidated index, if the metadata declares one."""
     chunk_nbytes: int | None = field(default=None, compare=False)
-    """Size of a decoded chunk in bytes, if the data type tells."""
+    """Bytes of a decoded chunk, if the data type has a fixed size."""
     n_adopted: int = field(default=0, compare=False)
-    """So many shards along the first dimension are adopted, see `ShardRef.is_adopted`."""
+    """Number of adopted shards along the first dimension, see `ShardRef.is_adopted`."""
 
     def chunk(self, coords: Coords, key: str | None = None) -> ChunkRef:
         """Return the chunk at `coords`, given its key if the caller has it."""
         if key is None:
             key = self.prefix + self.encoding.encode(coords)
-        # The only shard of a 0-d array has the key of its only chunk, as that is spelled.
-        if not coords:
+        if not coords:  # a 0-d array has one key, in either spelling
             return ChunkRef(key, ShardRef(self, (), key), 0)
         shard_coords, entry_id = [], 0
         for c, n in zip(coords, self.spec.chunks_per_shard, strict=True):
@@ -111,7 +105,7 @@ class ArrayLayout:
         return ChunkRef(key, self.shard(tuple(shard_coords)), entry_id)
 
     def chunk_of_key(self, key: str) -> ChunkRef | None:
-        """Return the chunk that a key spells, also outside the grid; ``None`` if none."""
+        """Return the chunk that a key spells, also outside the grid, or ``None``."""
         coords = self.coords_of(key)
         return None if coords is None else self.chunk(coords, key)
 
@@ -119,44 +113,42 @@ class ArrayLayout:
         return ShardRef(self, coords, self.prefix + self.encoding.encode(coords))
 
     def coords_of(self, key: str) -> Coords | None:
-        """Return the coordinates that a chunk key or a shard key spells; ``None`` if none."""
+        """Return the coordinates that a chunk key or a shard key spells, or ``None``."""
         if not key.startswith(self.prefix):
             return None
         return self.encoding.decode(key[len(self.prefix) :], self.spec.ndim)
 
     def shard_of_key(self, key: str) -> ShardRef | None:
-        """Return the shard that a key of the base store names; ``None`` if it names none."""
+        """Return the shard that a key of the base store names, or ``None``."""
         coords = self.coords_of(key)
         return None if coords is None else ShardRef(self, coords, key)
 
     def has_same_entries(self, other: ArrayLayout) -> bool:
-        """Whether both put each chunk into the same entry: the grid may have grown."""
-        return self is other or (
-            (self.prefix, self.encoding, self.spec) == (other.prefix, other.encoding, other.spec)
-        )
+        """Whether both put each chunk into the same entry, perhaps of a grid that has grown."""
+        mine, others = (self.prefix, self.encoding, self.spec), (other.prefix, other.encoding)
+        return self is other or mine == (*others, other.spec)
 
     def has_chunk(self, coords: Coords) -> bool:
-        """Whether the chunk at `coords` lies in the array."""
         return self.grid_shape is None or is_inside(coords, self.grid_shape)
 
 
 @dataclass(frozen=True, slots=True)
 class ShardRef:
-    """One shard of one array: its coordinates, and its key in the base store."""
+    """Shard of an array: its coordinates, and its key in the base store."""
 
     layout: ArrayLayout
     coords: Coords
     key: str
 
     def __hash__(self) -> int:
-        return hash(self.key)  # a hash of all fields takes 3 µs, for each chunk
+        return hash(self.key)  # 3 µs less than a hash of all fields
 
     def chunk_key(self, entry_id: int) -> str:
-        """Return the key of the chunk that is entry number `entry_id`."""
+        """Return the key of the chunk in an entry."""
         return self.chunk_keys(np.array([entry_id]))[0]
 
     def chunk_keys(self, entry_ids: npt.NDArray[np.intp]) -> list[str]:
-        """Return the keys of the chunks that are these entries, in the order given."""
+        """Return the keys of the chunks in entries, in the order given."""
         layout, cps = self.layout, self.layout.spec.chunks_per_shard
         if layout.spec.ndim == 0:
             return [self.key] * len(entry_ids)
@@ -165,7 +157,7 @@ class ShardRef:
         columns = []
         for column, s, n in zip(np.unravel_index(entry_ids, cps), self.coords, cps, strict=True):
             low, high = int(column.min()), int(column.max())
-            if high - low < len(entry_ids):  # the same numbers again and again: spell each once
+            if high - low < len(entry_ids):  # numbers are repeated: spell each once
                 texts = list(map(str, range(s * n + low, s * n + high + 1)))
                 columns.append(map(texts.__getitem__, (column - low).tolist()))
             else:
@@ -176,29 +168,28 @@ class ShardRef:
 
     @property
     def is_adopted(self) -> bool:
-        """Whether the object is a file of another format, which must stay one: its bytes stay where
-        they are, whether entries use them or not."""
+        """Whether the object is also a file of another format, whose bytes must stay."""
         first, *others = self.coords or (0,)
         return first < self.layout.n_adopted and not any(others)
 
     @property
     def n_grid_entries(self) -> int:
-        """Number of entries that lie in the array."""
+        """Number of entries in the array."""
         layout = self.layout
         return n_in_grid_box(self.coords, layout.spec.chunks_per_shard, layout.grid_shape)
 
     def entries_of(self, leading: Coords = ()) -> npt.NDArray[np.intp]:
-        """Return ascending ids of the entries in the array with these leading coordinates."""
+        """Return the ascending ids of the entries in the array with these leading coordinates."""
         return self._entries_in(self._boxes(leading, ""))
 
     def entries_with(self, prefix: str) -> npt.NDArray[np.intp]:
-        """Return ascending ids of the entries in the array whose chunk key begins with `prefix`."""
+        """Return the ascending ids of the entries in the array whose key begins with `prefix`."""
         return self._entries_in(self.boxes_with(prefix))
 
     def boxes_with(self, prefix: str) -> list[Box]:
         """Return ascending boxes of the chunks in the array whose key begins with `prefix`."""
         layout = self.layout
-        if layout.spec.ndim == 0:  # the only chunk has the key of the shard, in either spelling
+        if layout.spec.ndim == 0:  # the chunk has the key of the shard, in either spelling
             return [()] if self.key.startswith(prefix) else []
         if layout.prefix.startswith(prefix):
             return self._boxes((), "")
@@ -208,13 +199,12 @@ class ShardRef:
         return [] if found is None else self._boxes(*found)
 
     def _boxes(self, leading: Coords, digits: str) -> list[Box]:
-        """Return ascending boxes of the chunks in the array whose coordinates begin with `leading`,
-        and the next number with `digits`. None of them is empty."""
+        """Return ascending boxes, without empty ones, of the chunks in the array whose coordinates
+        begin with `leading`, and the next number with `digits`."""
         box = grid_box(self.coords, self.layout.spec.chunks_per_shard, self.layout.grid_shape)
         n = len(leading)
-        head = tuple(
-            (max(lo, c), min(hi, c + 1)) for (lo, hi), c in zip(box, leading, strict=False)
-        )
+        pairs = zip(box[:n], leading, strict=True)
+        head = tuple([(max(lo, c), min(hi, c + 1)) for (lo, hi), c in pairs])
         if any(lo >= hi for lo, hi in (*head, *box[n:])):
             return []
         if not digits:
@@ -224,7 +214,7 @@ class ShardRef:
         while low < stop:  # the number itself, then those with one more digit, …
             if max(low, start) < min(high, stop):
                 boxes.append((*head, (max(low, start), min(high, stop)), *box[n + 1 :]))
-            if low == 0:  # no number of more digits begins with a zero
+            if low == 0:  # longer numbers do not begin with a zero
                 break
             low, high = low * 10, high * 10
         return boxes
@@ -246,15 +236,14 @@ class ChunkRef(NamedTuple):
 # ------------------------------------------------------------------------ key table
 
 _MAX_ITEMS = 65_536
-"""Of rows, last coordinates, and shards. A full table is cleared."""
+"""Most rows, last coordinates, and shards. A full table is cleared."""
 
 
 class KeyTable:
     """Cache of `ArrayLayout.chunk` for the keys of one array of at least one dimension.
 
-    Keys of one row of chunks differ in their last coordinate only. So a key is cut there. The
-    contributions of both parts to the shard key and to the entry id are looked up, for any number
-    of dimensions: no number is parsed twice.
+    Keys of one row of chunks differ in their last coordinate only, so a key is cut there. The table
+    has what each part adds to the shard key and to the entry id. Each number is parsed once.
 
     Thread safety: may be used from any thread.
     """
@@ -268,19 +257,19 @@ class KeyTable:
         self._last: dict[str, tuple[str, int]] = {}
         self._shards: dict[str, ShardRef] = {}
         self._of_rows: KeyTable | None = None
-        if layout.spec.ndim > 1:  # a key without its last coordinate is a key with a dimension less
+        if layout.spec.ndim > 1:  # a row is a key with a dimension less
             grid_shape = None if layout.grid_shape is None else layout.grid_shape[:-1]
             spec = replace(layout.spec, chunks_per_shard=layout.spec.chunks_per_shard[:-1])
             self._of_rows = KeyTable(replace(layout, grid_shape=grid_shape, spec=spec))
 
     def translate(self, key: str) -> tuple[str, int] | None:
-        """Return shard key and entry id of a chunk key; ``None`` if it is none of this array."""
+        """Return shard key and entry id of a chunk key; ``None`` for any other key."""
         try:
             row, _, last = key.rpartition(self._cut)
-        except (AttributeError, TypeError):  # it is no text
+        except (AttributeError, TypeError):  # the key is no text
             return None
         start, end = self._rows.get(row), self._last.get(last)
-        if start is None or end is None:  # no exception: keys of other arrays also come here
+        if start is None or end is None:  # an exception would be slow for keys of other arrays
             return self._translate_new(key, row, last)
         return start[0] + end[0], start[1] + end[1]
 
@@ -289,12 +278,12 @@ class KeyTable:
         shard = self._shards.get(key)
         if shard is None:
             shard = self.layout.shard_of_key(key)
-            assert shard is not None, "it is spelled as the array spells its keys"
+            assert shard is not None, "`translate` has spelled the key"
             _add(self._shards, key, shard)
         return shard
 
     def _translate_new(self, key: str, row: str, last: str) -> tuple[str, int] | None:
-        """Translate a key whose parts are not both in the table, and add these."""
+        """Translate a key of which a part is not in the table, and add its parts."""
         if not key.startswith(self._prefix):
             return None
         end = self._last.get(last)

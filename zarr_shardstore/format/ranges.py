@@ -1,7 +1,7 @@
-"""Byte ranges: a range of a value is clipped to it, and the ranges of an object are coalesced.
+"""Byte ranges: a range of a value is clipped to the value, and ranges of an object are coalesced.
 
-A clipped range never reaches into a neighbouring entry. A *span* is one requested range, which
-covers several wanted ranges.
+A clipped range never reaches into a neighbouring entry. A *span* is one requested range that covers
+several wanted ranges.
 
 Source: Zarr v3 core, "Abstract store interface"; zarr-python, ``zarr.abc.store``.
 """
@@ -42,8 +42,8 @@ ByteRange: TypeAlias = Range | StartFrom | Suffix
 
 
 def resolve_range(byte_range: ByteRange | None, nbytes: int) -> tuple[int, int]:
-    """Return the half-open range of a value of `nbytes` bytes, clipped; ``None`` means all of it.
-    Raise `SpecError` if a number is negative."""
+    """Clip a range, or ``None`` for the whole value, to a value of `nbytes` bytes. Return it
+    half-open. `SpecError` for a negative number."""
     match byte_range:
         case None:
             return 0, nbytes
@@ -58,7 +58,7 @@ def resolve_range(byte_range: ByteRange | None, nbytes: int) -> tuple[int, int]:
 
 
 def column_of_ranges(byte_ranges: Sequence[ByteRange | None]) -> Sequence[ByteRange | None] | None:
-    """Check ranges and return them; ``None`` if each is ``None``: all values are wanted whole."""
+    """Check ranges and return them; ``None`` if all values are wanted whole."""
     some = [byte_range for byte_range in byte_ranges if byte_range is not None]
     for byte_range in some:
         resolve_range(byte_range, 0)
@@ -79,8 +79,8 @@ def plan_spans(
 ) -> list[Span]:
     """Cover `ranges` with spans, in ascending order.
 
-    At most `max_gap_bytes` unwanted bytes lie between two ranges of a span, and only a single range
-    is longer than `max_coalesced_bytes`. Empty ranges are in no span.
+    At most `max_gap_bytes` unwanted bytes lie between two ranges of a span. Only a single range is
+    longer than `max_coalesced_bytes`. Empty ranges are in no span.
 
     >>> plan_spans([(0, 4), (30, 40), (4, 8)], max_gap_bytes=2, max_coalesced_bytes=100)
     [Span(start=0, stop=8, members=[0, 2]), Span(start=30, stop=40, members=[1])]
@@ -109,9 +109,7 @@ def merge_spans(
     max_coalesced_bytes: int,
 ) -> list[list[Span]]:
     """Merge neighbouring spans of objects until `n_spans` are left in all, or limits are reached.
-
-    The shortest gaps are closed first; together they have at most `max_unwanted_bytes`.
-    """
+    The shortest gaps are closed first. Together they have at most `max_unwanted_bytes`."""
     gaps = sorted(
         (after.start - before.stop, i, j)
         for i, spans in enumerate(objects)

@@ -10,9 +10,9 @@
     │ u64    │ u64    │ u64    │ u64    │   │ u64    │ u64    │ [u32le]
     └─────────────────┴─────────────────┴ … ┴─────────────────┘
 
-n is the number of entries in a shard, also of those that lie outside the array; C order.
+n is the number of entries of a shard in C order, with the entries outside the array.
 A missing entry has 2⁶⁴−1 in both fields. An entry of zero bytes is present, and empty.
-The order of the entry bytes is a choice of the writer and never part of metadata.
+The writer chooses the order of the entry bytes, which is not part of metadata.
 
 Source: sharding storage transformer draft, "Binary shard format" (little endian, at the end,
 no checksum), "Fixed order"; ZEP 2, "Binary shard format" (index_codecs, index_location).
@@ -41,18 +41,14 @@ ENTRY_NBYTES = 16
 """Two uint64."""
 
 CHECKSUM_NBYTES = 4
-"""Of the crc32c behind an index that has one."""
+"""A crc32c after the index."""
 
 
 class IndexDamageError(Exception):
     """Damage of an index or an entry; the caller knows the shard, and raises the public error."""
 
     def __init__(
-        self,
-        message: str,
-        *,
-        entry_id: int | None = None,
-        byte_range: tuple[int, int] | None = None,
+        self, message: str, entry_id: int | None = None, byte_range: tuple[int, int] | None = None
     ) -> None:
         super().__init__(message)
         self.message = message
@@ -81,12 +77,11 @@ ZEP2_INDEX = IndexFormat(checksum=True)
 """The form that ZEP 2 recommends, and the default of every native writer."""
 
 MAX_ENTRIES = 2**24
-"""Most entries in a shard; their index is 256 MiB. A document that asks for more is a mistake
-or an attack, and is refused before memory is allocated."""
+"""Most entries in a shard: an index of 256 MiB. A larger shard is a mistake or an attack."""
 
 
 def check_chunks_per_shard(value: Sequence[int]) -> Coords:
-    """Return `value` as a tuple of ints; `SpecError` if one is below 1, or all are too many."""
+    """Return `value` as a tuple; `SpecError` for a number below 1, or too many entries."""
     for n in value:
         if not isinstance(n, int) or isinstance(n, bool) or n < 1:
             raise SpecError(
@@ -103,7 +98,7 @@ def check_chunks_per_shard(value: Sequence[int]) -> Coords:
 
 @dataclass(frozen=True, slots=True)
 class ShardingSpec:
-    """Parameters of the sharding of one array, in whatever form they were declared."""
+    """Parameters of the sharding of one array."""
 
     chunks_per_shard: Coords
     """Entries along each dimension; ``()`` for a 0-d array."""
@@ -132,7 +127,7 @@ class ShardIndex:
 
     @classmethod
     def decode(cls, data: bytes | memoryview, spec: ShardingSpec) -> ShardIndex:
-        """Decode an index; `IndexDamageError` if its size or its checksum is wrong."""
+        """Decode an index; `IndexDamageError` for a wrong size or checksum."""
         if len(data) != spec.index_nbytes:
             raise IndexDamageError(
                 f"the index of {spec.n_entries} entries takes {spec.index_nbytes} bytes, "
@@ -156,26 +151,24 @@ class ShardIndex:
         return body + checksum.crc32c(body).to_bytes(CHECKSUM_NBYTES, "little")
 
     def without(self, entry_ids: Collection[int]) -> ShardIndex:
-        """Return a copy in which some entries are missing."""
+        """Return a copy without some entries."""
         fields = self.fields.copy()
         fields[list(entry_ids)] = MISSING
         return ShardIndex(fields)
 
     def entry(self, entry_id: int) -> tuple[int, int] | None:
-        """Return offset and nbytes of an entry, unchecked; ``None`` if it is missing."""
+        """Return offset and nbytes of an entry, unchecked; ``None`` for a missing entry."""
         offset, nbytes = self.fields[entry_id].tolist()
         return None if offset == nbytes == MISSING else (offset, nbytes)
 
     def entries(
         self, entry_ids: Sequence[int], shard_nbytes: int | None, spec: ShardingSpec
     ) -> list[tuple[int, int] | None]:
-        """Return offsets and nbytes of entries, ``None`` for those that are missing. They are
-        checked as by `check_entry`, if the size of the shard is known."""
+        """Return offset and nbytes of entries as `entry`, checked if `shard_nbytes` is known."""
         start, stop = (0, 0) if shard_nbytes is None else _data_range(shard_nbytes, spec)
         entries: list[tuple[int, int] | None] = []
-        for entry_id, (offset, nbytes) in zip(
-            entry_ids, self.fields[entry_ids].tolist(), strict=True
-        ):
+        pairs = zip(entry_ids, self.fields[entry_ids].tolist(), strict=True)
+        for entry_id, (offset, nbytes) in pairs:
             if offset == nbytes == MISSING:
                 entries.append(None)
                 continue
@@ -185,11 +178,11 @@ class ShardIndex:
         return entries
 
     def present_ids(self) -> npt.NDArray[np.intp]:
-        """Return the ascending ids of the entries that are not missing."""
+        """Return the ascending ids of the stored entries."""
         return np.flatnonzero((self.fields != MISSING).any(axis=1))
 
     def is_packed(self, shard_nbytes: int, spec: ShardingSpec) -> bool:
-        """Return whether a shard has no other bytes than those of entries and of the index."""
+        """Whether each byte of a shard is of an entry or of the index."""
         nbytes = self.fields[self.present_ids(), 1].sum(dtype=np.float64)
         return spec.index_nbytes + float(nbytes) == shard_nbytes
 
@@ -198,7 +191,7 @@ class ShardIndex:
         entry = self.entry(entry_id)
         if entry is None:
             return
-        offset, nbytes = entry  # Python ints: their sum does not wrap
+        offset, nbytes = entry  # ints of Python, whose sum does not wrap
         start, stop = _data_range(shard_nbytes, spec)
         if offset < start or offset + nbytes > stop:
             raise IndexDamageError(
@@ -213,7 +206,7 @@ class ShardIndex:
         start, stop = _data_range(shard_nbytes, spec)
         ids = self.present_ids()
         offsets, nbytes = self.fields[ids].T
-        # uint64 addition wraps silently, so: nbytes <= stop - offset, never offset + nbytes.
+        # A sum of uint64 wraps silently, so: nbytes <= stop - offset, never offset + nbytes.
         top = np.uint64(max(stop, 0))
         bad = (offsets < np.uint64(start)) | (offsets > top)
         bad |= nbytes > top - np.minimum(offsets, top)
@@ -222,7 +215,7 @@ class ShardIndex:
         return damaged
 
     def check_entries(self, shard_nbytes: int, spec: ShardingSpec) -> None:
-        """Call `check_entry` for the first damaged entry, without a Python step per entry."""
+        """Call `check_entry` for the first damaged entry. Numpy finds it."""
         for entry_id in self.damaged_ids(shard_nbytes, spec)[:1].tolist():
             self.check_entry(entry_id, shard_nbytes, spec)
 
@@ -238,7 +231,6 @@ EntryOrder = Literal["C", "F", "morton"]
 
 
 def check_order(order: str) -> None:
-    """Raise `SpecError` if `order` is not one of C, F and morton."""
     if order not in ("C", "F", "morton"):
         raise SpecError(f"order is 'C', 'F' or 'morton', got {order!r}")
 
@@ -246,11 +238,8 @@ def check_order(order: str) -> None:
 def order_entries(
     entry_ids: npt.NDArray[np.intp], chunks_per_shard: Coords, order: EntryOrder
 ) -> npt.NDArray[np.intp]:
-    """Sort entry ids into the order in which their bytes are written.
-
-    Morton order interleaves the bits of the coordinates, dimension 0 lowest. Bits that a short
-    dimension does not have are dropped, as zarr-python does.
-    """
+    """Sort entry ids into the order of their bytes. Morton order interleaves the bits of the
+    coordinates, dimension 0 lowest; as in zarr-python, a short dimension gives fewer bits."""
     if order == "C" or len(chunks_per_shard) < 2:
         return np.sort(entry_ids)
     coords = np.unravel_index(entry_ids, chunks_per_shard)
@@ -269,15 +258,14 @@ def order_entries(
 
 
 def build_shard(entries: Mapping[int, Bytes], spec: ShardingSpec, order: EntryOrder = "C") -> bytes:
-    """Assemble a shard without gaps from bytes by entry id; the other entries are missing."""
+    """Return a shard without gaps of bytes by entry id. Other entries are missing."""
     return b"".join([piece for _, pieces in lay_out(entries, spec, order) for piece in pieces])
 
 
 def lay_out(
     entries: Mapping[int, Bytes], spec: ShardingSpec, order: EntryOrder, gap_nbytes: int = 0
 ) -> list[tuple[int, Sequence[Bytes]]]:
-    """As `build_shard`, in pieces with the offset of the first, as `SetWithGaps` takes them. A gap
-    is between the entries and an index at the end."""
+    """As `build_shard`, in pieces for `SetWithGaps`, with a gap before an index at the end."""
     ids = np.fromiter(entries, dtype=np.intp, count=len(entries))
     ids = order_entries(ids, spec.chunks_per_shard, order)
     values = [entries[i] for i in ids.tolist()]
@@ -289,7 +277,7 @@ def lay_out(
 
 
 def packed_index(ids: npt.ArrayLike, nbytes: npt.ArrayLike, spec: ShardingSpec) -> bytes:
-    """Encode the index of entries that are stored in this order, without gaps."""
+    """Encode the index of entries in the order of their bytes, without gaps."""
     at, sizes = np.asarray(ids, dtype=np.intp), np.asarray(nbytes, dtype=np.uint64)
     start = spec.index_nbytes if spec.index.location == "start" else 0
     fields = np.full((spec.n_entries, 2), MISSING, dtype=np.uint64)
@@ -299,22 +287,16 @@ def packed_index(ids: npt.ArrayLike, nbytes: npt.ArrayLike, spec: ShardingSpec) 
 
 
 def index_of_shard(shard: Bytes, spec: ShardingSpec) -> ShardIndex:
-    """Decode the index of a whole shard, as `ShardIndex.decode`; its entries are not checked."""
-    view, nbytes = memoryview(shard), spec.index_nbytes
-    is_at_start = spec.index.location == "start"
-    return ShardIndex.decode(
-        view[:nbytes] if is_at_start else view[max(0, len(view) - nbytes) :], spec
-    )
+    """Decode the index of a whole shard, as `ShardIndex.decode`, without a check of entries."""
+    start = 0 if spec.index.location == "start" else max(0, len(shard) - spec.index_nbytes)
+    return ShardIndex.decode(memoryview(shard)[start : start + spec.index_nbytes], spec)
 
 
 def split_shard(
     shard: Bytes, spec: ShardingSpec, *, without: Collection[int] = ()
 ) -> dict[int, memoryview]:
-    """Return the bytes of each entry of a whole shard by entry id, without a copy.
-
-    The entries `without` are left out, and may be damaged. Raises `IndexDamageError` if the index
-    cannot be decoded or another entry leaves the shard.
-    """
+    """Return the bytes of each entry of a whole shard by entry id, uncopied, and `without` some.
+    `IndexDamageError` for a damaged index or another damaged entry."""
     index = index_of_shard(shard, spec).without(without)
     index.check_entries(len(shard), spec)
     view = memoryview(shard)

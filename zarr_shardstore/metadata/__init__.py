@@ -1,1 +1,1 @@
-"""Metadata documents as JSON, pure: their keys, declarations of sharding, data types, codecs."""
+"""Metadata documents as JSON, pure: their keys, their geometry, and declarations of sharding."""

@@ -3,17 +3,16 @@
 ========================  ===================================================================
 ``codec``                 v3: ``codecs`` is one ``sharding_indexed``, the chunk grid is the
                           grid of shards. Every v3 reader reads it.
-``storage_transformers``  v3 and draft: the list of transformers; the chunk grid and the
-                          codecs are those of the chunks. Some v3 readers ignore the list.
-                          So a v3 document that is written here also has a member that must
-                          be understood. Our chunk key encoding holds the one of the array.
+``storage_transformers``  v3 and draft: the list of transformers beside the grid and the codecs
+                          of the chunks. Some v3 readers ignore the list, so a v3 document
+                          that is written here also has a member that must be understood. Our
+                          chunk key encoding holds the chunk key encoding of the array.
 ``filters``               v2: a marker in ``filters`` that holds the list; ``chunks`` is the
                           shape of the shards, if there are any.
 ========================  ===================================================================
 
-A reader that does not know a declaration must refuse the array: it would take shards for
-chunks. spec_notes/readers.md has the mechanism for each reader. For the same reason
-`find_declaration` refuses each form of sharding that is not known here.
+A reader that does not know a declaration must refuse the array, because it would take shards for
+chunks: spec_notes/readers.md. So `find_declaration` refuses each unknown form of sharding.
 
 A document is the parsed JSON object. The functions never change their argument.
 
@@ -34,20 +33,27 @@ from zarr_shardstore.metadata.transformer_list import check_known_members, name_
 
 Declaration = Literal["codec", "storage_transformers", "filters"]
 Native = Literal["flat", "passthrough"]
-"""View of natively sharded arrays: with their inner chunks as chunks, or as they are stored."""
+"""View of natively sharded arrays: by their inner chunks, or as they are stored."""
 
 Document: TypeAlias = dict[str, Any]
 
 MARKER = "zarr_shardstore"
-"""Id of the marker in the filters of a v2 array. In a v3 array it is the name of the member and of
-the chunk key encoding."""
+"""Id of the marker in v2 filters; name of the member and of the chunk key encoding in v3."""
 
 _CODEC = "sharding_indexed"
 _NAMES = {_CODEC, MARKER, f"numcodecs.{MARKER}", *transformer_list.SHARDING_URIS}
-"""Names that declare sharding if they are in codecs, filters or extensions."""
+"""Names that declare sharding in codecs, filters or extensions."""
 
 _SCANNED = ("storage_transformers", "codecs", "filters", "compressor", "extensions")
 """Members that may declare sharding, or have the marker of a conversion."""
+
+_KNOWN = {
+    ("v3", True): {"storage_transformers", "chunk_key_encoding", MARKER, "codecs"},
+    ("v3", False): {"codecs"},
+    ("v2", False): {"filters"},
+    ("draft", True): {"storage_transformers"},
+}
+"""Members that may declare sharding, by format, and whether ``storage_transformers`` is one."""
 
 
 class Declared(NamedTuple):
@@ -65,7 +71,7 @@ def format_of(doc: Mapping[str, Any]) -> Literal["v3", "v2", "draft"]:
 
 
 def scan(doc: Mapping[str, Any]) -> dict[str, set[str]]:
-    """Return all texts in each member of a document that may declare something."""
+    """Return all texts in each member that may declare sharding."""
     return {
         member: {value for value in values_in(doc[member]) if isinstance(value, str)}
         for member in _SCANNED
@@ -76,20 +82,12 @@ def scan(doc: Mapping[str, Any]) -> dict[str, set[str]]:
 def find_declaration(
     doc: Mapping[str, Any], native: Native = "flat", texts: Mapping[str, set[str]] | None = None
 ) -> Declared | None:
-    """Find the transformers that an array document declares; ``None`` for plain chunks.
-
-    A ``sharding_indexed`` that the document or the caller says to leave to zarr is no declaration.
-    `texts` is the `scan` of the document, if the caller has it.
-    """
+    """Find the transformers that an array document declares; ``None`` for plain chunks, and for a
+    ``sharding_indexed`` that the document or `native` leaves to zarr. `texts` is its `scan`."""
     kind, members = format_of(doc), _declaring_members(doc, scan(doc) if texts is None else texts)
     by_list = kind != "v2" and "storage_transformers" in members
-    known = {"v3": {"codecs"}, "v2": {"filters"}, "draft": set[str]()}[kind]
-    if by_list:
-        known = {"storage_transformers"}
-        if kind == "v3":  # these may name sharding, too
-            known |= {"chunk_key_encoding", MARKER, "codecs"}
     for member in members:
-        if member not in known:
+        if member not in _KNOWN.get((kind, by_list), ()):
             raise UnsupportedError(
                 f"{member!r} declares sharding, in a form that is not known here: the chunk keys "
                 "may be those of shards"
@@ -99,13 +97,13 @@ def find_declaration(
         return Declared("storage_transformers", specs)
     if kind == "v2" and members:
         return _declared_by_marker(doc)
-    if not members or native == "passthrough" or MARKER in doc:  # that is left to zarr by choice
+    if not members or native == "passthrough" or MARKER in doc:
         return None
     return Declared("codec", (transformer_list.sharding_transformer(_spec_of_codec(doc)),))
 
 
 def _declaring_members(doc: Mapping[str, Any], texts: Mapping[str, set[str]]) -> list[str]:
-    """Return the names of the members that declare storage transformers, in any form."""
+    """Return the members that declare storage transformers, in any form."""
     by_list = doc.get("storage_transformers") not in (None, [])
     members = [
         member
@@ -120,15 +118,14 @@ def _declaring_members(doc: Mapping[str, Any], texts: Mapping[str, set[str]]) ->
 
 
 def is_sharded_by_zarr(doc: Mapping[str, Any]) -> bool:
-    """Return whether a ``sharding_indexed`` alone declares shards: each reader of the document as
-    it is stored takes the objects for shards, or refuses the array."""
+    """Whether a ``sharding_indexed`` alone declares shards, which no reader takes for chunks."""
     texts = scan(doc)
     is_alone = _declaring_members(doc, texts) == ["codecs"]
     return format_of(doc) == "v3" and is_alone and texts["codecs"] & _NAMES == {_CODEC}
 
 
 def strip(doc: Mapping[str, Any], how: Declaration) -> Document:
-    """Return the document as readers of plain chunks see it, without its declaration."""
+    """Return the document for readers of plain chunks, without its declaration."""
     match how:
         case "filters":
             rest = [f for f in doc["filters"] if not _is_marker(f)]
@@ -161,19 +158,13 @@ def apply(doc: Mapping[str, Any], declared: Declared) -> Document:
             chunks = [c * n for c, n in zip(doc["chunks"], cps, strict=True)]
             return {**doc, "chunks": chunks, "filters": [*filters, marker]}
         case "storage_transformers":
-            is_v3 = "node_type" in doc
-            spelled = transformer_list.spell_transformers(
-                declared.transformers, for_zarr_2=not is_v3
-            )
-            if not is_v3:
+            is_draft, specs = "node_type" not in doc, declared.transformers
+            spelled = transformer_list.spell_transformers(specs, for_zarr_2=is_draft)
+            if is_draft:
                 return {**doc, "storage_transformers": spelled}
             encoding = {"name": MARKER, "configuration": {"above": doc["chunk_key_encoding"]}}
-            return {
-                **doc,
-                "chunk_key_encoding": encoding,
-                "storage_transformers": spelled,
-                MARKER: {"must_understand": True},
-            }
+            shown = {**doc, "chunk_key_encoding": encoding, "storage_transformers": spelled}
+            return {**shown, MARKER: {"must_understand": True}}
         case "codec":
             if not isinstance(doc.get("codecs"), list):
                 raise SpecError(f"codecs is a list, got {doc.get('codecs')!r}")
@@ -193,7 +184,7 @@ def apply(doc: Mapping[str, Any], declared: Declared) -> Document:
 
 
 def reapply(doc: Mapping[str, Any], stored: Mapping[str, Any], how: Declaration) -> Document:
-    """Return `doc` with the declaration of the `stored` document of the same chunks, as spelled."""
+    """Return `doc` with the declaration of the `stored` document, which has the same chunks."""
     match how:
         case "filters":
             rest = [f for f in doc.get("filters") or () if not _is_marker(f)]
@@ -219,7 +210,7 @@ def chunks_per_shard(declared: Declared, ndim: int) -> Coords:
 
 
 def chunk_key_encoding(doc: Mapping[str, Any]) -> Any:
-    """Return the chunk key encoding of a v3 array, without the one that the declaration adds."""
+    """Return the chunk key encoding of a v3 array before the declaration added ours."""
     encoding = doc["chunk_key_encoding"]
     if isinstance(encoding, Mapping) and encoding.get("name") == MARKER:
         return encoding["configuration"]["above"]
@@ -227,13 +218,13 @@ def chunk_key_encoding(doc: Mapping[str, Any]) -> Any:
 
 
 def marked(doc: Mapping[str, Any], native: Native) -> Document:
-    """Mark a document for every store: zarr shards the array itself (``"passthrough"``), or an
-    array object addresses shards of which a store shows the chunks (``"flat"``, never stored)."""
+    """Mark a document for every store: zarr shards the array itself (``"passthrough"``), or zarr
+    addresses shards of an array that is shown by chunks (``"flat"``, never stored)."""
     return {**doc, MARKER: {"must_understand": False, "native": native}}
 
 
 def mark_of(doc: Mapping[str, Any]) -> Any:
-    """Return what a document is `marked` with; ``None`` if it is not."""
+    """Return the mark of a document, or ``None``."""
     mark = doc.get(MARKER)
     return mark.get("native") if isinstance(mark, Mapping) else None
 
@@ -256,7 +247,7 @@ def sharding_shapes(doc: Mapping[str, Any]) -> list[Any]:
 
 
 def has_sharding_codec(doc: Mapping[str, Any]) -> bool:
-    """Return whether the codecs of a v3 array document do sharding, in any form."""
+    """Whether the codecs of a v3 array document do sharding, in any form."""
     return any(value == _CODEC for value in values_in(doc.get("codecs")))
 
 
@@ -352,7 +343,7 @@ def _spec_of_codec(doc: Mapping[str, Any]) -> ShardingSpec:
             f"the array has {len(shape)} dims, its shards {list(shard_shape)} and the chunks in "
             f"them {list(chunk_shape)} must have as many"
         )
-    if 0 in shard_shape:  # old versions of zarr wrote this for an axis of length 0
+    if 0 in shard_shape:  # as old versions of zarr wrote for an axis of length 0
         raise UnsupportedError(f"shards of {list(shard_shape)} have no chunks")
     lengths = list(zip(shard_shape, chunk_shape, strict=True))
     if any(inner < 1 or outer % inner for outer, inner in lengths):

@@ -8,27 +8,20 @@ v3          foo/bar/zarr.json               zarr.json
 v2          foo/bar/.zarray                 .zarray
 ==========  ==============================  ===================================
 
-A *conversion marker* is in the document while a conversion in place replaces the stored objects
-of an array. No reader knows the name of the marker, so each refuses the array, with that name in
-its error. The marker is the only codec in v3, the last filter in v2, and the only storage
-transformer in the draft.
+A *conversion marker* is in the document while a conversion in place replaces the objects of an
+array. Each reader refuses the array, with the name of the marker in its error. The marker is the
+only codec in v3, the last filter in v2, and the only storage transformer in the draft.
 
-*Consolidated metadata* has copies of array documents by name:
-
-======  ==================  ===========================================================
-format  document            names
-======  ==================  ===========================================================
-v3      zarr.json, a group  in ``consolidated_metadata.metadata``: path below the group
-v2      .zmetadata          in ``metadata``: key below the directory, ends with .zarray
-======  ==================  ===========================================================
+*Consolidated metadata* has copies of array documents. The zarr.json of a v3 group has them in
+``consolidated_metadata.metadata``, by path below the group. The .zmetadata of v2 has them in
+``metadata``, by key below its directory.
 
 Names of dimensions are in v3's ``dimension_names``, in xarray's attribute ``_ARRAY_DIMENSIONS`` of
 v2, or in the ``multiscales`` of an OME-Zarr group above the array.
 
-Source: Zarr v3 draft of 2022, "Storage keys" (``metadata_key_suffix`` is ``.json`` in every
-store we know of); Zarr v3 core, "Metadata", "Extension points"; Zarr v2, "Metadata";
-spec_notes/readers.md (what each reader does with a codec that it does not know); zarr-python 3,
-``zarr.core.group.ConsolidatedMetadata``; zarr-python 2, ``zarr.convenience.consolidate_metadata``.
+Source: Zarr v3 draft of 2022, "Storage keys" (``metadata_key_suffix`` is ``.json``); Zarr v3
+core, "Metadata", "Extension points"; Zarr v2, "Metadata"; spec_notes/readers.md (unknown codecs);
+zarr-python 3, ``ConsolidatedMetadata``; zarr-python 2, ``consolidate_metadata``.
 """
 
 from __future__ import annotations
@@ -41,6 +34,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
+import numpy as np
+
 from zarr_shardstore.errors import SpecError, UnfinishedConversionError, UnsupportedError
 from zarr_shardstore.format.consolidated_index import (
     CONSOLIDATED_INDEX_MEMBER,
@@ -49,7 +44,6 @@ from zarr_shardstore.format.consolidated_index import (
 from zarr_shardstore.format.keys import DRAFT_DATA_ROOT, ChunkKeyEncoding, Coords, is_separator
 from zarr_shardstore.format.layout import chunk_grid_shape
 from zarr_shardstore.metadata import declaration
-from zarr_shardstore.metadata.data_types import parse_draft, parse_numpy, parse_v3
 from zarr_shardstore.metadata.declaration import Declaration, Native, format_of, values_in
 from zarr_shardstore.metadata.transformer_list import CODEC_MEMBERS, TransformerSpec, name_of
 
@@ -60,17 +54,22 @@ _DRAFT_SUFFIX = ".array.json"
 _NAMES = {"v3": "zarr.json", "v2": ".zarray"}
 
 _MAX_DEPTH = 200
-"""Levels of objects and lists. Documents have about ten; more would need too deep a recursion."""
+"""Most levels of objects and lists, for recursive functions. Documents have about ten."""
 
 _STRING = re.compile(rb'"[^"]*"')
-_BRACES_AS_BRACKETS = bytes.maketrans(b"{}", b"[]")
+_STEPS = bytes.maketrans(b"[{]}", b"\x01\x01\xff\xff")  # up or down a level, as int8
 _NEITHER = bytes(set(range(256)) - set(b'[]{}"'))
 
 _WORDS = (b"sharding", b"shardstore", b"storage_transformers")
 """Each declaration has one of these words."""
 
 ADOPTED = "zarr_shardstore_adopted"
-"""Member of a v3 document whose first shards are files of other formats, with an index behind."""
+"""Member of a v3 document whose first shards are adopted files of other formats."""
+
+_NBYTES = {"bool": 1, "numpy.datetime64": 8, "numpy.timedelta64": 8}
+_DATA_TYPE = re.compile(
+    r"^(?:(?:u?int|float|complex|r)([0-9]{1,9})|[<>|=]?([biufcmMSUV])([0-9]{1,9})(?:\[\w+\])?)\Z"
+)
 
 _MARKER = "zarr_shardstore.unfinished_conversion"
 _MARKED = ("filters", "codecs", "storage_transformers")
@@ -85,16 +84,15 @@ class Node(NamedTuple):
 
     @property
     def chunk_prefix(self) -> str:
-        """The part of each chunk key that comes before the suffix of the chunk."""
+        """Text before the suffix in each chunk key."""
         root = DRAFT_DATA_ROOT if self.hierarchy == "draft" else ""
         return f"{root}{self.path}/" if self.path else root
 
     @property
     def other_format(self) -> Node | None:
-        """The array of the other format that may have the same chunk keys, as after a migration."""
-        if self.hierarchy == "draft":
-            return None
-        return Node("v2" if self.hierarchy == "v3" else "v3", self.path)
+        """The place that may have the same chunk keys, as after a migration of v2 to v3."""
+        other: dict[str, Hierarchy] = {"v2": "v3", "v3": "v2"}
+        return None if self.hierarchy == "draft" else Node(other[self.hierarchy], self.path)
 
 
 def document_key(node: Node) -> str:
@@ -106,7 +104,7 @@ def document_key(node: Node) -> str:
 
 
 def node_of_document(key: str) -> Node | None:
-    """Return the array whose document has this key; ``None`` if it is the key of no document."""
+    """Return the array whose document has this key; ``None`` for any other key."""
     path, _, name = key.rpartition("/")
     if name == "zarr.json":
         return Node("v3", path)
@@ -122,17 +120,15 @@ def node_of_document(key: str) -> Node | None:
 # ----------------------------------------------------------------------------- JSON
 
 
-def parse_json(data: bytes | memoryview) -> dict[str, Any] | None:
-    """Return the JSON object in a document; ``None`` if there is none, or too deep a one."""
-    text = bytes(data)
+def parse_json(data: bytes | memoryview | None) -> dict[str, Any] | None:
+    """Return the JSON object in a document; ``None`` without one, or if it is too deep."""
+    text = bytes(data or b"")
     try:
         doc = json.loads(text)
     except (ValueError, RecursionError):
         return None
-    if not isinstance(doc, dict):
-        return None
     may_be_deep = text.count(b"{") + text.count(b"[") > _MAX_DEPTH
-    return None if may_be_deep and _is_too_deep(text) else doc
+    return None if not isinstance(doc, dict) or (may_be_deep and _is_too_deep(text)) else doc
 
 
 def _is_too_deep(text: bytes) -> bool:
@@ -140,19 +136,14 @@ def _is_too_deep(text: bytes) -> bool:
     if b"\0" in text:  # in UTF-16 and UTF-32 a byte of another character may be a bracket
         text = text.decode(json.detect_encoding(text)).encode(errors="replace")
     unescaped = text.replace(b"\\\\", b"").replace(b'\\"', b"")
-    quoted = unescaped.translate(_BRACES_AS_BRACKETS, _NEITHER)
-    brackets = quoted.replace(b'""', b"")
-    if b'"' in brackets:  # a string has brackets: an odd number of quotes is before the first one
-        brackets = _STRING.sub(b"", quoted)
-    for _ in range(_MAX_DEPTH):
-        brackets = brackets.replace(b"[]", b"")
-    return bool(brackets)
+    steps = _STRING.sub(b"", unescaped.translate(_STEPS, _NEITHER).replace(b'""', b""))
+    return bool(np.frombuffer(steps, np.int8).cumsum().max() > _MAX_DEPTH)
 
 
-def parse_document(node: Node, data: bytes | memoryview) -> dict[str, Any] | None:
+def parse_document(node: Node, data: bytes | memoryview | None) -> dict[str, Any] | None:
     """As `parse_json`; raise `SpecError` if a document that names sharding cannot be parsed."""
     doc = parse_json(data)
-    if doc is None and any(word in bytes(data) for word in _WORDS):
+    if doc is None and any(word in bytes(data or b"") for word in _WORDS):
         raise SpecError(
             f"the document {document_key(node)!r} of {node.path!r} is no JSON object that can be "
             "read, and it names sharding: restore the document"
@@ -161,7 +152,6 @@ def parse_document(node: Node, data: bytes | memoryview) -> dict[str, Any] | Non
 
 
 def dump_document(doc: Mapping[str, Any]) -> bytes:
-    """Return the bytes of a document."""
     return json.dumps(doc, indent=2).encode()
 
 
@@ -169,13 +159,8 @@ def dump_document(doc: Mapping[str, Any]) -> bytes:
 
 
 def notes_of(doc: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the members about stored objects, which only this package has and understands."""
+    """Return the members about stored objects, which only this package writes."""
     return {name: doc[name] for name in (CONSOLIDATED_INDEX_MEMBER, ADOPTED) if name in doc}
-
-
-def with_notes(doc: Mapping[str, Any], notes: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the document with notes; the same object if there are none."""
-    return {**doc, **notes} if notes else doc
 
 
 def without_notes(doc: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -185,7 +170,7 @@ def without_notes(doc: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def adopted_files(doc: Mapping[str, Any]) -> list[Any]:
-    """Return what a document notes about adopted files, one for each shard, in their order."""
+    """Return the notes about adopted files, in the order of their shards."""
     note = doc.get(ADOPTED)
     files = note.get("files") if isinstance(note, Mapping) else None
     return files if isinstance(files, list) else []
@@ -195,30 +180,29 @@ def adopted_files(doc: Mapping[str, Any]) -> list[Any]:
 
 
 class Geometry(NamedTuple):
-    """Shape of an array and of its chunks (in elements), and the spelling of its chunk keys."""
+    """Shape of an array and of its chunks, in elements, and the spelling of its chunk keys."""
 
     shape: Coords
     chunk_shape: Coords
     encoding: ChunkKeyEncoding
 
     def has_same_chunks(self, other: Geometry | None) -> bool:
-        """Return whether chunks of one array are chunks of the other, where both arrays reach."""
+        """Whether both cut the same chunks, where both arrays reach."""
         chunks = (self.chunk_shape, self.encoding)
         return other is not None and chunks == (other.chunk_shape, other.encoding)
 
 
 @dataclass(frozen=True, slots=True)
 class ArrayDocument:
-    """Parsed document of an array: geometry of the chunks, and storage transformers.
-
-    The geometry is ``None`` if the chunk grid or the key encoding is not known here, the
-    declaration is ``None`` for plain chunks. The first transformer is the nearest to the array.
-    """
+    """Parsed document of an array: geometry of the chunks, and storage transformers."""
 
     node: Node
     geometry: Geometry | None
+    """``None`` if the chunk grid or the key encoding is unknown."""
     declaration: Declaration | None = None
+    """``None`` for plain chunks."""
     transformers: tuple[TransformerSpec, ...] = ()
+    """Nearest to the array first."""
     has_consolidated_index: bool = field(default=False, compare=False)
     n_adopted: int = field(default=0, compare=False)
     """Number of shards along the first dimension that are adopted files."""
@@ -226,23 +210,20 @@ class ArrayDocument:
     @property
     def grid_shape(self) -> Coords | None:
         """Number of chunks along each dimension, if the geometry is known."""
-        if self.geometry is None:
-            return None
-        return chunk_grid_shape(self.geometry.shape, self.geometry.chunk_shape)
+        found = self.geometry
+        return None if found is None else chunk_grid_shape(found.shape, found.chunk_shape)
 
 
 def is_array_document(node: Node, doc: Mapping[str, Any]) -> bool:
-    """Return whether a document describes an array; only one of v3 may describe a group instead."""
+    """Whether a document describes an array. A document of v3 may describe a group."""
     return node.hierarchy != "v3" or doc.get("node_type") == "array"
 
 
 def parse_array(
     node: Node, doc: Mapping[str, Any], native: Native = "flat"
 ) -> ArrayDocument | None:
-    """Parse an array document; ``None`` if it describes no array.
-
-    It is refused if it has the conversion marker, or is sharded in a way that is not known here.
-    """
+    """Parse an array document; ``None`` if it describes no array. The conversion marker and unknown
+    forms of sharding raise errors."""
     if not is_array_document(node, doc):
         return None
     texts = declaration.scan(doc)
@@ -260,14 +241,13 @@ def parse_array(
         raise UnsupportedError(f"it is sharded, and {unknown_geometry(doc)}")
     cps = declaration.chunks_per_shard(found, len(geometry.shape))
     chunk_shape = tuple(s // n for s, n in zip(geometry.chunk_shape, cps, strict=True))
-    geometry = Geometry(geometry.shape, chunk_shape, geometry.encoding)
-    has_index = declares_consolidated_index(doc)
-    n_adopted = len(adopted_files(doc))
-    return ArrayDocument(node, geometry, found.how, found.transformers, has_index, n_adopted)
+    geometry = geometry._replace(chunk_shape=chunk_shape)
+    notes = declares_consolidated_index(doc), len(adopted_files(doc))
+    return ArrayDocument(node, geometry, found.how, found.transformers, *notes)
 
 
 def plain_geometry(hierarchy: Hierarchy, doc: Mapping[str, Any]) -> Geometry | None:
-    """Return the geometry that a document states, of chunks or of shards; ``None`` if unknown."""
+    """Return the stated geometry, of chunks or of shards; ``None`` if unknown."""
     style: Any
     try:
         match hierarchy:
@@ -314,7 +294,7 @@ def plain_geometry(hierarchy: Hierarchy, doc: Mapping[str, Any]) -> Geometry | N
 
 
 def unknown_geometry(doc: Mapping[str, Any]) -> str:
-    """Return the reason why `plain_geometry` knows none of a document."""
+    """Return why `plain_geometry` of a document is ``None``."""
     grid, encoding = map(name_of, (doc.get("chunk_grid"), doc.get("chunk_key_encoding")))
     if format_of(doc) == "v3" and isinstance(grid, str) and grid != "regular":
         return f"its chunk grid {grid!r} is not known here"
@@ -324,22 +304,31 @@ def unknown_geometry(doc: Mapping[str, Any]) -> str:
 
 
 def chunk_nbytes(doc: Mapping[str, Any], chunk_shape: Coords) -> int | None:
-    """Return the bytes of a decoded chunk; ``None`` if the data type does not tell."""
+    """Return the bytes of a decoded chunk; ``None`` if the data type has no fixed size, or is
+    unknown."""
     try:
-        match format_of(doc):
-            case "v2":
-                data_type = parse_numpy(doc["dtype"])
-            case "v3":
-                data_type = parse_v3(doc["data_type"], "little")
-            case "draft":
-                data_type = parse_draft(doc["data_type"])
-    except Exception:  # a hint must not fail: others may know the data type
+        itemsize = _itemsize(doc["dtype" if format_of(doc) == "v2" else "data_type"])
+    except Exception:  # a hint does not fail: other programs may know the data type
         return None
-    return data_type.itemsize * math.prod(chunk_shape)
+    return itemsize * math.prod(chunk_shape) if itemsize > 0 else None
+
+
+def _itemsize(data_type: Any) -> int:
+    """Return the bytes of an element, in the spelling of any format, or raise any error."""
+    given: Any = data_type if isinstance(data_type, Mapping) else {"name": data_type}
+    name, options = given.get("name", given.get("type")), given.get("configuration") or {}
+    if "length_bytes" in options:
+        return int(options["length_bytes"])
+    if isinstance(name, list) and len(name) == 1:  # plain bytes of zarr-python 2.18
+        name = dict(name)[""]
+    if name in _NBYTES:
+        return _NBYTES[name]
+    bits, kind, n = _DATA_TYPE.findall(name)[0]
+    return int(bits) // 8 if bits else int(n) * (4 if kind == "U" else 1)
 
 
 def has_empty_chunks(doc: Mapping[str, Any]) -> bool:
-    """Return whether chunks are 0 long in some dimension: an array of zarr 3.1 without values."""
+    """Whether chunks are 0 long in some dimension, as in an array of zarr 3.1 without values."""
     try:
         is_v2 = doc.get("zarr_format") == 2
         return 0 in (doc["chunks"] if is_v2 else doc["chunk_grid"]["configuration"]["chunk_shape"])
@@ -351,9 +340,7 @@ def has_empty_chunks(doc: Mapping[str, Any]) -> bool:
 
 
 def dimension_names(doc: Any) -> tuple[str | None, ...]:
-    """Return the names of dimensions in an array document, or in a document of attributes alone;
-    empty if there are none. Where v3's ``dimension_names`` are missing, xarray's attribute counts.
-    """
+    """Return the names of dimensions in an array document, or in attributes alone; else ``()``."""
     for members in (doc, doc.get("attributes") if isinstance(doc, Mapping) else None):
         for key in ("dimension_names", "_ARRAY_DIMENSIONS"):
             names = members.get(key) if isinstance(members, Mapping) else None
@@ -363,8 +350,7 @@ def dimension_names(doc: Any) -> tuple[str | None, ...]:
 
 
 def keys_of_dimension_names(node: Node) -> dict[str, str]:
-    """Return the keys of other documents that may name the dimensions of an array, with the path of
-    the array below each: its v2 attributes, and the attributes of the groups above it."""
+    """Return the keys of v2 attributes and groups that may name dimensions, with the path below."""
     if node.hierarchy == "draft":
         return {}
     name = ".zattrs" if node.hierarchy == "v2" else _NAMES["v3"]
@@ -390,7 +376,7 @@ def axes_of_ome(doc: Mapping[str, Any], path: str) -> tuple[str | None, ...]:
 
 
 def with_conversion_marker(doc: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the document of an array while its objects are neither the old nor the new ones."""
+    """Return the document of an array while its objects are replaced."""
     if doc.get("zarr_format") == 2:
         filters = [*(doc.get("filters") or ()), {"id": _MARKER, "message": _MARKER_MESSAGE}]
         return {**doc, "filters": filters}
@@ -402,7 +388,6 @@ def with_conversion_marker(doc: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def has_conversion_marker(doc: Mapping[str, Any]) -> bool:
-    """Return whether a document has the conversion marker."""
     lists = [doc.get(member) for member in _MARKED]
     return any(value == _MARKER for value in values_in(lists))
 
@@ -411,7 +396,7 @@ def has_conversion_marker(doc: Mapping[str, Any]) -> bool:
 
 
 def directory_of_v2_consolidated(key: str) -> str | None:
-    """Return the directory whose consolidated v2 metadata has this key; ``None`` for other keys."""
+    """Return the directory whose consolidated v2 metadata has a key; ``None`` for other keys."""
     path, _, name = key.rpartition("/")
     return path if name == ".zmetadata" else None
 
@@ -419,16 +404,13 @@ def directory_of_v2_consolidated(key: str) -> str | None:
 def members(path: str, doc: Mapping[str, Any]) -> dict[str, tuple[Node, Mapping[str, Any]]]:
     """Return array documents by name in the consolidated metadata of the directory `path`."""
     found: dict[str, tuple[Node, Mapping[str, Any]]] = {}
+    is_v2 = "zarr_consolidated_format" in doc
     for name, member in all_members(doc).items():
-        if not isinstance(member, Mapping):
-            continue
         below = f"{path}/{name}".strip("/")
-        if "zarr_consolidated_format" in doc:
-            node = node_of_document(below)
-            if node is not None and node.hierarchy == "v2":
-                found[name] = node, member
-        elif member.get("node_type") == "array":
-            found[name] = Node("v3", below), member
+        node = node_of_document(below) if is_v2 else Node("v3", below)
+        is_array = isinstance(member, Mapping) and (is_v2 or member.get("node_type") == "array")
+        if is_array and node is not None and node.hierarchy == ("v2" if is_v2 else "v3"):
+            found[name] = node, member
     return found
 
 
@@ -450,5 +432,5 @@ def all_members(doc: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def is_document(key: str) -> bool:
-    """Whether the view of a key may differ from its stored value."""
+    """Whether users may see another value of a key than the stored one."""
     return node_of_document(key) is not None or directory_of_v2_consolidated(key) is not None

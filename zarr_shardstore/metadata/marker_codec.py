@@ -1,6 +1,6 @@
 """Codec of the v2 marker: an error that names the ways to read the array.
 
-numcodecs finds it by an entry point: no import is needed. It is light, and imports no zarr.
+numcodecs finds the codec by an entry point. The module is light, and imports no zarr.
 """
 
 from __future__ import annotations
@@ -13,14 +13,11 @@ from zarr_shardstore.errors import SpecError
 
 
 class MarkerCodec(Codec):  # type: ignore[misc]
-    """Filter that no reader can make: each refuses the array when it is opened.
-
-    Not when it is read: an array that is open can lose a shard to a write of fill values, for
-    which zarr deletes objects and encodes nothing.
-    """
+    """Filter that no reader can make: each refuses the array when it is opened. A refusal at the
+    first read would be too late, because writing fill values deletes shards without encoding."""
 
     codec_id = "zarr_shardstore"
-    """As `MARKER` of `zarr_shardstore.metadata.declaration`, whose imports this needs not."""
+    """`MARKER` of `zarr_shardstore.metadata.declaration`, without its imports."""
 
     @classmethod
     def from_config(cls, _config: object) -> NoReturn:

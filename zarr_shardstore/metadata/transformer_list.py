@@ -1,14 +1,14 @@
 """The list ``storage_transformers`` of an array: names and configurations, in three spellings.
 
 The first transformer of the list is the nearest to the array, the last the nearest to the
-store. Spellings that are read; the first is written::
+store. Three spellings are read, and the first is written::
 
     {"name": NAME, "configuration": {…}}                      draft 1.0; NAME alone is enough
     {"storage_transformer": URI, "configuration": {…}}        early draft, with "format"
     {"extension": URI, "type": …, "configuration": {…}}       zarr-python 2.13 to 2.18
 
-Other members of a sharding are refused: they may change where chunks are. The index codec
-``bytes`` is called ``endian`` in the example of ZEP 2.
+Other members of a sharding are refused, because they may move chunks. The index codec ``bytes``
+is called ``endian`` in the example of ZEP 2.
 
 Source: sharding storage transformer draft, "Configuration"; its earlier draft; zarr-python
 2.18, ``zarr/meta.py`` and ``Array._load_metadata_nosync`` (the order of the list).
@@ -33,20 +33,18 @@ CODEC_MEMBERS = {"name", "configuration", "must_understand"}
 
 @dataclass(frozen=True, slots=True)
 class TransformerSpec:
-    """One storage transformer as metadata states it, in any spelling.
-
-    A reader that does not know it must refuse the values, if `must_understand`. A sharding is
-    parsed when the dimensions of its array are known, which an option of a store has not.
-    """
+    """One storage transformer as metadata states it, in any spelling."""
 
     name: str
     configuration: Mapping[str, Any] = field(default_factory=dict)
     must_understand: bool = True
+    """Readers that do not know the transformer refuse the values."""
     sharding: ShardingSpec | None = field(default=None, compare=False)
+    """Parsed configuration of a sharding; ``None`` before the array is known."""
 
 
 def name_of(extension: Any) -> Any:
-    """Return the name of a codec or another extension: an object or a bare text in v3."""
+    """Return the name of a codec or another extension, an object or a bare text."""
     name = extension.get("name") if isinstance(extension, Mapping) else extension
     return "bytes" if name == "endian" else name
 
@@ -61,14 +59,14 @@ def name_and_options(extension: Any) -> tuple[str, dict[str, Any]]:
 
 
 def check_known_members(value: Mapping[str, Any], known: Set[str], what: str) -> None:
-    """Refuse members that are not known."""
+    """Raise `UnsupportedError` for unknown members."""
     unknown = sorted(value.keys() - known)
     if unknown:
         raise UnsupportedError(f"{what} has the members {unknown}, which are not known here")
 
 
 def transformer_specs(transformers: Any, ndim: int | None = None) -> tuple[TransformerSpec, ...]:
-    """Read a list of storage transformers, also unknown ones, of an array of `ndim` dimensions."""
+    """Parse a list of storage transformers, also unknown ones, of an array of `ndim` dimensions."""
     if not isinstance(transformers, Sequence) or isinstance(transformers, str | bytes):
         raise SpecError(f"storage_transformers is a list, got {transformers!r}")
     return tuple(_transformer_spec(transformer, ndim) for transformer in transformers)
@@ -108,25 +106,24 @@ def _transformer_spec(transformer: Any, ndim: int | None) -> TransformerSpec:
 def spell_transformers(
     specs: Sequence[TransformerSpec], *, for_zarr_2: bool = False
 ) -> list[dict[str, Any]]:
-    """Spell the list as the draft does; with the members that zarr-python 2.18 needs, if asked."""
-    spelled: list[dict[str, Any]] = [
-        {
-            "name": s.name,
-            **({"configuration": dict(s.configuration)} if s.configuration else {}),
-            **({} if s.must_understand else {"must_understand": False}),
-        }
-        for s in specs
-    ]
-    for transformer in spelled if for_zarr_2 else ():
-        if transformer["name"] == SHARDING:
+    """Spell the list as the draft does, on request with what zarr-python 2.18 needs."""
+    spelled: list[dict[str, Any]] = []
+    for spec in specs:
+        transformer: dict[str, Any] = {"name": spec.name}
+        if spec.configuration:
+            transformer["configuration"] = dict(spec.configuration)
+        if not spec.must_understand:
+            transformer["must_understand"] = False
+        if for_zarr_2 and spec.name == SHARDING:
             transformer |= {"extension": _SHARDING_URI, "type": "indexed"}
             if transformer["configuration"].get("chunks_per_shard") == []:
                 transformer["configuration"]["chunks_per_shard"] = [1]  # 2.18's 0-d
+        spelled.append(transformer)
     return spelled
 
 
 def sharding_transformer(spec: ShardingSpec) -> TransformerSpec:
-    """Return the transformer that declares `spec`; the draft's index form needs no mention."""
+    """Return the transformer that declares `spec`; the draft's form of the index is the default."""
     configuration: dict[str, Any] = {"chunks_per_shard": list(spec.chunks_per_shard)}
     if spec.index != DRAFT_INDEX:
         configuration["index_codecs"] = index_codecs(spec.index)
@@ -135,12 +132,12 @@ def sharding_transformer(spec: ShardingSpec) -> TransformerSpec:
 
 
 def sharding_spec(transformer: TransformerSpec, ndim: int) -> ShardingSpec:
-    """Return the sharding that a transformer of this name does, parsed if it is not yet."""
+    """Return the parsed configuration of a ``sharding`` transformer."""
     return transformer.sharding or parse_sharding(transformer.configuration, ndim)
 
 
 def parse_sharding(configuration: Mapping[str, Any], ndim: int) -> ShardingSpec:
-    """Read the configuration of a ``sharding`` transformer of an array of `ndim` dimensions."""
+    """Parse the configuration of a ``sharding`` transformer of an array of `ndim` dimensions."""
     options = {"chunks_per_shard", "index_codecs", "index_location"}
     check_known_members(configuration, options, "the sharding transformer")
     cps = configuration.get("chunks_per_shard")
@@ -160,13 +157,12 @@ def parse_sharding(configuration: Mapping[str, Any], ndim: int) -> ShardingSpec:
 
 
 def index_codecs(form: IndexFormat) -> list[dict[str, Any]]:
-    """Return the ``index_codecs`` of an index."""
     codecs: list[dict[str, Any]] = [{"name": "bytes", "configuration": {"endian": form.endian}}]
     return [*codecs, {"name": "crc32c"}] if form.checksum else codecs
 
 
 def index_format(configuration: Mapping[str, Any]) -> IndexFormat:
-    """Return the index that ``index_codecs`` and ``index_location`` describe."""
+    """Parse ``index_codecs`` and ``index_location``."""
     location, codecs = configuration.get("index_location", "end"), configuration.get("index_codecs")
     if not isinstance(codecs, Sequence) or isinstance(codecs, str):
         raise SpecError(f"index_codecs is a list, got {codecs!r}")

@@ -83,9 +83,8 @@ class Documents:
         finally:
             for node in nodes:
                 array = arrays[node]
-                self._arrays.document_erased(
-                    node, array if isinstance(array, StoredArray) else None
-                )
+                layout = array.layout if isinstance(array, StoredArray) else None
+                self._arrays.document_erased(node, layout)
 
     def of_array(self, node: Node) -> Flow[tuple[memoryview, StoredArray] | None]:
         """Return the document of an array as users see it, and the array, which is cached now."""

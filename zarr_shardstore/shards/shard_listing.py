@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from zarr_shardstore.format.keys import Coords
-from zarr_shardstore.format.layout import ArrayLayout, ShardRef, grid_box, shard_coords_of
+from zarr_shardstore.format.layout import ArrayLayout, ShardRef, grid_box
 from zarr_shardstore.format.shard import ShardIndex
 from zarr_shardstore.shards.requests import Flow, KeyCursor, ListPage
 
@@ -39,9 +39,9 @@ class GridDirectory(NamedTuple):
         """The directory of the base store with the shards of this directory."""
         if not self.leading:
             return self.layout.prefix + self.path
-        n = len(self.leading)
-        coords = shard_coords_of(self.leading, self.layout.spec.chunks_per_shard[:n])
-        return self.layout.prefix + self.layout.encoding.marker + "".join(f"{c}/" for c in coords)
+        pairs = zip(self.leading, self.layout.spec.chunks_per_shard, strict=False)
+        coords = "".join(f"{c // n}/" for c, n in pairs)
+        return self.layout.prefix + self.layout.encoding.marker + coords
 
     def shard_of_name(self, name: str) -> ShardRef | None:
         """Return the shard with this name in the base directory; ``None`` if none can have it."""

@@ -19,7 +19,6 @@ from zarr_shardstore.format.layout import (
     grid_box,
     is_inside,
     n_in_grid_box,
-    shard_coords_of,
 )
 from zarr_shardstore.format.shard import DRAFT_INDEX, ShardingSpec
 
@@ -221,10 +220,9 @@ def test_entries_with_a_prefix_are_those_whose_keys_start_so(
 def test_grids_by_hand() -> None:
     """Whole numbers of any size, rounded up for chunks and down for shards."""
     assert chunk_grid_shape((10, 9, 0, 10**30), (5, 5, 5, 1)) == (2, 2, 0, 10**30)
-    assert shard_coords_of((0, 9, 10**30), (5, 5, 1)) == (0, 1, 10**30)
-    assert all(
-        type(n) is int for n in (*chunk_grid_shape((9,), (5,)), *shard_coords_of((9,), (5,)))
-    )
+    shard = make_layout((5, 5, 1), ChunkKeyEncoding("v2", "/")).chunk((0, 9, 10**30)).shard
+    assert shard.coords == (0, 1, 10**30)
+    assert all(type(n) is int for n in (*chunk_grid_shape((9,), (5,)), *shard.coords))
     assert is_inside((1, 0), (2, 1))
     assert not is_inside((1, 1), (2, 1))
 

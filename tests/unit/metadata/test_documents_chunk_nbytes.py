@@ -11,7 +11,10 @@ from hypothesis import strategies as st
 
 from zarr_shardstore import ShardingMapping, ShardingStore
 from zarr_shardstore.metadata.documents import chunk_nbytes, dump_document, parse_json
+from zarr_shardstore.tools.native.data_types import parse_numpy
+from zarr_shardstore.tools.native.fill_values import draft_data_type, v3_data_type
 
+NUMBERS = ["|b1", "<i2", ">u8", "<f2", ">f8", "<c8", ">c16", "<M8[10ns]", ">m8", "<M8[us]"]
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
     lambda inner: (
@@ -25,6 +28,36 @@ DATA_TYPES = (
     | st.fixed_dictionaries({"name": NAMES | JSON, "configuration": JSON})
     | st.sampled_from(["uint" + "8" * 5000, "r" + "9" * 5000, "|S" + "9" * 5000])
 )
+
+
+def sizes(data_types: dict[str, Any]) -> list[int | None]:
+    docs: list[dict[str, Any]] = [
+        {"zarr_format": 3, "node_type": "array", "data_type": data_types["v3"]},
+        {"zarr_format": 2, "dtype": data_types["v2"]},
+        {"data_type": data_types["draft"]},
+    ]
+    return [chunk_nbytes(doc, (2, 3)) for doc in docs]
+
+
+@pytest.mark.parametrize("text", [*NUMBERS, "|S5", "<U7", "|V3", "|V16"])
+def test_known_data_types(text: str) -> None:
+    """In each spelling, as large as numpy's."""
+    data_type = parse_numpy(text)
+    draft = text if data_type.kind in "mM" else draft_data_type(data_type)
+    spelled = {"v3": v3_data_type(data_type), "v2": text, "draft": draft}
+    assert sizes(spelled) == [6 * data_type.itemsize] * 3
+
+
+@pytest.mark.parametrize("spelled", ["r24", {"type": [["", "|V3"]]}, {"name": "r24"}])
+def test_plain_bytes(spelled: Any) -> None:
+    """As v3 core and zarr-python 2.18 name them."""
+    assert sizes({"v3": spelled, "v2": "|V3", "draft": spelled}) == [18] * 3
+
+
+@pytest.mark.parametrize("name", ["string", "r3", "int4", "|O", "|S0", [["a", "<i4"]], "i4,i4"])
+def test_data_types_of_no_fixed_size(name: Any) -> None:
+    """Unknown ones, and structured ones."""
+    assert sizes({"v3": name, "v2": name, "draft": name}) == [None] * 3
 
 
 @given(data_type=DATA_TYPES, hierarchy=st.sampled_from(["v3", "v2", "draft"]))

@@ -8,7 +8,6 @@ import pytest
 
 from zarr_shardstore.errors import SpecError, UnsupportedError
 from zarr_shardstore.format.keys import ChunkKeyEncoding
-from zarr_shardstore.metadata.data_types import parse_draft, parse_numpy, parse_v3
 from zarr_shardstore.metadata.documents import Geometry
 from zarr_shardstore.metadata.marker_codec import MarkerCodec
 from zarr_shardstore.tools.native.codecs import (
@@ -21,6 +20,7 @@ from zarr_shardstore.tools.native.codecs import (
     split_layout,
     v3_array,
 )
+from zarr_shardstore.tools.native.data_types import parse_draft, parse_numpy, parse_v3
 from zarr_shardstore.tools.native.fill_values import (
     draft_data_type,
     fill_value_of_v2,

@@ -19,10 +19,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from zarr_shardstore.access import chunk_keys, data_types, fs, layouts, metadata, shard_format
+from zarr_shardstore.access import chunk_keys, fs, layouts, metadata, shard_format
 from zarr_shardstore.errors import SpecError, UnsupportedError
 from zarr_shardstore.interop.importing.hdf5 import ChunkTables, Parser
 from zarr_shardstore.interop.importing.reference_store import faults_named
+from zarr_shardstore.tools.native import data_types
 from zarr_shardstore.tools.native.codecs import Chain, v3_array
 from zarr_shardstore.tools.native.translate import v3_of_v2
 

@@ -33,7 +33,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from zarr_shardstore.access import chunk_keys, data_types, layouts, metadata
+from zarr_shardstore.access import chunk_keys, layouts, metadata
 from zarr_shardstore.errors import SpecError, UnsupportedError
 from zarr_shardstore.interop.importing.reference_store import (
     RECODED,
@@ -45,6 +45,7 @@ from zarr_shardstore.interop.importing.reference_store import (
     file_path,
 )
 from zarr_shardstore.tools.inspect.find import DOCUMENTS
+from zarr_shardstore.tools.native import data_types
 from zarr_shardstore.tools.native.codecs import Chain, Config, v3_array
 from zarr_shardstore.tools.native.translate import to_dimension_names
 

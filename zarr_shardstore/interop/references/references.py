@@ -25,7 +25,6 @@ from zarr_shardstore.access import (
     StoreLike,
     arguments,
     chunk_keys,
-    data_types,
     declarations,
     file_keys,
     fs,
@@ -46,7 +45,7 @@ from zarr_shardstore.interop.references.reference_formats import (
     read_states,
 )
 from zarr_shardstore.tools.inspect.find import FoundArray, find_contents, read_array, select_paths
-from zarr_shardstore.tools.native import document_members, fill_values, translate
+from zarr_shardstore.tools.native import data_types, document_members, fill_values, translate
 from zarr_shardstore.tools.native.as_format import ZarrFormat, documents_in
 from zarr_shardstore.tools.native.draft_documents import array_of_draft, node_of_meta_key
 

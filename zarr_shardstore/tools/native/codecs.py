@@ -29,9 +29,9 @@ from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
-from zarr_shardstore.access import data_types, metadata, transformer_list
+from zarr_shardstore.access import metadata, transformer_list
 from zarr_shardstore.errors import SpecError, UnsupportedError
-from zarr_shardstore.tools.native import fill_values
+from zarr_shardstore.tools.native import data_types, fill_values
 
 Config = dict[str, Any]
 Order: TypeAlias = Literal["C", "F"]

@@ -39,9 +39,9 @@ import re
 from collections.abc import Mapping, Sequence, Set
 from typing import Any
 
-from zarr_shardstore.access import chunk_keys, data_types, declarations, metadata, transformer_list
+from zarr_shardstore.access import chunk_keys, declarations, metadata, transformer_list
 from zarr_shardstore.errors import SpecError, UnsupportedError
-from zarr_shardstore.tools.native import codecs, document_members, fill_values
+from zarr_shardstore.tools.native import codecs, data_types, document_members, fill_values
 
 DRAFT_META_ROOT = "meta/root/"
 """Prefix of the key of each document below the root."""

@@ -21,8 +21,8 @@ from typing import Any
 
 import numpy as np
 
-from zarr_shardstore.access import data_types
 from zarr_shardstore.errors import SpecError, UnsupportedError
+from zarr_shardstore.tools.native import data_types
 
 _EXTENSIONS = {
     "c": "https://zarr-specs.readthedocs.io/en/core-protocol-v3.0-dev/protocol/extensions/"

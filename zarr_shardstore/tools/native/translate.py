@@ -38,9 +38,9 @@ import struct
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from zarr_shardstore.access import data_types, declarations, metadata, transformer_list
+from zarr_shardstore.access import declarations, metadata, transformer_list
 from zarr_shardstore.errors import UnsupportedError
-from zarr_shardstore.tools.native import document_members, fill_values
+from zarr_shardstore.tools.native import data_types, document_members, fill_values
 from zarr_shardstore.tools.native.codecs import SERIALIZERS, Chain, chain_of_codecs, v3_array
 
 _OF_CHUNKS = {"shape", "chunks", "dtype", "compressor", "fill_value", "order", "filters"}

@@ -1,6 +1,6 @@
 """Data types as numpy, the draft hierarchy, Zarr v2 and Zarr v3 spell them.
 
-A data type is a numpy ``dtype``, with its byte order.
+A data type is a numpy ``dtype`` with its byte order.
 
 ======================  ============================================  ===============
 v2, numpy               draft                                         v3, and endian
@@ -12,8 +12,8 @@ v2, numpy               draft                                         v3, and en
 ``<U5``, ``|V4``                                                      a configuration
 ======================  ============================================  ===============
 
-Structured types are refused: v3 has one byte order for all fields, and the versions of
-zarr-python 3 name the type differently. They raise `UnsupportedError`, as a type that is unknown.
+Structured and unknown types raise `UnsupportedError`: v3 has one byte order for all fields, and
+the versions of zarr-python 3 name structured types differently.
 
 Source: Zarr v3 core, "Data types"; zarr-extensions, "Data types"; Zarr v2, "Data type encoding";
 zarr-python 2.13 to 2.18, ``zarr/meta.py`` (the draft).
@@ -42,7 +42,7 @@ V3_NAMES = {
     "U": "fixed_length_utf32",
     "V": "raw_bytes",
 }
-"""Names of types that are objects with a configuration, by numpy's letter of the kind."""
+"""Types with a configuration, by numpy's letter of the kind."""
 
 _V3_KINDS = {name: kind for kind, name in V3_NAMES.items()}
 
@@ -52,17 +52,17 @@ _NUMPY = re.compile(
 _RAW = re.compile(r"r([1-9][0-9]*)")
 
 UTF32_NBYTES = 4
-"""Bytes of a character in numpy's fixed-length texts."""
+"""Bytes of a character in a text of fixed length."""
 
 
 def endian_of(data_type: DataType) -> Endian | None:
-    """Return the byte order; ``None`` where bytes have no order."""
+    """Return the byte order; ``None`` for types of single bytes."""
     orders: dict[str, Endian] = {"<": "little", ">": "big"}
     return orders.get(data_type.str[0])
 
 
 def parse_numpy(text: Any, source: Any = None) -> DataType:
-    """Read numpy's and Zarr v2's spelling of a data type. An error names its `source`, if given."""
+    """Parse numpy's and Zarr v2's spelling of a data type. An error names a given `source`."""
     match = _NUMPY.fullmatch(text) if isinstance(text, str) else None
     if match is not None:
         with suppress(TypeError, ValueError):
@@ -74,11 +74,9 @@ def parse_numpy(text: Any, source: Any = None) -> DataType:
 
 
 def parse_v3(data_type: Any, endian: Endian | None) -> DataType:
-    """Read Zarr v3's spelling of a data type, with the byte order of its ``bytes`` codec."""
-    name: Any = data_type
-    options: Mapping[str, Any] = {}
-    if isinstance(data_type, Mapping):
-        name, options = data_type.get("name"), data_type.get("configuration") or {}
+    """Parse Zarr v3's spelling of a data type, with the byte order of its ``bytes`` codec."""
+    given = data_type if isinstance(data_type, Mapping) else {"name": data_type}
+    name, options = given.get("name"), given.get("configuration") or {}
     kind, text = None, None
     if isinstance(name, str):
         kind, text = _V3_KINDS.get(name), _V3_NUMBERS.get(name) or _numpy_of_raw(name)
@@ -97,19 +95,19 @@ def parse_v3(data_type: Any, endian: Endian | None) -> DataType:
 
 
 def parse_draft(data_type: Any) -> DataType:
-    """Read the draft's spelling of a data type: a text, or an extension object."""
+    """Parse the draft's spelling of a data type: a text, or an extension object."""
     text = data_type.get("type") if isinstance(data_type, Mapping) else data_type
     if text == "bool":
         text = "|b1"
     elif isinstance(text, str):
         text = _numpy_of_raw(text) or text
     elif isinstance(text, list) and len(text) == 1 and text[0][:1] == [""] and len(text[0]) == 2:
-        text = text[0][1]  # how zarr-python 2.18 spells plain bytes
+        text = text[0][1]  # plain bytes of zarr-python 2.18
     return parse_numpy(text)
 
 
 def _numpy_of_raw(name: str) -> str | None:
-    """Name bytes, which v3 core calls ``r24``, as numpy does."""
+    """Translate raw bytes: ``r24`` of v3 core is ``V3`` of numpy."""
     match = _RAW.fullmatch(name)
     if match is None or len(match[1]) > 10 or int(match[1]) % 8:
         return None
