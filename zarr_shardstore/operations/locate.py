@@ -64,11 +64,8 @@ def shard_shape(arrays: ArrayCache, path: str) -> Flow[Coords | None]:
 def shard_ids(catalog: Catalog, keys: Sequence[str]) -> Flow[list[Hashable]]:
     """Return ids of keys, a hint for writers of whole shards: chunks of one have equal ids."""
     yield from catalog.chunks_of(keys[:1])  # which makes a key table for the others
-    owners = yield from catalog.chunks_of(keys)
-    return [
-        owner.shard.key if isinstance(owner, ChunkRef) else shard_id(key, owner)
-        for key, owner in zip(keys, owners, strict=True)
-    ]
+    pairs = zip(keys, (yield from catalog.chunks_of(keys)), strict=True)
+    return [o.shard.key if isinstance(o, ChunkRef) else shard_id(key, o) for key, o in pairs]
 
 
 def shard_id(key: str, owner: Owner) -> Hashable:
