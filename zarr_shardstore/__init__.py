@@ -1,40 +1,30 @@
 """Sharding for Zarr, below the array: many chunks in one stored object.
 
 A **shard** is one object of the *base store* that holds many chunks of an array. Each chunk is an
-*entry*, the opaque bytes that zarr has encoded; the *shard index* has offset and size of each
+*entry*, the opaque bytes that zarr has encoded. The *shard index* has offset and size of each
 entry::
 
     shard   ├── entry ── entry ── … ──┤ index: (offset, nbytes) of each entry [crc32c] ┤
 
 A `ShardingStore` stands between zarr and the base store. zarr asks it for chunk keys such as
-``foo/c/96/18``; the base store has shard keys such as ``foo/c/3/9``. The *declaration* in the
-metadata document of the array says how many chunks a shard has; the *view* of that document,
-which zarr sees, shows plain chunks.
+``foo/c/96/18``; the base store has shard keys such as ``foo/c/3/9``. The metadata document of the
+array *declares* how many chunks a shard has. zarr sees a *view* of the document with plain chunks.
 
-**A read** of a chunk key: the array *catalog* finds the array, by a cache of parsed documents, and
-computes shard key and entry number. If the index of the shard is cached, and the file or ETag
-shows that it is still valid, one request reads the bytes. Otherwise one request reads the index
-and another the bytes. Reads of many chunks take the same two rounds: ranges of one shard are
-coalesced.
+**A read** takes one request if the index of the shard is cached and still valid. Otherwise one
+request reads the index and another the bytes. Reads of many chunks take the same two rounds:
+ranges of one shard are coalesced.
 
 **A write** becomes an update of its shard. The *update queue* lets one writer change a shard at a
-time, with a lock against other processes. It commits all waiting updates as a group. The
-*strategy* says how: ``append`` writes the bytes into a gap of the file, then the index, protected
-by a *journal*; ``rewrite`` stores the whole shard again, by a rename or a conditional PUT. A
-*batch* buffers writes, so that each shard is stored once.
+time, and commits all waiting updates as a group. The *strategy* ``append`` writes into a gap of a
+local file, protected by a *journal*; ``rewrite`` stores the whole shard again. A *batch* buffers
+writes, so that each shard is stored once.
 
-Each operation is a *flow*: a generator that yields requests and receives replies. It decides
-everything and does no I/O. A *driver*, blocking or async, runs the flow on a *backend*, which
-speaks to one kind of base store.
+Each operation is a *flow*: a generator that yields requests and does no I/O. A *driver*, blocking
+or async, runs the flow on a *backend*, which speaks to one kind of base store.
+``spec_notes/architecture.md`` has the folders.
 
-Folders, each importing only those above it: ``format`` (bytes and keys), ``metadata`` (JSON
-documents), ``shards`` (flows that read and update shards), ``arrays`` (the array of a key), ``io``
-(drivers, backends, locks, queues), ``operations`` (flows of the store interface), ``store``
-(`ShardingStore`, `ShardingMapping`), ``draft``, ``inspect``, ``convert``, ``native``, ``check``,
-``cli``.
-
-Public names are imported when they are first used, so that ``zarr_shardstore.format`` can be
-imported without zarr.
+Public names are imported when they are first used. So ``zarr_shardstore.format`` can be imported
+without zarr.
 """
 
 from __future__ import annotations

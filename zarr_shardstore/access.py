@@ -1,6 +1,6 @@
 """The gate between the core and its users: tools, command line, ways in and out.
 
-They import nothing else of the core, but public names of the package and its errors. A change of
+Of the core they import these names, the public names of the package and its errors. A change of
 any other name ends in the core. The formats (keys, bytes, documents, requests) are modules here:
 their words are the words of the specifications.
 """
@@ -45,50 +45,19 @@ from zarr_shardstore.store.sharding_mapping import ShardingMapping
 from zarr_shardstore.store.sharding_store import ShardingStore
 from zarr_shardstore.zarr_hooks.chunk_codec import ChunkCodec
 
-__all__ = [  # noqa: RUF022  # by subject
-    # keys and bytes, pure
-    "arguments",
-    "byte_ranges",
-    "chunk_keys",
-    "consolidated_index",
-    "journals",
-    "layouts",
-    "shard_format",
-    # documents, pure
-    "declarations",
-    "metadata",
-    "transformer_list",
-    # arrays and shards, as flows
-    "index_reads",
-    "invalidate_documents",
-    "policies",
-    "read_dimension_names",
-    "requests",
-    "shards_below",
-    "stacks",
-    "stored_arrays",
-    "walks",
-    # base stores
-    "BaseStoreHandle",
-    "LocalBackend",
-    "ODD_KEY_ERRORS",
-    "RangesOfKeys",
-    "STAGING",
-    "StoreLike",
-    "UnreadableSourceError",
-    "buffers",
-    "gather_bounded",
-    "open_base",
-    "resolve",
-    # local files
-    "fs",
-    "file_keys",
-    "locks",
-    "open_shards",
-    # stores
-    "Batch",
-    "ChunkCodec",
-    "ShardingMapping",
-    "ShardingStore",
-    "store_options",
-]
+# keys and bytes, pure
+__all__ = ["arguments", "byte_ranges", "chunk_keys", "consolidated_index", "journals"]
+__all__ += ["layouts", "shard_format"]
+# documents, pure
+__all__ += ["declarations", "metadata", "transformer_list"]
+# arrays and shards, as flows
+__all__ += ["index_reads", "invalidate_documents", "policies", "read_dimension_names", "requests"]
+__all__ += ["shards_below", "stacks", "stored_arrays", "walks"]
+# base stores
+__all__ += ["ODD_KEY_ERRORS", "STAGING", "BaseStoreHandle", "LocalBackend", "RangesOfKeys"]
+__all__ += ["StoreLike", "UnreadableSourceError", "buffers", "gather_bounded", "open_base"]
+__all__ += ["resolve"]
+# local files
+__all__ += ["file_keys", "fs", "locks", "open_shards"]
+# stores
+__all__ += ["Batch", "ChunkCodec", "ShardingMapping", "ShardingStore", "store_options"]

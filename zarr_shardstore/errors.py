@@ -12,8 +12,8 @@ The type says what the handler can do:
     ├── UnpublishedError (ExceptionGroup)      a batch could not store all; write the rest again
     └── UnfinishedConversionError              a conversion has to be finished first
 
-`UnshardedWarning` is no error: arrays of a new store are not sharded, perhaps by oversight.
-Errors of the base store pass through unwrapped. All of these pickle.
+`UnshardedWarning` is a warning: arrays of a new store are not sharded, perhaps by oversight.
+Errors of the base store pass through unwrapped. All errors of the package pickle.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class ShardStoreError(Exception):
     """Base class of the errors of this package."""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Without `__init__`, whose arguments are not those of the message.
+        # Without `__init__`: its arguments differ from the message.
         return type(self).__new__, (type(self), *self.args), self.__dict__
 
 
@@ -35,7 +35,7 @@ class UnshardedWarning(UserWarning):
 
 
 class SpecError(ShardStoreError, ValueError):
-    """Error of a call, a key or a metadata document that is not valid; nothing was changed."""
+    """Error of a call, a key or a metadata document that is not valid; it changed no data."""
 
 
 class ReadOnlyError(SpecError):
@@ -48,7 +48,7 @@ class ReadOnlyError(SpecError):
 
 
 class UnsupportedError(ShardStoreError, NotImplementedError):
-    """Error of a valid request that this store cannot express; nothing was changed."""
+    """Error of a valid request that this store cannot express; it changed no data."""
 
 
 class CorruptShardError(ShardStoreError):
@@ -104,14 +104,14 @@ class CorruptValueError(ShardStoreError):
 
 
 class ShardConflictError(ShardStoreError):
-    """Error of a write that another writer prevented; it may be retried."""
+    """Error of a write that another writer prevented; you may retry the write."""
 
 
 class UnpublishedError(ShardStoreError, ExceptionGroup[Exception]):
     """Error of a batch that ended and could not store some of its shards.
 
-    All other shards are stored. The errors of the base store are the `exceptions`, one for each
-    shard, so ``except*`` finds them.
+    All other shards are stored. The `exceptions` are the errors of the base store, one for each
+    shard. So ``except*`` finds them.
 
     Parameters
     ----------
@@ -128,10 +128,7 @@ class UnpublishedError(ShardStoreError, ExceptionGroup[Exception]):
     _message: str
 
     def __new__(
-        cls,
-        message: str,
-        exceptions: Sequence[Exception],
-        chunk_keys: Mapping[str, Sequence[str]],
+        cls, message: str, exceptions: Sequence[Exception], chunk_keys: Mapping[str, Sequence[str]]
     ) -> Self:
         named = [
             f"{shard} ({len(chunks)} chunks: {', '.join(chunks[:_N_NAMED])}"

@@ -19,11 +19,11 @@ def in_forked_child(function: F) -> F:
 
 
 def synchronized() -> ContextDecorator:
-    """Make a decorator: of all functions that have it, one thread at a time executes one.
+    """Make a decorator: one thread at a time executes one of the functions that have it.
 
-    They may call each other. Whatever exception ends such a function at whatever line, the lock is
-    released: taking and releasing it are single calls of C in a frame of the standard library. A
-    forked child begins without the lock.
+    The functions may call each other. An exception at any line releases the lock: taking and
+    releasing it are single calls of C in a frame of the standard library. A forked child begins
+    without the lock.
     """
     lock: Any = threading.RLock()
 

@@ -1,10 +1,9 @@
 """Log, warnings and spans of the package.
 
-The logger ``zarr_shardstore`` says at DEBUG each round of requests to a base store, and at WARNING
-what users should know, which Python's `warnings` say, too. A program that has imported
-OpenTelemetry gets a span for each operation. Neither costs anything unless it is wanted.
-
-Reads of single chunks of local files with a cached index make no request and are not logged.
+The logger ``zarr_shardstore`` records each round of requests to a base store at DEBUG, and at
+WARNING what Python's `warnings` also show. A program that has imported OpenTelemetry gets a span
+for each operation. A read of one chunk of a local file with a cached index makes no request, so
+the log does not have it.
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ def log_round(base: object, batch: Sequence[Any]) -> None:
 
 
 def span(flow: Any) -> AbstractContextManager[Any]:
-    """Return a span of OpenTelemetry, which the program has imported, with the name of a flow."""
+    """Return a span with the name of a flow; the program has imported OpenTelemetry."""
     tracer = sys.modules[TRACING].get_tracer("zarr_shardstore")
     found: AbstractContextManager[Any] = tracer.start_as_current_span(flow.__qualname__)
     return found

@@ -38,12 +38,12 @@ ROOMS = {
     "core": 20_000,
     "core/format": 1_500,
     "core/metadata": 1_000,
-    "core/shards": 2_550,
-    "core/arrays": 1_480,
-    "core/operations": 2_500,
+    "core/shards": 2_460,
+    "core/arrays": 1_490,
+    "core/operations": 2_270,
     "core/io": 6_200,
-    "core/zarr_hooks": 1_250,
-    "core/store": 2_750,
+    "core/zarr_hooks": 1_080,
+    "core/store": 2_530,
     "tools": 8_900,
     "cli": 1_300,
     "interop": 4_650,
@@ -114,11 +114,13 @@ def _n_branches(node: ast.AST) -> int:
 
 
 def test_the_gate_is_narrow() -> None:
-    (names,) = [
-        ast.literal_eval(node.value)
+    names = [
+        name
         for node in layers.sources()[PACKAGE / "access.py"].body
-        if isinstance(node, ast.Assign)
+        if isinstance(node, ast.Assign | ast.AugAssign)
+        for name in ast.literal_eval(node.value)
     ]
+    assert names == list(dict.fromkeys(names))
     assert 0 < len(names) <= 40
 
 

@@ -316,7 +316,7 @@ def test_values_are_copied() -> None:
 @pytest.mark.parametrize(
     ("length", "codec"), [(100_000, SLOW), (9, ZstdCodec(level=1)), (40_000, None)]
 )
-def test_chunks_are_encoded_while_their_writer_goes_on(length: int, codec: Any) -> None:
+def test_a_batch_of_an_array(length: int, codec: Any) -> None:
     """Every read sees them, their writer may reuse its values, and the newest value is stored."""
     base = Failing()
     store = ShardingStore(base, **CPS)
@@ -344,7 +344,6 @@ def test_chunks_are_encoded_while_their_writer_goes_on(length: int, codec: Any) 
 
 
 def test_the_limit_counts_bytes_as_they_are_stored() -> None:
-    """It does so however long the workers take."""
     base = Failing()
     store = ShardingStore(base, chunks_per_shard=50)
     options: Any = {"shape": (50_000,), "chunks": (1000,), "dtype": "u2", "compressors": SLOW}

@@ -17,7 +17,7 @@ from typing import TypeAlias
 from zarr_shardstore.arrays.policy import ShardingPolicy
 from zarr_shardstore.arrays.stored_array import ArrayReader, StoredArray
 from zarr_shardstore.errors import ShardStoreError
-from zarr_shardstore.format.layout import ArrayLayout, ChunkRef, KeyTable
+from zarr_shardstore.format.layout import ArrayLayout, ChunkRef, KeyTable, ShardRef
 from zarr_shardstore.format.ranges import ByteRange
 from zarr_shardstore.metadata.documents import Node, document_key, parse_document, parse_json
 from zarr_shardstore.shards.read import ShardReads
@@ -81,13 +81,19 @@ class Generation:
             # One tuple: another thread sees the old one or the new one.
             self.key_tables = (KeyTable(layout), *tables[: _MAX_KEY_TABLES - 1])
 
-    def chunk_of(self, key: str) -> ChunkRef | None:
-        """Return the chunk that a key table finds, or ``None``."""
-        for table in self.key_tables:
-            place = table.translate(key)
-            if place is not None:
-                return ChunkRef(key, table.shard(place[0]), place[1])
-        return None
+    def chunks_of(self, keys: Sequence[str]) -> list[ChunkRef | None]:
+        """Return the chunks that key tables find; ``None``: look elsewhere."""
+        chunks: list[ChunkRef | None] = [None] * len(keys)
+        shards: dict[str, ShardRef] = {}
+        for i, key in enumerate(keys):
+            for table in self.key_tables:
+                if (place := table.translate(key)) is not None:
+                    shard_key, entry_id = place
+                    if shard_key not in shards:
+                        shards[shard_key] = table.shard(shard_key)
+                    chunks[i] = ChunkRef(key, shards[shard_key], entry_id)
+                    break
+        return chunks
 
     def reads_by_shard(
         self, keys: Sequence[str], byte_ranges: Sequence[ByteRange | None] | None = None
@@ -97,17 +103,13 @@ class Generation:
         tables = self.key_tables
         for i, key in enumerate(keys):
             for table in tables:
-                place = table.translate(key)
-                if place is None:
-                    continue
-                shard_key, entry_id = place
-                group = groups.get(shard_key)
-                if group is None:
-                    group = ShardReads(table.shard(shard_key), byte_ranges)
-                    groups[shard_key] = group
-                group.positions.append(i)
-                group.entry_ids.append(entry_id)
-                break
+                if (place := table.translate(key)) is not None:
+                    shard_key, entry_id = place
+                    if shard_key not in groups:
+                        groups[shard_key] = ShardReads(table.shard(shard_key), byte_ranges)
+                    groups[shard_key].positions.append(i)
+                    groups[shard_key].entry_ids.append(entry_id)
+                    break
         return list(groups.values())
 
 

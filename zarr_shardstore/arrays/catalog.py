@@ -65,7 +65,7 @@ class Catalog:
         pass unless `are_values`, because listings and sizes are about stored objects.
         """
         generation = self.arrays.current()
-        chunks: list[Any] = [generation.chunk_of(key) for key in keys]
+        chunks: list[Any] = [*generation.chunks_of(keys)]
         if None not in chunks:
             return chunks
         answers = yield from self._locate(keys, generation, in_grid=True)
@@ -148,7 +148,7 @@ class Catalog:
         while left:
             missing: dict[int, list[Node]] = {}
             for i in left:
-                chunk = generation.chunk_of(keys[i]) if in_grid else None
+                (chunk,) = generation.chunks_of([keys[i]]) if in_grid else (None,)
                 answer = chunk or self._locate_one(keys[i], in_grid, generation, read)
                 if isinstance(answer, list):
                     missing[i] = answer

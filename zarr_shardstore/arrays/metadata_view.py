@@ -19,7 +19,7 @@ from zarr_shardstore.format.shard import Bytes, IndexDamageError, index_of_shard
 from zarr_shardstore.metadata import declaration, documents
 from zarr_shardstore.metadata.documents import Geometry, Node, document_key, node_of_document
 from zarr_shardstore.metadata.transformer_list import SHARDING, TransformerSpec, sharding_spec
-from zarr_shardstore.shards.requests import Flow, Found, Get, ListDir, ListPrefix
+from zarr_shardstore.shards.requests import Flow, Found, Get, KeyCursor, ListDir, ListPage
 from zarr_shardstore.telemetry import warn
 
 Document: TypeAlias = Mapping[str, Any]
@@ -343,7 +343,7 @@ def _first_chunk(node: Node, geometry: Geometry) -> Flow[memoryview | None]:
         keys = [prefix + name for name in names]
         below = [f"{prefix}{n}/" for n in names if encoding.decode_start(f"{n}/", ndim)]
         if below:
-            listings = yield [ListPrefix(directory) for directory in below]
+            listings = yield [ListPage(KeyCursor(directory)) for directory in below]
             keys += [key for listing in listings for key in listing]
     except Exception:  # the base store does not list
         return None

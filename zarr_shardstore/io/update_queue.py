@@ -50,8 +50,9 @@ from zarr.core.sync import loop as loop_of_zarr
 from zarr_shardstore.errors import ShardConflictError
 from zarr_shardstore.io.backends.base import Backend, Fits
 from zarr_shardstore.io.concurrency import worker_pool, zarrs_loop
-from zarr_shardstore.shards.requests import EntryUpdate, Flow, UpdateShard, nbytes_of
+from zarr_shardstore.shards.requests import EntryUpdate, Flow, UpdateShard
 from zarr_shardstore.shards.shard_writer import ShardWriter
+from zarr_shardstore.shards.updates import nbytes_of
 from zarr_shardstore.synchronized import in_forked_child, synchronized
 
 _MAX_INLINE_UPDATES = 64  # each takes some µs

@@ -1,17 +1,28 @@
-"""`Batch`: a block in which writes of chunks are buffered, so that each shard is stored once."""
+"""`Batch`: a block in which writes of chunks are buffered, so that each shard is stored once.
+
+`Flusher` stores what is buffered.
+"""
 
 from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Coroutine, Sequence
 from contextvars import ContextVar
-from types import TracebackType
 from typing import Any, Self
 
-from zarr_shardstore.errors import SpecError, UnpublishedError
+from zarr_shardstore.arrays.catalog import Catalog, TransformedKey
+from zarr_shardstore.errors import (
+    ShardConflictError,
+    ShardStoreError,
+    SpecError,
+    UnpublishedError,
+)
 from zarr_shardstore.format.arguments import whole_number
+from zarr_shardstore.format.layout import ArrayLayout, ShardRef
+from zarr_shardstore.metadata.documents import Node
 from zarr_shardstore.operations.write_buffer import WriteBuffer
-from zarr_shardstore.shards.requests import Flow
+from zarr_shardstore.shards.requests import Flow, Set, UpdateShard
+from zarr_shardstore.shards.stack import split_at_sharding
 
 DEFAULT_MAX_NBYTES = 256 * 1024 * 1024
 """A few shards of the recommended 10 to 100 MB."""
@@ -23,11 +34,10 @@ _entered: ContextVar[tuple[weakref.ref[Batch], ...]] = ContextVar("_entered", de
 class Batch:
     """A block of writes to one store, whose ``batch`` method makes it.
 
-    Use it by ``with`` or by ``async with``. While it is open, writes and erasures of chunks of
-    sharded arrays are buffered in memory, and reads through the same store see them. A shard is
-    flushed, which means stored, when all of its entries have a new value. When more than
-    `max_nbytes` are buffered, the shards with the most bytes are flushed; the rest when the block
-    ends.
+    Use it by ``with`` or by ``async with``. An open batch buffers writes and erasures of chunks of
+    sharded arrays in memory, and reads through the same store see them. It flushes a shard, which
+    means storing it, when all of its entries have a new value. When more than `max_nbytes` are
+    buffered, it flushes the shards with the most bytes. The end of the block flushes the rest.
 
     Notes
     -----
@@ -35,18 +45,18 @@ class Batch:
       Before metadata changes what the keys of an array mean, the array is flushed.
     - A listing, a sum of sizes and the removal of a part of a directory first flush the arrays
       that they could see.
-    - If the block ends by an exception, buffered writes are dropped. What was flushed before
-      stays: a batch is no transaction.
+    - An exception that ends the block drops buffered writes. Flushed ones stay: a batch is no
+      transaction.
     - If shards cannot be stored at the end, the others are, and `UnpublishedError` names them. If
       a flush fails before the end, the call that caused it raises the error of the base store,
       and the writes stay buffered.
-    - A batch inside a batch of the same store, in the same thread or task, is a part of it:
-      nothing is flushed or dropped when it ends.
+    - A batch inside a batch of the same store, in the same thread or task, is a part of it: its end
+      flushes and drops nothing.
     - Batches of several threads or tasks on one store share one buffer. Each that ends without an
-      exception has flushed the whole buffer. One that ends by an exception drops nothing as long
-      as another is open, which will flush it. Of the limits the smallest counts. So rather open
-      one batch around all workers.
-    - It covers the store it was made by, and those that share its state: made by
+      exception has flushed the whole buffer. One that ends by an exception drops nothing while
+      another is open, which will flush it. The smallest limit counts. So rather open one batch
+      around all workers.
+    - It covers the store that made it, and those that share its state: made by
       ``with_read_only``, a `ShardingMapping` or `DraftHierarchyStore` on it. Other stores, copies
       by pickling, and child processes have no batch and see only what is stored.
 
@@ -55,8 +65,7 @@ class Batch:
 
     Cost: no request for whole values and erasures. `set_partial_values` and
     ``set_if_not_exists`` of a value that is not buffered flush its shard. Shards that are being
-    stored are in memory besides `max_nbytes`. Workers encode the chunks of `ShardedCodecPipeline`,
-    up to 64 MiB behind it; until then the decoded size counts. Errors of a codec come with a flush.
+    stored take memory besides `max_nbytes`.
     """
 
     def __init__(
@@ -70,8 +79,7 @@ class Batch:
         self.max_nbytes = DEFAULT_MAX_NBYTES
         if max_nbytes is not None:
             self.max_nbytes = whole_number("max_nbytes", max_nbytes)
-        self.outer: Batch | None = None
-        """The batch of the same store that this one is a part of."""
+        self.outer: Batch | None = None  # of which this one is a part
         self.is_leaving = False
         self._buffer = buffer
         self._flush = flush
@@ -94,12 +102,7 @@ class Batch:
         _entered.set((*_entered.get(), weakref.ref(self)))
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         failures: dict[str, Exception] = {}
         try:
             if keys := self._leave(is_good=kind is None):
@@ -110,12 +113,7 @@ class Batch:
     async def __aenter__(self) -> Self:
         return self.__enter__()
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, kind: type[BaseException] | None, *_: object) -> None:
         failures: dict[str, Exception] = {}
         try:
             if keys := self._leave(is_good=kind is None):
@@ -139,3 +137,101 @@ class Batch:
                 [failures[key] for key in unstored],
                 unstored,
             )
+
+
+class Flusher:
+    """Flows that flush the write buffer of one store; what is not stored stays buffered."""
+
+    def __init__(self, catalog: Catalog, buffer: WriteBuffer) -> None:
+        self.catalog = catalog
+        self.buffer = buffer
+
+    def flush(self, shard_keys: Sequence[str]) -> Flow[dict[str, Exception]]:
+        """Store the updates of shards; return errors by shard key."""
+        failures: dict[str, Exception] = {}
+        left = yield from self._commits(shard_keys, failures)
+        while left:
+            try:
+                yield [*left]
+                break
+            except Exception as error:
+                # The driver may not have begun the commits that did not fail themselves.
+                found = [(commit, self.buffer.get(commit.shard.key)) for commit in left]
+                failed = {c.shard.key: b.error for c, b in found if b is not None and b.error}
+                left = [c for c, b in found if b is not None and not b.error]
+                if left and not failed:
+                    failed[left.pop(0).shard.key] = error
+                failures |= failed
+        return failures
+
+    def flush_below(self, prefix: str) -> Flow[None]:
+        """Flush the arrays that may have chunk keys that start with `prefix`."""
+        yield from self.flush_arrays(
+            lambda layout: layout.prefix.startswith(prefix) or prefix.startswith(layout.prefix)
+        )
+
+    def flush_array(self, node: Node, later: ArrayLayout | None = None) -> Flow[None]:
+        """Flush an array, before its document changes, unless chunks keep their entries `later`."""
+        yield from self.flush_arrays(
+            lambda layout: (
+                layout.prefix == node.chunk_prefix
+                and not (later is not None and layout.has_same_entries(later))
+            )
+        )
+
+    def flush_arrays(self, is_wanted: Callable[[ArrayLayout], bool]) -> Flow[None]:
+        """Flush the arrays with wanted layouts."""
+        if self.buffer.is_active:
+            layouts = self.buffer.layouts()
+            yield from self.flush_shards([key for key in layouts if is_wanted(layouts[key])])
+
+    def flush_shards(self, shard_keys: Sequence[str]) -> Flow[None]:
+        """Flush shards; raise the first error, with a note of how many there are."""
+        failures = (yield from self.flush(shard_keys)) if shard_keys else {}
+        for key, error in failures.items():
+            others = f" and {len(failures) - 1} more" if len(failures) > 1 else ""
+            error.add_note(
+                f"when the batch stored the shard {key!r}{others}; their values are still "
+                "buffered, and are tried again when the batch ends"
+            )
+            raise error
+
+    def _commits(
+        self, shard_keys: Sequence[str], failures: dict[str, Exception]
+    ) -> Flow[list[UpdateShard]]:
+        """Return commits of shards whose arrays are still declared as they were."""
+        try:
+            found = yield from self.catalog.shards_of(shard_keys)
+        except Exception as error:
+            failures |= dict.fromkeys(shard_keys, error)
+            return []
+        commits: list[UpdateShard] = []
+        for key, now in zip(shard_keys, found, strict=True):
+            buffered = self.buffer.get(key)
+            if buffered is None:
+                continue
+            buffered.error = None
+            layout = buffered.shard.layout
+            match now:
+                case ShardStoreError():
+                    failures[key] = now
+                    continue
+                case ShardRef() if layout.has_same_entries(now.layout):
+                    commits.append(UpdateShard(now, ()))
+                    continue
+                case TransformedKey(_, array) if split := split_at_sharding(array.stack):
+                    if layout.has_same_entries(split[0].layout):
+                        commits.append(UpdateShard(buffered.shard, (), split[1]))
+                        continue
+                case None if not any(
+                    isinstance(state, Set)
+                    for state in (*buffered.snapshot.values(), *buffered.updates.values())
+                ):  # the array was removed, as was wanted
+                    self.buffer.forget(buffered)
+                    continue
+            failures[key] = ShardConflictError(
+                f"shard {key!r}: another store removed the array {layout.path!r}, or declared it "
+                "anew, while a batch buffered values of it; write them again if they are still "
+                "wanted"
+            )
+        return commits

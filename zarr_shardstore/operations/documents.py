@@ -1,6 +1,6 @@
 """Reads, writes and erasures of metadata documents, as users see them.
 
-What the cache has of an array, and what a batch has of its chunks, follows each change.
+The cache of arrays and the write buffer follow each change.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from zarr_shardstore.arrays.stored_array import StoredArray
 from zarr_shardstore.errors import ShardStoreError
 from zarr_shardstore.format.ranges import ByteRange, resolve_range
 from zarr_shardstore.metadata.documents import Node, document_key, node_of_document
-from zarr_shardstore.operations.buffered import Flusher
+from zarr_shardstore.operations.batch import Flusher
 from zarr_shardstore.shards import requests
 from zarr_shardstore.shards.requests import Flow
 
@@ -72,7 +72,7 @@ class Documents:
                 self._arrays.current().put(node, array)
 
     def erase(self, keys: Sequence[str]) -> Flow[None]:
-        """Erase documents, after their arrays were flushed where they say that the chunks are."""
+        """Erase documents, after the buffered chunks of their arrays were flushed."""
         nodes = [node for key in keys if (node := node_of_document(key)) is not None]
         arrays = yield from self._arrays.lookup(nodes)
         for node in nodes:
@@ -87,8 +87,7 @@ class Documents:
                 self._arrays.document_erased(node, layout)
 
     def of_array(self, node: Node) -> Flow[tuple[memoryview, StoredArray] | None]:
-        """Return the document of an array as users see it, and the array that is now cached for
-        it; ``None`` if there is none."""
+        """Return the document of an array as users see it, and the array, which is cached now."""
         generation, key = self._arrays.current(), document_key(node)
         ((data, _, _),) = yield from read_documents([key])
         if data is None:

@@ -8,34 +8,26 @@
                                                                           │ indexes
                           keys, shard by shard ◀── round ◀────────────────┘
 
-One page of base keys and one round are in memory, however long the listing is.
+Memory: one page of base keys and one round, for any number of keys.
 
 Source: sharding storage transformer draft, "API implementation", list, list_prefix, list_dir.
 """
 
 from __future__ import annotations
 
-import math
 import re
 from collections import deque
 from collections.abc import Callable, Sequence
-from reprlib import repr as short
 from typing import Literal, TypeAlias
-
-import numpy as np
-import numpy.typing as npt
 
 from zarr_shardstore.arrays.catalog import Catalog, TransformedKey, flat_nodes
 from zarr_shardstore.arrays.stored_array import StoredArray
-from zarr_shardstore.errors import CorruptShardError, ShardStoreError, SpecError
-from zarr_shardstore.format.arguments import check_n_chunks, items_of
-from zarr_shardstore.format.keys import Coords, check_prefix
-from zarr_shardstore.format.layout import Box, ShardRef
+from zarr_shardstore.errors import CorruptShardError, ShardStoreError
+from zarr_shardstore.format.keys import check_prefix
+from zarr_shardstore.format.layout import ShardRef
 from zarr_shardstore.format.ranges import Range
 from zarr_shardstore.metadata.documents import Node
-from zarr_shardstore.operations.buffered import Flusher
-from zarr_shardstore.operations.locate import array_at
-from zarr_shardstore.operations.walk import ObjectGrid, Walk, read_stored
+from zarr_shardstore.operations.batch import Flusher
 from zarr_shardstore.shards import stack
 from zarr_shardstore.shards.index_reads import read_indexes, rounds_of, try_read_indexes
 from zarr_shardstore.shards.requests import Flow, Found, Get, ListDir
@@ -48,7 +40,7 @@ Located: TypeAlias = tuple[str, object, ShardRef | TransformedKey | ShardStoreEr
 """A base key, its version as it was listed, and the shard or key that it names."""
 
 Kind: TypeAlias = Literal["key", "prefix", "both"] | None
-"""Kind of a name in a directory; ``None``: the base store does not tell."""
+"""Kind of a name in a directory; ``None``: not known."""
 
 
 class KeyStream:
@@ -57,25 +49,22 @@ class KeyStream:
     def __init__(self, catalog: Catalog, pages: KeyPages, prefix: str) -> None:
         self.prefix = prefix
         self.errors: list[ShardStoreError] = []
-        """Shards and documents that could not be read so far; they block nothing else. For
-        `raise_first`, after the last round."""
+        """Shards and documents that could not be read so far, for `raise_first` at the end."""
         self._catalog = catalog
         self._pages = pages
         self._rounds: deque[list[Located]] = deque()
 
     @property
     def has_more(self) -> bool:
-        """Whether another round is to be asked for."""
         return bool(self._rounds) or self._pages.has_more
 
     def next_round(self) -> Flow[ListedKeys]:
-        """Return the next keys: those of up to 64 shards, whose indexes are read in one round."""
+        """Return the keys of up to 64 more shards, whose indexes are read in one round."""
         if not self._rounds:
             self._rounds.extend(rounds_of((yield from self._next_page()), _nbytes_of))
         listed = ListedKeys(self.prefix)
-        if not self._rounds:
-            return listed  # the base keys of a page may all be others
-        shards, listed.values = yield from self._resolve(self._rounds.popleft())
+        located = self._rounds.popleft() if self._rounds else []  # a page may have other keys only
+        shards, listed.values = yield from self._resolve(located)
         refs, versions = [ref for ref, _ in shards], [version for _, version in shards]
         indexes = yield from try_read_indexes(refs, versions, cache=False)
         for shard, index in zip(refs, indexes, strict=True):
@@ -86,15 +75,14 @@ class KeyStream:
         return listed
 
     def all_located(self) -> Flow[list[Located]]:
-        """Return, instead of rounds, the base keys that may hold keys with the prefix."""
+        """Return all base keys that may hold keys with the prefix, instead of rounds."""
         located: list[Located] = []
         while self._pages.has_more:
             located += yield from self._next_page()
         return located
 
     def all_shards_and_keys(self) -> Flow[tuple[list[ShardRef], list[str]]]:
-        """Return, instead of rounds, the shards that may hold keys with the prefix, and all keys
-        that are in no such shard."""
+        """Return all shards that may hold keys with the prefix, and all other keys."""
         shards, values = yield from self._resolve((yield from self.all_located()))
         return [shard for shard, _ in shards], [key for key, _ in values]
 
@@ -127,7 +115,7 @@ class KeyStream:
     def _keys_above(
         self, array: StoredArray, keys: list[str]
     ) -> Flow[list[tuple[str, int | None]]]:
-        """Return the keys of an array that objects hold. A damaged object blocks no other."""
+        """Return the keys of an array that are in objects; collect errors of damaged objects."""
         above: list[tuple[str, int | None]] = []
         try:
             above = yield from stack.keys_above(array.stack, keys)
@@ -147,7 +135,7 @@ class KeyStream:
 
 
 def raise_first(errors: Sequence[ShardStoreError]) -> None:
-    """Raise the first of the errors that a listing met, if any, now that all else is listed."""
+    """Raise the first error of a listing, if any, now that all else is listed."""
     if errors:
         if len(errors) > 1:
             errors[0].add_note(f"and {len(errors) - 1} more shards or keys could not be listed")
@@ -155,7 +143,7 @@ def raise_first(errors: Sequence[ShardStoreError]) -> None:
 
 
 class Listing:
-    """Listing flows on one base store; each first flushes what it could see of the buffer."""
+    """Listing flows on one base store; each first flushes the buffered shards that it lists."""
 
     def __init__(self, flusher: Flusher) -> None:
         self._catalog = flusher.catalog
@@ -167,7 +155,8 @@ class Listing:
         if is_path and prefix and not prefix.endswith("/"):
             arrays = yield from self._catalog.arrays.lookup(flat_nodes(prefix))
             prefix += "/" if any(array is not None for array in arrays.values()) else ""
-        yield from self._flusher.flush_below(prefix)
+        if self._flusher.buffer.is_active:
+            yield from self._flusher.flush_below(prefix)
         directories = yield from self._base_directories(prefix)
         return KeyStream(self._catalog, KeyPages(directories), prefix)
 
@@ -180,12 +169,12 @@ class Listing:
     def list_dir(self, prefix: str, *, is_exact: bool = False) -> Flow[dict[str, Kind]]:
         """Return the names of the keys and directories directly in a directory, with their kinds.
 
-        Directories of chunks are listed if the shard that could hold their chunks exists, as
-        the draft allows; with `is_exact`, only if they hold any, which the index of each shard
-        below says. Keys are exact. A base store that lists names does not tell their kind.
+        Keys are exact. A directory of chunks is listed if the shard that could hold its chunks
+        exists, as the draft allows; with `is_exact`, if the index of a shard below has any.
         """
         prefix = as_directory(prefix)
-        yield from self._flusher.flush_below(prefix)
+        if self._flusher.buffer.is_active:
+            yield from self._flusher.flush_below(prefix)
         directory = yield from self._catalog.directory_of(prefix, or_own=True, is_strict=False)
         if isinstance(directory, GridDirectory):
             return (yield from _list_grid_directory(directory, prefix, is_exact))
@@ -206,14 +195,13 @@ class Listing:
     def list_keys_and_prefixes(self, prefix: str) -> Flow[tuple[list[str], list[str]]]:
         """Return the full keys directly in a directory, and full prefixes ending with ``/``.
 
-        Cost: that of `list_dir`. Where the base store does not tell the kind of a name, also one
-        read for each name, in one round.
+        Cost: as `list_dir`, and one read for each name of unknown kind, in one round.
         """
         prefix = as_directory(prefix)
         kinds = yield from self.list_dir(prefix)
         unknown = [name for name, kind in kinds.items() if kind is None]
         if unknown:
-            # A byte is read, because fsspec says of directories too that they exist.
+            # A byte is read, because for fsspec directories also exist.
             replies: list[Found] = yield [Get(prefix + name, Range(0, 1)) for name in unknown]
             kinds |= dict.fromkeys(unknown, "prefix")
             found = [n for n, r in zip(unknown, replies, strict=True) if r.value is not None]
@@ -256,12 +244,12 @@ class Listing:
 def _may_hold(
     base_key: str, found: ShardRef | TransformedKey | ShardStoreError | None, prefix: str
 ) -> bool:
-    """Whether a base key may hold a key with this prefix; of a damaged array each may."""
+    """Whether a base key may hold a key with this prefix; each key of a damaged array may."""
     match found:
         case None:
             return base_key.startswith(prefix)
         case ShardRef():
-            # A shard outside a grid that has shrunk counts, too, if the prefix has the array.
+            # A shard outside a grid that has shrunk also counts, if the prefix has the array.
             return found.layout.prefix.startswith(prefix) or bool(found.boxes_with(prefix))
         case TransformedKey(key, array):
             split = stack.split_at_sharding(array.stack)
@@ -274,7 +262,7 @@ def _may_hold(
 
 
 def _nbytes_of(located: Located) -> int:
-    """Return the memory that reading a shard takes; 0 for a value that passes through."""
+    """Return the memory of a shard that is read; 0 for a value that passes through."""
     match located[2]:
         case ShardRef() as shard:
             return shard.layout.spec.index_nbytes
@@ -344,58 +332,9 @@ def as_directory(prefix: str) -> str:
 
 
 def _array_directory_without_metadata(directory: str) -> str:
-    """Return the directory that may hold the shards of chunk keys below `directory`.
-
-    Without metadata the number of dimensions is not known. So a directory inside a grid is not
-    translated: from the first segment on that may be a coordinate, all is listed.
-    """
+    """Return the start of a directory, up to the first segment that may be a chunk coordinate."""
     segments = directory.split("/")
     for i, segment in enumerate(segments):
         if re.fullmatch(r"c|c?\.?[0-9.]+", segment):
             return "".join(f"{s}/" for s in segments[:i])
     return directory
-
-
-# ------------------------------------------------------------- stored chunks of a region
-
-Region: TypeAlias = Sequence[slice] | None
-"""A slice of chunk coordinates for each dimension; the last dimensions may be left out."""
-
-
-def chunks_initialized(flusher: Flusher, path: str, region: Region) -> Flow[npt.NDArray[np.bool_]]:
-    """Return whether each chunk of a region of the array at `path` is stored.
-
-    No chunk key is spelled. Cost: a listing of the smallest directory with all shards of the
-    region, and the indexes of those that are stored.
-    """
-    array = yield from array_at(flusher.catalog.arrays, path)
-    if stack.split_at_sharding(array.stack) is None:
-        raise SpecError(f"the array {array.node.path!r} is not sharded")
-    yield from flusher.flush_array(array.node)
-    grid = ObjectGrid.of_array(array)
-    box = _box_of(region, grid.grid_shape)
-    out = np.zeros([stop - start for start, stop in box], bool)
-    walk = Walk(grid, box, ("index",), is_paged=True)
-    while out.size and walk.has_more:
-        for stored in (yield from read_stored(grid, (yield from walk.next_round()), ("index",))):
-            stored.check()
-            stored.mark(out, box)
-    return out
-
-
-def _box_of(region: Region, grid_shape: Coords) -> Box:
-    """Return the chunks of a region, clipped to the grid as Python clips slices."""
-    slices = () if region is None else tuple(items_of("region", region))
-    if len(slices) > len(grid_shape) or not all(isinstance(s, slice) for s in slices):
-        raise SpecError(
-            f"region is a slice for each of {len(grid_shape)} dims, got {short(region)}"
-        )
-    slices += (slice(None),) * (len(grid_shape) - len(slices))
-    box = []
-    for part, n in zip(slices, grid_shape, strict=True):
-        start, stop, step = part.indices(n)
-        if step != 1:
-            raise SpecError(f"a region has no steps, got {region!r}")
-        box.append((start, max(start, stop)))
-    check_n_chunks(math.prod(stop - start for start, stop in box))
-    return tuple(box)

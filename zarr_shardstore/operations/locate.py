@@ -1,74 +1,37 @@
-"""Shapes of shards and locations of chunks: what a caller needs to align its writes and reads."""
+"""Places of chunks: the shapes of shards, the shard of each chunk, and the stored chunks."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Hashable, Sequence
+from reprlib import repr as short
 from typing import TypeAlias
 
+import numpy as np
+import numpy.typing as npt
+
 from zarr_shardstore.arrays.array_cache import ArrayCache
-from zarr_shardstore.arrays.catalog import TransformedKey
+from zarr_shardstore.arrays.catalog import Catalog, InvalidChunkKey, TransformedKey
 from zarr_shardstore.arrays.stored_array import StoredArray
 from zarr_shardstore.errors import ShardStoreError, SpecError, UnsupportedError
-from zarr_shardstore.format.arguments import array_path
+from zarr_shardstore.format.arguments import array_path, check_n_chunks, items_of
 from zarr_shardstore.format.keys import Coords
-from zarr_shardstore.format.layout import ChunkRef
+from zarr_shardstore.format.layout import Box, ChunkRef
 from zarr_shardstore.metadata.documents import Node
-from zarr_shardstore.operations.buffered import Flusher
+from zarr_shardstore.operations.batch import Flusher
+from zarr_shardstore.operations.walk import ObjectGrid, Walk, read_stored, sizes_of
 from zarr_shardstore.shards.index_reads import read_indexes
-from zarr_shardstore.shards.requests import Flow, GetSize
+from zarr_shardstore.shards.requests import Flow
 from zarr_shardstore.shards.stack import in_shared_rounds, split_at_sharding
+
+Owner: TypeAlias = "ChunkRef | TransformedKey | InvalidChunkKey | None"
+"""The chunk or transformed key that a key names; ``None``: the key passes through."""
 
 Location: TypeAlias = tuple[str, int, int] | None
 """Key of a stored object, and offset and size in bytes of a value there."""
 
-
-def shard_shape(arrays: ArrayCache, path: str) -> Flow[Coords | None]:
-    """Return the shape of the shards of an array in elements, clipped to its grid; ``None``
-    if it is not sharded."""
-    array = yield from array_at(arrays, path)
-    split = split_at_sharding(array.stack)
-    if split is None or array.document.geometry is None:
-        return None
-    sizes, cps = array.document.geometry.chunk_shape, split[0].layout.spec.chunks_per_shard
-    sides = zip(sizes, cps, array.grid_shape or cps, strict=True)
-    return tuple(size * (min(n, in_grid) if in_grid else n) for size, n, in_grid in sides)
-
-
-def locate(flusher: Flusher, keys: Sequence[str]) -> Flow[list[Location]]:
-    """Return where values are stored. Cost: the documents that are not cached, then one round."""
-    owners = yield from flusher.catalog.chunks_of(keys)
-    chunks = [_chunk_of(key, owner) for key, owner in zip(keys, owners, strict=True)]
-    shards = list({chunk.shard: None for chunk in chunks if chunk is not None})
-    if flusher.buffer.is_active:
-        yield from flusher.flush_shards([s.key for s in shards if flusher.buffer.get(s.key)])
-    others = [key for key, owner in zip(keys, owners, strict=True) if owner is None]
-    found, nbytes = yield from in_shared_rounds([read_indexes(shards), _sizes(others)])
-    indexes, sizes = dict(zip(shards, found, strict=True)), dict(zip(others, nbytes, strict=True))
-    locations: list[Location] = []
-    for key, chunk in zip(keys, chunks, strict=True):
-        index, size = None if chunk is None else indexes[chunk.shard], sizes.get(key)
-        entry = None if chunk is None or index is None else index.entry(chunk.entry_id)
-        if chunk is not None and entry is not None:
-            locations.append((chunk.shard.key, *entry))
-        else:
-            locations.append(None if size is None else (key, 0, size))
-    return locations
-
-
-def _sizes(keys: Sequence[str]) -> Flow[list[int | None]]:
-    return (yield [GetSize(key) for key in keys]) if keys else []
-
-
-def _chunk_of(key: str, owner: object) -> ChunkRef | None:
-    if not isinstance(owner, TransformedKey):
-        return owner if isinstance(owner, ChunkRef) else None
-    split = split_at_sharding(owner.array.stack)
-    if split is None or split[1]:
-        raise UnsupportedError(
-            f"storage transformers of the array {owner.array.node.path!r} change the stored bytes "
-            f"of {key!r}, so they are at no place: read it through the store"
-        )
-    return split[0].layout.chunk_of_key(key)
+Region: TypeAlias = Sequence[slice] | None
+"""A slice of chunk coordinates for each dimension; the last dimensions may be left out."""
 
 
 def array_at(arrays: ArrayCache, path: str) -> Flow[StoredArray]:
@@ -85,3 +48,102 @@ def array_at(arrays: ArrayCache, path: str) -> Flow[StoredArray]:
     if found is None:
         raise SpecError(f"there is no array at {path!r}")
     return found
+
+
+def shard_shape(arrays: ArrayCache, path: str) -> Flow[Coords | None]:
+    """Return the shape of the shards in elements, clipped to the grid; ``None``: not sharded."""
+    array = yield from array_at(arrays, path)
+    split = split_at_sharding(array.stack)
+    if split is None or array.document.geometry is None:
+        return None
+    sizes, cps = array.document.geometry.chunk_shape, split[0].layout.spec.chunks_per_shard
+    sides = zip(sizes, cps, array.grid_shape or cps, strict=True)
+    return tuple(size * (min(n, in_grid) if in_grid else n) for size, n, in_grid in sides)
+
+
+def shard_ids(catalog: Catalog, keys: Sequence[str]) -> Flow[list[Hashable]]:
+    """Return ids of keys, a hint for writers of whole shards: chunks of one have equal ids."""
+    yield from catalog.chunks_of(keys[:1])  # which makes a key table for the others
+    pairs = zip(keys, (yield from catalog.chunks_of(keys)), strict=True)
+    return [o.shard.key if isinstance(o, ChunkRef) else shard_id(key, o) for key, o in pairs]
+
+
+def shard_id(key: str, owner: Owner) -> Hashable:
+    match owner:
+        case ChunkRef():
+            return owner.shard.key
+        case TransformedKey(_, array) if (split := split_at_sharding(array.stack)) is not None:
+            chunk = split[0].layout.chunk_of_key(key)
+            return key if chunk is None else chunk.shard.key
+    return key
+
+
+def locate(flusher: Flusher, keys: Sequence[str]) -> Flow[list[Location]]:
+    """Return where values are stored. Cost: the documents that are not cached, then one round."""
+    owners = yield from flusher.catalog.chunks_of(keys)
+    chunks = [_chunk_of(key, owner) for key, owner in zip(keys, owners, strict=True)]
+    shards = list({chunk.shard: None for chunk in chunks if chunk is not None})
+    if flusher.buffer.is_active:
+        yield from flusher.flush_shards([s.key for s in shards if flusher.buffer.get(s.key)])
+    others = [key for key, owner in zip(keys, owners, strict=True) if owner is None]
+    found, sizes = yield from in_shared_rounds([read_indexes(shards), sizes_of(others)])
+    indexes = dict(zip(shards, found, strict=True))
+    locations: list[Location] = []
+    for key, chunk in zip(keys, chunks, strict=True):
+        index, size = None if chunk is None else indexes[chunk.shard], sizes.get(key)
+        entry = None if chunk is None or index is None else index.entry(chunk.entry_id)
+        if chunk is not None and entry is not None:
+            locations.append((chunk.shard.key, *entry))
+        else:
+            locations.append(None if size is None else (key, 0, size))
+    return locations
+
+
+def _chunk_of(key: str, owner: object) -> ChunkRef | None:
+    if not isinstance(owner, TransformedKey):
+        return owner if isinstance(owner, ChunkRef) else None
+    split = split_at_sharding(owner.array.stack)
+    if split is None or split[1]:
+        raise UnsupportedError(
+            f"storage transformers of the array {owner.array.node.path!r} change the stored bytes "
+            f"of {key!r}, so they are at no place: read it through the store"
+        )
+    return split[0].layout.chunk_of_key(key)
+
+
+def chunks_initialized(flusher: Flusher, path: str, region: Region) -> Flow[npt.NDArray[np.bool_]]:
+    """Return whether each chunk of a region of the array at `path` is stored.
+
+    Cost: a listing of the smallest directory with all shards of the region, and their indexes.
+    """
+    array = yield from array_at(flusher.catalog.arrays, path)
+    if split_at_sharding(array.stack) is None:
+        raise SpecError(f"the array {array.node.path!r} is not sharded")
+    yield from flusher.flush_array(array.node)
+    grid = ObjectGrid.of_array(array)
+    box = _box_of(region, grid.grid_shape)
+    out = np.zeros([stop - start for start, stop in box], bool)
+    walk = Walk(grid, box, ("index",), is_paged=True)
+    while out.size and walk.has_more:
+        for stored in (yield from read_stored(grid, (yield from walk.next_round()), ("index",))):
+            stored.check()
+            stored.mark(out, box)
+    return out
+
+
+def _box_of(region: Region, grid_shape: Coords) -> Box:
+    """Return the chunks of a region, clipped to the grid as Python clips slices."""
+    slices = () if region is None else tuple(items_of("region", region))
+    if len(slices) > len(grid_shape) or not all(isinstance(s, slice) for s in slices):
+        raise SpecError(
+            f"region is a slice for each of {len(grid_shape)} dims, got {short(region)}"
+        )
+    slices += (slice(None),) * (len(grid_shape) - len(slices))
+    box = []
+    for part, n in zip(slices, grid_shape, strict=True):
+        start, stop, step = part.indices(n)
+        if step != 1:
+            raise SpecError(f"a region has no steps, got {region!r}")
+        box.append((start, max(start, stop)))
+    check_n_chunks(math.prod(stop - start for start, stop in box))
+    return tuple(box)

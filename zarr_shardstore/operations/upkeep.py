@@ -1,7 +1,7 @@
 """Upkeep of stored shards: compaction and consolidation, as flows.
 
-Compaction stores shards again without dead bytes. Consolidation stores a copy of the indexes of all
-shards of an array in one object.
+Compaction stores shards again without dead bytes. Consolidation copies the indexes of all shards of
+an array into one object.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def commit_compaction(
 def shards_below(
     listing: Listing, prefix: str
 ) -> Flow[tuple[list[tuple[ShardRef, Stack]], list[ShardStoreError]]]:
-    """Return shards that may hold keys with a prefix, with the transformers below, and errors."""
+    """Return shards that may hold keys with a prefix, the transformers below each, and errors."""
     shards: list[tuple[ShardRef, Stack]] = []
     errors: list[ShardStoreError] = []
     stream = yield from listing.stream(prefix)
@@ -87,9 +87,8 @@ def compact_below(listing: Listing, prefix: str) -> Flow[None]:
 def consolidate_below(listing: Listing, array_cache: ArrayCache, path: str) -> Flow[list[str]]:
     """Consolidate the indexes of the sharded arrays at or below a path; return their paths.
 
-    Cost: a listing, the index of each shard; for each array a write of the consolidated index; a
-    read and a write of its document, if that does not declare it yet. A bad document is raised
-    when the other arrays are consolidated.
+    Cost: a listing, and the index of each shard; for each array a write, and a read and a write of
+    its document that does not declare the index yet. Errors are raised at the end.
     """
     path = check_prefix(path).strip("/")
     shards: list[ShardRef] = []
@@ -120,7 +119,7 @@ def consolidate_below(listing: Listing, array_cache: ArrayCache, path: str) -> F
 def _record(
     wanted: Sequence[requests.RecordIndex], writers: dict[ArrayLayout, ConsolidatedIndexWriter]
 ) -> Flow[list[ShardRef]]:
-    """Add the indexes of shards to the consolidated ones; return the shards that are too young."""
+    """Add the indexes of shards to the consolidated ones; return the shards that are young."""
     young: list[ShardRef] = []
     for part in rounds_of(wanted, lambda request: request.shard.layout.spec.index_nbytes):
         replies: list[requests.Recorded] = yield [*part]

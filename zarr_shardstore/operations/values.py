@@ -1,13 +1,11 @@
 """Reads, writes and erasures of values by key, and the choice of the write strategy.
 
-Each takes keys as zarr spells them, finds their owners, and makes requests to the base store::
+Each takes keys as zarr spells them, finds their owners, and makes requests::
 
     key ──▶ owner ──┬─ a chunk of a sharding ──────── the write buffer, then its shard
                     ├─ a key above a stack ────────── the transformers of its array
                     ├─ a chunk outside the grid ───── no request: it is missing
                     └─ anything else ──────────────── the base store
-
-The public stores only convert arguments and choose the driver.
 
 Source: sharding storage transformer draft, "API implementation"; of erase_prefix: a prefix that
 contains a part of the chunk-grid key is translated to the shards that it touches.
@@ -17,7 +15,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from functools import partial
-from typing import Any, TypeAlias
+from itertools import repeat
+from reprlib import repr as short
+from typing import Any, TypeAlias, TypeVar
 
 from zarr_shardstore.arrays.array_cache import ArrayCache, read_documents
 from zarr_shardstore.arrays.catalog import Catalog, InvalidChunkKey, TransformedKey
@@ -30,38 +30,30 @@ from zarr_shardstore.format.layout import ChunkRef, ShardRef
 from zarr_shardstore.format.ranges import ByteRange, Range, column_of_ranges
 from zarr_shardstore.format.shard import Bytes, EntryOrder
 from zarr_shardstore.metadata.declaration import Native
-from zarr_shardstore.metadata.documents import (
-    Node,
-    document_key,
-    is_document,
-)
-from zarr_shardstore.operations.buffered import (
-    Flusher,
-    commit_with_buffered,
-    perform_buffered,
-    with_buffer,
-)
+from zarr_shardstore.metadata.documents import Node, document_key, is_document
+from zarr_shardstore.operations import write_buffer
+from zarr_shardstore.operations.batch import Flusher
 from zarr_shardstore.operations.documents import Documents
-from zarr_shardstore.operations.joint_update import Function, JointUpdate
 from zarr_shardstore.operations.listing import Listing, raise_first
+from zarr_shardstore.operations.locate import Owner, shard_id
 from zarr_shardstore.operations.write_buffer import WriteBuffer
 from zarr_shardstore.shards import requests, stack
 from zarr_shardstore.shards.append import append_to_shard, fits_inline
 from zarr_shardstore.shards.index_reads import rounds_of
 from zarr_shardstore.shards.read import ReadOptions, read_entries, read_groups
-from zarr_shardstore.shards.requests import (
-    EntryUpdate,
-    Flow,
-    Piece,
-    check_pieces,
-)
+from zarr_shardstore.shards.requests import EntryUpdate, Flow, Piece
 from zarr_shardstore.shards.rewrite import rewrite_shard, rewrite_value
 from zarr_shardstore.shards.shard_listing import GridDirectory
 from zarr_shardstore.shards.shard_writer import ShardWriter
-from zarr_shardstore.shards.stack import Stack, WriteStrategy, split_at_sharding
+from zarr_shardstore.shards.stack import WriteStrategy
+from zarr_shardstore.shards.updates import apply_pieces, check_pieces, shard_updates
 
-Owner: TypeAlias = "ChunkRef | TransformedKey | InvalidChunkKey | None"
-"""The chunk or transformed key that a key names; ``None``: the key passes through."""
+V = TypeVar("V", bound=requests.ValueRequest)
+
+ObjectBytes: TypeAlias = bytes | bytearray | memoryview
+Function: TypeAlias = Callable[[list[bytes | None]], Sequence[ObjectBytes | None]]
+
+_Asked: TypeAlias = "tuple[requests.ValueRequest, Owner]"
 
 _ERASURE_NBYTES = 100
 """Memory of the erasure of an entry, in bytes."""
@@ -70,7 +62,7 @@ _ERASURE_NBYTES = 100
 class Operations:
     """Operations on one base store, without the base store.
 
-    `refuse_links` raises `SpecError` if a prefix leads through a link of the base store.
+    `refuse_links` raises `SpecError` if a link of the base store leads to a prefix.
     """
 
     def __init__(
@@ -87,16 +79,14 @@ class Operations:
     ) -> None:
         self._reading = reading
         self._strategy = strategy
-        self._rewrite = partial(rewrite_shard, order=order)
-        self._commit = self._rewrite
-        if strategy == "append":
-            self._commit = partial(
-                append_to_shard,
-                order=order,
-                max_dead_nbytes=max_dead_nbytes,
-                max_dead_share=max_dead_share,
-            )
         self._max_dead_nbytes = max_dead_nbytes
+        self._rewrite = partial(rewrite_shard, order=order)
+        self._append = partial(
+            append_to_shard,
+            order=order,
+            max_dead_nbytes=max_dead_nbytes,
+            max_dead_share=max_dead_share,
+        )
         reader = ArrayReader(native, reading)
         self.arrays = ArrayCache(policy, reader)
         self.catalog = Catalog(policy, self.arrays)
@@ -113,9 +103,10 @@ class Operations:
         """Commit groups of updates of one shard by the write strategy; for the driver."""
         if isinstance(request.shard, requests.PlainValue):
             return rewrite_value(request.shard, groups)
-        # Transformers below a sharding know whole shards only.
-        commit = self._rewrite if request.below else self._commit
-        flow = commit_with_buffered(request.shard, groups, commit, self.buffer)
+        # Transformers below a sharding store whole shards only.
+        appends = self._strategy == "append" and not request.below
+        commit = self._append if appends else self._rewrite
+        flow = write_buffer.commit_with_buffered(request.shard, groups, commit, self.buffer)
         if not request.below:
             return flow
         return stack.run_through((*request.below, stack.InCommit()), flow)
@@ -150,14 +141,13 @@ class Operations:
         if len(chunks) == len(keys) and not self.buffer.is_active:
             return (yield from read_entries(chunks, self._reading, byte_ranges))
         documents = [
-            i
-            for i, key in enumerate(keys)
-            if not isinstance(owners[i], ChunkRef) and is_document(key)
+            i for i, o in enumerate(owners) if not isinstance(o, ChunkRef) and is_document(keys[i])
         ]
         asked = [requests.Get(key, byte_range) for key, byte_range in key_ranges]
         for i in documents:
             asked[i] = requests.Get(keys[i])  # its view is another one
-        founds: list[requests.Found | None] = yield from self._perform(asked, owners)
+        pairs = list(zip(asked, owners, strict=True))
+        founds: list[requests.Found | None] = yield from self._perform(pairs)
         values = [None if found is None else found.value for found in founds]
         whole = yield from read_documents(
             [keys[i] for i in documents],
@@ -188,8 +178,8 @@ class Operations:
         return size
 
     def _ask(self, request: requests.Exists | requests.GetSize) -> Flow[Any]:
-        owners = yield from self._owners([request.key], are_values=False)
-        (reply,) = yield from self._perform([request], owners)
+        (owner,) = yield from self._owners([request.key], are_values=False)
+        (reply,) = yield from self._perform([(request, owner)])
         return reply
 
     def get_total_size(self, prefix: str) -> Flow[int]:
@@ -214,8 +204,7 @@ class Operations:
     ) -> Flow[None]:
         """Store whole values and parts, then erase what is ``None``; each shard is committed once.
 
-        If a key is not valid, or not for its array, no value of the call is written. A missing
-        value is no error to erase.
+        If a key is not valid, or not for its array, no value of the call is written.
         """
         items = list(items)
         request = requests.SetIfNotExists if only_if_missing else requests.Set
@@ -229,10 +218,10 @@ class Operations:
         erased = [key for key, value in items if value is None]
         if not self.buffer.is_active:
             changes = [*sets, *map(requests.Delete, erased)]
-            chunk_of = self.arrays.current().chunk_of
-            chunks = [chunk for each in changes if (chunk := chunk_of(each.key)) is not None]
+            found = self.arrays.current().chunks_of([each.key for each in changes])
+            chunks = [chunk for chunk in found if chunk is not None]
             if len(chunks) == len(changes):
-                yield stack.shard_updates(zip(changes, chunks, strict=True))
+                yield shard_updates(zip(changes, chunks, strict=True))
                 return
         values: list[requests.Set | requests.SetIfNotExists | requests.Modify] = []
         documents: list[requests.Set | requests.SetIfNotExists] = []
@@ -245,13 +234,19 @@ class Operations:
         for document in documents:  # first: they say which of the other keys are chunks
             value = memoryview(document.value)
             yield from self.documents.set(document.key, value, only_if_missing=only_if_missing)
-        owners = yield from self._writable_owners(values)
-        erasures, erased_owners = yield from self._erasures(erased)
-        yield from self._perform([*values, *erasures], [*owners, *erased_owners])
+        writes = yield from self._with_owners(values)
+        erasures = yield from self._erasures(erased)
+        yield from self._perform([*writes, *erasures])
         yield from self.documents.erase([key for key in erased if is_document(key)])
 
+    def set_chunks(self, items: Sequence[tuple[str, Bytes | requests.Modify | None]]) -> Flow[None]:
+        """As `set_many`, for chunks of one array: the first one makes the key table of all."""
+        if len(items) > 1:
+            yield from self.catalog.chunks_of([items[0][0]])
+        yield from self.set_many(items)
+
     def is_in_shard(self, key: str) -> Flow[bool]:
-        """Whether a key is that of a chunk in a shard, or of a shard that zarr writes itself."""
+        """Whether a key belongs to a chunk in a shard, or to a shard that zarr writes itself."""
         if is_document(key):
             return False
         (owner,) = yield from self.catalog.chunks_of([key])
@@ -262,7 +257,7 @@ class Operations:
         """Write pieces into values; each shard is committed once.
 
         No value is written if pieces of one value overlap, or a key is not valid. If a piece starts
-        behind the end of its value, nothing of its shard is written.
+        after the end of its value, no value of its shard is written.
         """
         pieces: dict[str, list[Piece]] = {}
         for key, start, value in key_start_values:
@@ -271,18 +266,15 @@ class Operations:
         patches = [
             requests.SetPartial(key, check_pieces(key, parts)) for key, parts in pieces.items()
         ]
-        owners = yield from self._writable_owners(patches)
-        asked: list[requests.SetPartial] = []
-        chunk_owners: list[Owner] = []
-        for owner, patch in zip(owners, patches, strict=True):
+        others: list[_Asked] = []
+        for patch, owner in (yield from self._with_owners(patches)):
             if is_document(patch.key):  # what is changed is what readers see
                 old = yield from self.get(patch.key)
-                new = requests.apply_pieces(patch.key, old, patch.pieces)
+                new = apply_pieces(patch.key, old, patch.pieces)
                 yield from self.set_many([(patch.key, new)])
             else:
-                asked.append(patch)
-                chunk_owners.append(owner)
-        yield from self._perform(asked, chunk_owners)
+                others.append((patch, owner))
+        yield from self._perform(others)
 
     def update(self, keys: Sequence[str], function: Function) -> Flow[None]:
         """Replace values by what a function makes of them; see `ShardingStore.update`."""
@@ -295,16 +287,16 @@ class Operations:
         if len(set(keys)) < len(keys):
             raise SpecError("keys: each key can be there only once")
         asked = [requests.Modify(key, lambda old: old) for key in keys]
-        owners = yield from self._writable_owners(asked)
+        owners = [owner for _, owner in (yield from self._with_owners(asked))]
         update = JointUpdate(keys, function, (yield from self.get_many([(k, None) for k in keys])))
         shards: dict[Hashable, list[int]] = {}
         for i, key in enumerate(keys):
-            shards.setdefault(_shard_id(key, owners[i]), []).append(i)
+            shards.setdefault(shard_id(key, owners[i]), []).append(i)
         for positions in shards.values():
-            changes = update.changes_of(positions)
             at = {keys[i]: owners[i] for i in positions}
+            changes = [(change, at[change.key]) for change in update.changes_of(positions)]
             # Not buffered by a batch, which is no part of the promise to other processes.
-            yield from self._perform(changes, [at[c.key] for c in changes], may_buffer=False)
+            yield from self._perform(changes, may_buffer=False)
 
     # ------------------------------------------------------------- erasures
 
@@ -346,29 +338,24 @@ class Operations:
             if directory is None:  # otherwise there are no documents below
                 self.arrays.documents_changed(below=prefix)
 
-    def _erasures(self, keys: Sequence[str]) -> Flow[tuple[list[requests.Delete], list[Owner]]]:
-        """Return the requests that erase values but documents, and the owners of their keys."""
+    def _erasures(self, keys: Sequence[str]) -> Flow[list[_Asked]]:
+        """Return the requests that erase all values but documents, with the owners of the keys."""
         for key in keys:
             check_key(key)
         keys = [key for key in dict.fromkeys(keys) if not is_document(key)]
-        owners = yield from self._owners(keys)
-        invalid = [
-            key
-            for key, owner in zip(keys, owners, strict=True)
-            if isinstance(owner, InvalidChunkKey) and not owner.is_outside
-        ]
-        # LocalStore erases a whole directory if a key names one. Here that would be a directory of
-        # shards, which are not the chunks below the key. Only objects can be read.
+        pairs = list(zip(keys, (yield from self._owners(keys)), strict=True))
+        invalid = [k for k, o in pairs if isinstance(o, InvalidChunkKey) and not o.is_outside]
+        # LocalStore erases a whole directory if a key names one: here a directory of shards, which
+        # are not the chunks below the key. Only objects can be read.
         founds: list[requests.Found] = (
             (yield [requests.Get(key, Range(0, 1)) for key in invalid]) if invalid else []
         )
         objects = {k for k, f in zip(invalid, founds, strict=True) if f.value is not None}
-        erased = [
+        return [
             (requests.Delete(key), None if key in objects else owner)
-            for key, owner in zip(keys, owners, strict=True)
+            for key, owner in pairs
             if not isinstance(owner, InvalidChunkKey) or key in objects
         ]
-        return [request for request, _ in erased], [owner for _, owner in erased]
 
     def _erase_listed(self, prefix: str) -> Flow[None]:
         """Erase below a prefix that cuts directories or shards.
@@ -378,16 +365,17 @@ class Operations:
         self._refuse_links(prefix)
         stream = yield from self.listing.stream(prefix)
         shards, keys = yield from stream.all_shards_and_keys()
-        raise_first(stream.errors)  # so far nothing was erased
+        raise_first(stream.errors)  # before anything is erased
         for part in rounds_of(shards, lambda s: s.layout.spec.n_entries * _ERASURE_NBYTES):
-            erasures = [(s, s.entries_with(prefix).tolist(), requests.Delete(s.key)) for s in part]
-            updates = [
-                requests.UpdateShard(shard, tuple([(i, erased) for i in ids]))
-                for shard, ids, erased in erasures
-                if ids
+            updates: list[requests.Request] = [
+                requests.UpdateShard(
+                    s, tuple(zip(ids, repeat(requests.Delete(s.key)), strict=False))
+                )
+                for s in part
+                if (ids := s.entries_with(prefix).tolist())
             ]
             if updates:
-                yield [*updates]
+                yield updates
         yield from self.set_many((key, None) for key in keys)
 
     # ------------------------------------------------- the owners of keys
@@ -401,67 +389,101 @@ class Operations:
                     owners[i] = self.catalog.chunk_without_document(key)
         return owners
 
-    def _writable_owners(self, writes: Sequence[requests.ValueRequest]) -> Flow[list[Owner]]:
-        """Return the owners of keys to be stored; refuse a key in an array that is no chunk key."""
-        keys = [write.key for write in writes]
-        owners = yield from self.catalog.chunks_of(keys)
+    def _with_owners(self, writes: Sequence[V]) -> Flow[list[tuple[V, Owner]]]:
+        """Return writes with the owners of their keys; refuse a key that is no chunk key."""
+        owners = yield from self.catalog.chunks_of([write.key for write in writes])
         for owner in owners:
             if isinstance(owner, InvalidChunkKey):
                 raise SpecError(owner.message)
-        return owners
+        return list(zip(writes, owners, strict=True))
 
-    def _perform(
-        self,
-        asked: Sequence[requests.Request],
-        owners: Sequence[Owner],
-        *,
-        may_buffer: bool = True,
-    ) -> Flow[list[Any]]:
-        """Reply to requests for keys, in shared rounds. Keys outside a grid get ``None``."""
+    def _perform(self, pairs: Sequence[_Asked], *, may_buffer: bool = True) -> Flow[list[Any]]:
+        """Reply to requests by the owners of their keys; ``None`` for keys outside a grid."""
         is_buffered = may_buffer and self.buffer.is_active
-        stacks: dict[Node, Stack] = {}
         kinds: list[Node | str | None] = []
-        for owner in owners:
+        for _, owner in pairs:
             if isinstance(owner, TransformedKey):
-                array = owner.array
-                transformers = with_buffer(array.stack, self.buffer) if is_buffered else array.stack
-                stacks.setdefault(array.node, transformers)
-                kinds.append(array.node)
+                kinds.append(owner.array.node)
             elif isinstance(owner, ChunkRef):
                 kinds.append("chunk")
             else:
                 kinds.append("other" if owner is None or not owner.is_outside else None)
 
-        def flow_of(kind: Node | str, part: list[requests.Request]) -> Flow[list[Any]]:
+        def flow_of(kind: Node | str, part: list[Any]) -> Flow[list[Any]]:
+            asked = [request for request, _ in part]
             if isinstance(kind, Node):
-                return stack.ask_through(stacks[kind], part)
+                transformers = part[0][1].array.stack
+                if is_buffered:
+                    transformers = write_buffer.with_buffer(transformers, self.buffer)
+                return stack.ask_through(transformers, asked)
             if kind == "other":
-                return requests.relay(part)
-            chunks = [owner for owner in owners if isinstance(owner, ChunkRef)]
+                return requests.relay(asked)
             if is_buffered:
-                return perform_buffered(part, chunks, self._reading, self.buffer)
-            return stack.perform_on_chunks(part, chunks, self._reading)
+                return write_buffer.perform_buffered(part, self._reading, self.buffer)
+            return stack.perform_on_chunks(part, self._reading)
 
-        replies = yield from stack.for_each_kind(asked, kinds, flow_of)
-        if is_buffered and not all(
-            isinstance(r, requests.Get | requests.GetSize | requests.Exists) for r in asked
-        ):
-            yield from self.flusher.flush_due()
+        replies = yield from stack.for_each_kind(pairs, kinds, flow_of)
+        if is_buffered and any(isinstance(request, requests.Update) for request, _ in pairs):
+            yield from self.flusher.flush_shards(self.buffer.due())
         return replies
 
 
-def shard_ids(catalog: Catalog, keys: Sequence[str]) -> Flow[list[Hashable]]:
-    """Return ids of keys, a hint for writers of whole shards: chunks of one have equal ids."""
-    return [
-        _shard_id(*each) for each in zip(keys, (yield from catalog.chunks_of(keys)), strict=True)
-    ]
+class JointUpdate:
+    """Update of values, of which `found` was read, by one function: a compare-and-swap.
+
+    1. The values were read, and the function is applied to them outside of all locks.
+    2. The commit of each shard looks at the stored values of the shard. If they are those that the
+       function saw, it stores the results.
+    3. Otherwise it applies the function again to what is stored. For keys of other shards the
+       function gets the values that it saw before. So each run of a commit calls it at most once.
+
+    The commit has one `Modify` for each key, which transformers relay one by one. Before these, one
+    for each other key only looks. So the first that changes a value has seen all.
+    """
+
+    def __init__(
+        self, keys: Sequence[str], function: Function, found: Sequence[ObjectBytes | None]
+    ) -> None:
+        self._keys = keys
+        self._function = function
+        self._seen = [_own(value) for value in found]
+        self._new = self.apply(self._seen)
+
+    def apply(self, values: Sequence[bytes | None]) -> list[bytes | None]:
+        """Return the new values of all keys."""
+        new = self._function(list(values))
+        if not isinstance(new, list | tuple) or len(new) != len(values):
+            raise SpecError(
+                f"the function returns a list of {len(values)} values, one for each key, and None "
+                f"for a missing one; got {short(new)}"
+            )
+        for key, value in zip(self._keys, new, strict=True):
+            if value is not None and not isinstance(value, bytes | bytearray | memoryview):
+                raise SpecError(
+                    f"the function returns bytes or None for key {key!r}, got {short(value)}"
+                )
+        return [_own(value) for value in new]
+
+    def changes_of(self, positions: Sequence[int]) -> list[requests.Modify]:
+        """Return the requests that change the values at these positions, all of one shard."""
+        seen, new = self._seen, self._new
+        stored: dict[int, bytes | None] = {}
+
+        def look(i: int, value: bytes | memoryview | None) -> bytes | memoryview | None:
+            stored[i] = _own(value)
+            return value
+
+        def change(i: int, value: bytes | memoryview | None) -> bytes | memoryview | None:
+            nonlocal seen, new
+            look(i, value)
+            if i == positions[0] and any(seen[j] != stored[j] for j in positions):
+                now = [stored.get(j, before) for j, before in enumerate(seen)]
+                seen, new = now, self.apply(now)
+            return value if new[i] == stored[i] else new[i]
+
+        looks = [requests.Modify(self._keys[i], partial(look, i)) for i in positions[1:]]
+        return looks + [requests.Modify(self._keys[i], partial(change, i)) for i in positions]
 
 
-def _shard_id(key: str, owner: Owner) -> Hashable:
-    match owner:
-        case ChunkRef():
-            return owner.shard.key
-        case TransformedKey(_, array) if (split := split_at_sharding(array.stack)) is not None:
-            chunk = split[0].layout.chunk_of_key(key)
-            return key if chunk is None else chunk.shard.key
-    return key
+def _own(value: ObjectBytes | None) -> bytes | None:
+    return None if value is None else bytes(value)

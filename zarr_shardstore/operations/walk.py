@@ -1,4 +1,4 @@
-"""Walk over the stored objects of one array: which there are, their sizes, and their indexes.
+"""Walk over the stored objects of one array: their keys, sizes and indexes.
 
 ::
 
@@ -6,8 +6,8 @@
                             ├──▶ objects in the grid ──▶ rounds ──▶ indexes, sizes
     pages of a listing ─────┘
 
-One page of keys and one round are in memory, however many objects the array has. A listing does
-not follow links to directories.
+Memory: one page of keys and one round, for any number of objects. A listing does not follow
+links to directories.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ import math
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import islice, product
 from posixpath import commonpath, dirname
 from typing import Any, Literal, NamedTuple, TypeAlias
@@ -56,7 +57,7 @@ Run: TypeAlias = Callable[[Flow[Any]], Any]
 _PLACES_AT_ONCE = 1024
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class ObjectGrid:
     """The grid of the objects that an array may have: of its shards, or of its chunks."""
 
@@ -65,13 +66,12 @@ class ObjectGrid:
     is_sharded: bool = True
     below: stacks.Stack = ()
     """Transformers between shards, or plain chunks, and the base store."""
-    shape: Coords = field(init=False)
-    """Number of objects along each dimension."""
 
-    def __post_init__(self) -> None:
+    @cached_property
+    def shape(self) -> Coords:
+        """Number of objects along each dimension."""
         grid_shape = self.layout.grid_shape
-        shape = () if grid_shape is None else chunk_grid_shape(grid_shape, self.chunks_per_shard)
-        object.__setattr__(self, "shape", shape)
+        return () if grid_shape is None else chunk_grid_shape(grid_shape, self.chunks_per_shard)
 
     @classmethod
     def of_array(cls, array: StoredArray) -> ObjectGrid:
@@ -117,7 +117,7 @@ class ObjectGrid:
         return self.layout.shard(coords).key
 
     def coords_inside(self, key: str) -> Coords | None:
-        """Return the coordinates that a key spells; ``None`` if it spells none of the grid."""
+        """Return the coordinates of a key; ``None`` if it spells none of the grid."""
         coords = self.layout.coords_of(key)
         return coords if coords is not None and is_inside(coords, self.shape) else None
 
@@ -133,9 +133,9 @@ class Stored(NamedTuple):
     key: str
     coords: Coords
     version: object = None
-    """As it was listed, if the base store tells."""
+    """As it was listed; ``None``: not known."""
     is_listed: bool = True
-    """Whether a listing has shown it. Otherwise it is a place, where an object may be."""
+    """Whether a listing has shown it. Otherwise it is a place that may have an object."""
     nbytes: int | None = None
     shard: ShardRef | None = None
     decoded: ShardIndex | None = None
@@ -176,8 +176,8 @@ class Walk:
     """The objects of one array, or those with chunks in a box, round by round.
 
     A box is asked for place by place if it has at most `max_asked` objects, or if transformers
-    give the objects other keys. Otherwise the smallest directory with all of it is listed. Where
-    all keys are names in one directory, only `is_paged` bounds the memory, and shows versions.
+    change keys. Otherwise the smallest directory with all of it is listed. Where all keys are names
+    in one directory, only `is_paged` bounds the memory, and shows versions.
     """
 
     def __init__(
@@ -203,7 +203,7 @@ class Walk:
             self._places = product(*self._ranges)
             self._next = self._next_places
         elif not is_paged and (grid.layout.encoding.separator != "/" or len(self._ranges) < 2):
-            self._next = self._all_names  # nothing of ours lies deeper, and other arrays may
+            self._next = self._all_names  # only other arrays lie deeper
 
     @property
     def has_more(self) -> bool:
@@ -260,10 +260,10 @@ class Walk:
 def read_stored(
     grid: ObjectGrid, listed: Sequence[Stored], needs: Needs, *, consistent: bool = False
 ) -> Flow[list[Stored]]:
-    """Return these objects with what is needed of them; those that are gone are left out.
+    """Return these objects with what is needed of them; leave out those that are gone.
 
-    Keys are those above the transformers. A size that is known is not requested. A damaged index is
-    read again: a writer may have come between the requests.
+    Keys are those above the transformers. Only unknown sizes are requested. A damaged index is
+    read again, because a writer may have changed it meanwhile.
     """
     is_listed = bool(listed) and listed[0].is_listed
     if not grid.is_sharded:
@@ -288,7 +288,7 @@ def _read_chunks(
         exist = yield from stacks.ask_through(grid.below, [requests.Exists(s.key) for s in listed])
         return [each for each, is_there in zip(listed, exist, strict=True) if is_there]
     if has_sizes:
-        sized = yield from _sizes([each.key for each in listed if each.nbytes is None])
+        sized = yield from sizes_of([each.key for each in listed if each.nbytes is None])
         listed = [each._replace(nbytes=sized.get(each.key, each.nbytes)) for each in listed]
         listed = [each for each in listed if each.nbytes is not None]
     if not grid.below:
@@ -314,7 +314,7 @@ def _read_indexes(
             if each.shard is not None
         ]
         unsized = [each.key for each in left if has_sizes and each.nbytes is None]
-        replies, sized = yield from stacks.in_shared_rounds([requests.ask(gets), _sizes(unsized)])
+        replies, sized = yield from stacks.in_shared_rounds([requests.ask(gets), sizes_of(unsized)])
         for each, found in zip(left, replies, strict=True):
             nbytes = sized.get(each.key, each.nbytes)
             if nbytes is not None or not has_sizes:  # otherwise it was removed meanwhile
@@ -325,7 +325,8 @@ def _read_indexes(
     return [each for each in read.values() if each.decoded is not None or each.damage is not None]
 
 
-def _sizes(keys: Sequence[str]) -> Flow[dict[str, int | None]]:
+def sizes_of(keys: Sequence[str]) -> Flow[dict[str, int | None]]:
+    """Return the sizes of objects; ``None`` for each that is missing."""
     sizes = (yield [requests.GetSize(key) for key in keys]) if keys else []
     return dict(zip(keys, sizes, strict=True))
 
@@ -333,7 +334,7 @@ def _sizes(keys: Sequence[str]) -> Flow[dict[str, int | None]]:
 def _with_index(stored: Stored, found: requests.FoundIndex, nbytes: int | None) -> Stored:
     shard, damage = stored.shard, found.damage
     assert shard is not None
-    # A size that came with the index is that of the same state.
+    # A size that came with the index is of the same state.
     size = nbytes if found.size is None else found.size
     if found.decoded is not None and nbytes is not None and size is not None:
         try:
@@ -354,11 +355,7 @@ def walk(
     is_paged: bool = False,
     reads: bool = True,
 ) -> Generator[list[Stored], None, None]:
-    """Yield the objects of an array, or those with chunks in a box, in rounds.
-
-    With `needs` they are read by `read_stored`, and the indexes of a round fit in memory. Without
-    `reads` the caller does this.
-    """
+    """Yield the rounds of a `Walk`, read by `read_stored` if there are needs and it `reads`."""
     steps = Walk(grid, box, needs, max_asked=max_asked, is_paged=is_paged)
     try:
         while steps.has_more:
@@ -370,7 +367,9 @@ def walk(
 
 def try_read(run: Run, grid: ObjectGrid, listed: Sequence[Stored], needs: Needs) -> list[Stored]:
     """Read one round; if that fails, read each object alone, and return its error as damage.
-    An `OSError` is raised if no object can be read."""
+
+    Raise an `OSError` if no object can be read.
+    """
     with suppress(OSError, ShardStoreError):
         found: list[Stored] = run(read_stored(grid, listed, needs))
         return found

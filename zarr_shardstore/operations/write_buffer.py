@@ -1,4 +1,4 @@
-"""Write buffer of a store: the new values of chunks that a batch holds, by shard.
+"""Write buffer of a store: the new values of chunks that a batch holds; replies and commits.
 
 ::
 
@@ -6,73 +6,43 @@
                  ▲                                                    │
                  └───────────── the commit failed: merged back ───────┘
 
-A read looks for an entry in `updates`, then in the snapshot, then in the base store. The queue of
-a shard (`zarr_shardstore.io.update_queue`) runs one commit at a time, first in, first out. Each
-commit takes all buffered updates of its shard, and stores them before its own. So an older value
-never lands after a newer one.
+Theory of operation:
+
+1. A read looks for an entry in `updates`, then in the snapshot, then in the base store. So it finds
+   a value that is flushed in between.
+2. The queue of a shard (`zarr_shardstore.io.update_queue`) runs one commit at a time, first in,
+   first out. Each commit takes all buffered updates of its shard, and stores them before its own.
+   So an older value never lands after a newer one.
+3. To flush a shard is to commit no update of it.
+
+`zarr_shardstore.operations.batch` flushes the buffer.
 """
 
 from __future__ import annotations
 
 import weakref
-from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import Future
-from contextlib import suppress
-from dataclasses import dataclass, field
-from itertools import groupby
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
 from operator import attrgetter
 from typing import Any, Protocol, TypeAlias
 
 from zarr_shardstore.errors import ShardConflictError
 from zarr_shardstore.format.layout import ArrayLayout, ChunkRef, ShardRef
+from zarr_shardstore.format.ranges import resolve_range
 from zarr_shardstore.format.shard import Bytes
-from zarr_shardstore.shards import requests
-from zarr_shardstore.shards.requests import Delete, EntryUpdate, Set
+from zarr_shardstore.shards import requests, stack
+from zarr_shardstore.shards.read import ReadOptions, read_entries
+from zarr_shardstore.shards.requests import Delete, EntryUpdate, Flow, Set
+from zarr_shardstore.shards.stack import Stack
+from zarr_shardstore.shards.updates import new_value, replaces_value
 from zarr_shardstore.synchronized import in_forked_child, synchronized
 
-BufferedUpdate: TypeAlias = "Set | Delete | LateEntry"
+NewState: TypeAlias = Set | Delete
 """The new state of an entry, independent of its stored value."""
 
 _ENTRY_NBYTES = 100
 """Memory of an erased or an empty entry, in bytes: the objects that represent it."""
-
-_RUN_NBYTES = 1024 * 1024
-"""Decoded size of the chunks that a worker encodes in one job: 16 chunks of 64 KiB."""
-
-
-@dataclass(slots=True, eq=False)
-class LateEntry:
-    """New value of a chunk that a worker encodes with others, or a thread that needs it before."""
-
-    chunk: ChunkRef
-    values: Any  # an array that does not change
-    codec: Any  # values with equal ones are encoded together
-    encoded: Set | None = None
-
-
-def _encode(run: Sequence[LateEntry]) -> None:
-    """Encode chunks unless they are; two threads that do it at the same time make equal bytes."""
-    for codec, group in groupby(
-        (late for late in run if late.encoded is None), attrgetter("codec")
-    ):
-        entries = list(group)
-        values = codec.encode_many([late.values for late in entries])
-        for late, value in zip(entries, values, strict=True):
-            late.encoded = Set(late.chunk.key, value)
-
-
-def encoded(update: BufferedUpdate) -> Set | Delete:
-    """Return an update with its bytes."""
-    if not isinstance(update, LateEntry):
-        return update
-    try:
-        _encode([update])
-    except Exception as error:
-        error.add_note(f"when the chunk {update.chunk.key!r} was encoded")
-        raise
-    assert update.encoded is not None
-    return update.encoded
 
 
 class Block(Protocol):
@@ -91,24 +61,17 @@ class BufferedShard:
     """Buffered updates of one shard, by entry id."""
 
     shard: ShardRef
-    updates: dict[int, BufferedUpdate] = field(default_factory=dict)
+    updates: dict[int, NewState] = field(default_factory=dict)
     """Updates that no commit has taken yet."""
-    snapshot: dict[int, BufferedUpdate] = field(default_factory=dict)
+    snapshot: dict[int, NewState] = field(default_factory=dict)
     """Updates that a commit is storing; they are read until it has ended."""
     nbytes: int = 0
     """Memory of `updates`, in bytes."""
     error: Exception | None = None
     """Why the last commit of a snapshot failed."""
 
-    def find(self, entry_id: int) -> Set | Delete | None:
-        update = self.updates.get(entry_id) or self.snapshot.get(entry_id)
-        return None if update is None else encoded(update)
-
-    @property
-    def has_values(self) -> bool:
-        """Whether there is more than deletions."""
-        updates = [*self.snapshot.values(), *self.updates.values()]
-        return any(isinstance(update, Set | LateEntry) for update in updates)
+    def find(self, entry_id: int) -> NewState | None:
+        return self.updates.get(entry_id) or self.snapshot.get(entry_id)
 
     @property
     def is_full(self) -> bool:
@@ -117,20 +80,36 @@ class BufferedShard:
             self.shard.entries_of().tolist()
         )
 
+    def new_states(
+        self, updates: Sequence[EntryUpdate], stored: Mapping[int, Bytes | None]
+    ) -> dict[int, NewState] | None:
+        """Return the states after updates; ``None`` if one depends on a value not in `stored`."""
+        new: dict[int, NewState] = {}
+        for i, update in updates:
+            old: Bytes | None = None
+            if not replaces_value(update):
+                before = new.get(i) or self.find(i)
+                if before is None and i not in stored:
+                    return None
+                old = stored[i] if before is None else getattr(before, "value", None)
+            after = new_value(update, old)
+            # `bytes`: the caller cannot change these.
+            new[i] = Delete(update.key) if after is None else Set(update.key, bytes(after))
+        return new
+
 
 class WriteBuffer:
     """Buffered updates of one store, by shard, and the blocks that are open on it.
 
-    Blocks are referenced weakly. A block that is dropped without having ended, because an
-    exception came just before its end, has failed.
+    Blocks are referenced weakly: one that is dropped before its end has failed.
 
     Thread safety: any thread may call any method; none of them waits for I/O.
     """
 
     def __init__(self) -> None:
         self.is_active = False
-        """A block is open, or updates are buffered. Each read and write looks at this alone if
-        there is no batch."""
+        """A block is open, or updates are buffered. Reads and writes outside of a batch look at
+        this alone."""
         self.nbytes = 0
         """Memory of the buffered updates, in bytes, without snapshots."""
         self._max_nbytes: int | None = None
@@ -138,13 +117,10 @@ class WriteBuffer:
         self._shards: dict[str, BufferedShard] = {}
         self._full: dict[str, None] = {}
         self._blocks: list[weakref.ref[Block]] = []
-        self._run: list[LateEntry] = []
-        self.encoding: deque[tuple[Future[None], int]] = deque()
-        """Runs of chunks that workers encode, in order, and the decoded size of each."""
         _buffers.add(self)
 
     @_synchronized
-    def find(self, shard: ShardRef, entry_id: int) -> Set | Delete | None:
+    def find(self, shard: ShardRef, entry_id: int) -> NewState | None:
         """Return the newest update of an entry; ``None``: its value is the stored one."""
         buffered = self._shard_like(shard)
         return None if buffered is None else buffered.find(entry_id)
@@ -169,17 +145,14 @@ class WriteBuffer:
                 chunk_keys[key] = list(map(buffered.shard.chunk_key, entry_ids))
         return chunk_keys
 
-    # ------------------------------------------------------------ buffering
-
     @_synchronized
     def put(
         self,
         shard: ShardRef,
-        updates: Sequence[EntryUpdate] | LateEntry,
+        updates: Sequence[EntryUpdate],
         stored: Mapping[int, Bytes | None] | None = None,
     ) -> bool:
-        """Buffer updates, all or none; false if no block is open, or one needs a stored value that
-        is not given."""
+        """Buffer all updates; false if no block is open, or one needs a value that is not given."""
         if self._max_nbytes is None:
             return False
         buffered = self._shards.get(shard.key) or BufferedShard(shard)
@@ -188,48 +161,13 @@ class WriteBuffer:
                 f"shard {shard.key!r}: another store declared the array again while a batch "
                 "buffered values of it; end the batch, then write again"
             )
-        new: Mapping[int, BufferedUpdate] | None
-        if isinstance(updates, LateEntry):
-            new = {updates.chunk.entry_id: updates}
-        else:
-            new = _new_states(updates, buffered, stored or {})
+        new = buffered.new_states(updates, stored or {})
         if new is None:
             return False
         self._shards[shard.key] = buffered
         buffered.shard = shard
         self._add(buffered, new)
         return True
-
-    @_synchronized
-    def put_late(self, late: LateEntry) -> list[LateEntry] | None:
-        """Buffer a chunk; return those that a worker must `encode_run` now; ``None`` if no block is
-        open."""
-        if not self.put(late.chunk.shard, late):
-            return None
-        self._run.append(late)
-        if len(self._run) * late.values.nbytes < _RUN_NBYTES and not self.is_due:
-            return []
-        run, self._run = self._run, []
-        return run
-
-    def encode_run(self, run: Sequence[LateEntry]) -> None:
-        """Encode chunks of a batch in a worker, and count their bytes."""
-        with suppress(Exception):  # the commit of the shard tries again, and raises it
-            _encode(run)
-        self._count_encoded(run)
-
-    @_synchronized
-    def _count_encoded(self, run: Sequence[LateEntry]) -> None:
-        for late in run:
-            entry_id, buffered = late.chunk.entry_id, self._shards.get(late.chunk.shard.key)
-            if late.encoded and buffered and buffered.updates.get(entry_id) is late:
-                self._add(buffered, {entry_id: late.encoded})
-
-    @property
-    def is_due(self) -> bool:
-        """Whether a shard is full, or the limit exceeded."""
-        limit = self._max_nbytes
-        return bool(self._full) or (limit is not None and self.nbytes > limit)
 
     @_synchronized
     def due(self) -> list[str]:
@@ -248,10 +186,9 @@ class WriteBuffer:
 
     @_synchronized
     def take(self, shard: ShardRef) -> BufferedShard | None:
-        """Make a snapshot of the updates of a shard, for a commit that has locked the shard.
+        """Make a snapshot of the updates of a locked shard, for a commit, which calls `end_commit`.
 
-        The commit must call `end_commit`. If an earlier commit was cut off and did not, its
-        snapshot is a part of this one.
+        It includes the snapshot of a commit that was cut off.
         """
         buffered = self._shard_like(shard)
         if buffered is None:
@@ -284,7 +221,6 @@ class WriteBuffer:
         """Drop the updates of all shards whose keys start with `directory`."""
         for key in [key for key in self._shards if key.startswith(directory)]:
             self._clear_updates(self._shards.pop(key))
-        self._run = []  # what is of other shards their commits encode
         self._set_state()
 
     # --------------------------------------------------------------- blocks
@@ -307,10 +243,9 @@ class WriteBuffer:
 
     @_synchronized
     def end(self, block: Block | None) -> None:
-        """Remove a block, and those that exist no more.
+        """Remove a block, and those that exist no more; with the last one, drop what is buffered.
 
-        With the last one, drop what could not be stored, or belongs to a block that failed. A
-        commit that has begun is not stopped.
+        A commit that has begun continues.
         """
         self._blocks = [ref for ref in self._blocks if ref() not in (None, block)]
         if not self._blocks:
@@ -320,8 +255,6 @@ class WriteBuffer:
     def has_open(self, block: Block) -> bool:
         """Whether a block is open and not about to end."""
         return not block.is_leaving and any(ref() is block for ref in self._blocks)
-
-    # -------------------------------------------------------------- details
 
     def _set_state(self) -> None:
         blocks = [block for ref in self._blocks if (block := ref()) is not None]
@@ -335,7 +268,7 @@ class WriteBuffer:
             return None
         return buffered
 
-    def _add(self, buffered: BufferedShard, new: Mapping[int, BufferedUpdate]) -> None:
+    def _add(self, buffered: BufferedShard, new: Mapping[int, NewState]) -> None:
         old = [buffered.updates[i] for i in new if i in buffered.updates]
         added = sum(map(_nbytes_of, new.values())) - sum(map(_nbytes_of, old))
         buffered.updates |= new
@@ -350,47 +283,8 @@ class WriteBuffer:
         self._full.pop(buffered.shard.key, None)
 
 
-def _nbytes_of(update: BufferedUpdate) -> int:
-    if isinstance(update, LateEntry):
-        return max(int(update.values.nbytes), _ENTRY_NBYTES)
-    return max(len(update.value), _ENTRY_NBYTES) if isinstance(update, Set) else _ENTRY_NBYTES
-
-
-def _new_states(
-    updates: Sequence[EntryUpdate],
-    buffered: BufferedShard,
-    stored: Mapping[int, Bytes | None],
-) -> dict[int, Set | Delete] | None:
-    """Return the new states of entries after updates; ``None``: one depends on a stored value that
-    is not given."""
-    new: dict[int, Set | Delete] = {}
-    for i, update in updates:
-        is_whole = requests.replaces_value(update)
-        before = None if is_whole else new.get(i) or buffered.find(i)
-        old = before.value if isinstance(before, Set) else None
-        if before is None and not is_whole:
-            if i not in stored:
-                return None
-            old = stored[i]
-        after: Bytes | None
-        match update:
-            case Set(_, value):
-                after = value
-            case Delete():
-                after = None
-            case requests.SetIfNotExists(_, value):
-                after = value if old is None else old
-            case requests.SetPartial(key, pieces):
-                after = requests.apply_pieces(key, old, pieces)
-            case requests.Modify(_, change):
-                after = change(old)
-        new[i] = Delete(update.key) if after is None else Set(update.key, _own(after))
-    return new
-
-
-def _own(value: bytes | memoryview) -> bytes:
-    """Return bytes that the caller cannot change afterwards."""
-    return value if isinstance(value, bytes) else bytes(value)
+def _nbytes_of(state: NewState) -> int:
+    return max(len(state.value), _ENTRY_NBYTES) if isinstance(state, Set) else _ENTRY_NBYTES
 
 
 @in_forked_child
@@ -398,5 +292,116 @@ def _reset() -> None:
     """Drop everything: the parent stores what it has buffered."""
     for buffer in list(_buffers):
         buffer._blocks = []
-        buffer.encoding.clear()
         buffer.end(None)
+
+
+# ------------------------------------------------------------------------ flows
+
+
+def perform_buffered(
+    pairs: Sequence[stack.ChunkRequest], reading: ReadOptions, buffer: WriteBuffer
+) -> Flow[list[Any]]:
+    """Reply to requests for chunks as `perform_on_chunks`; buffer the updates among them.
+
+    Updates of a shard that depend on a stored value are committed. Cost: none for buffered chunks
+    and for whole new values.
+    """
+    replies: list[Any] = [None] * len(pairs)
+    left: list[int] = []
+    writes: dict[ShardRef, list[int]] = {}
+    for i, (request, chunk) in enumerate(pairs):
+        if not isinstance(request, requests.Get | requests.GetSize | requests.Exists):
+            writes.setdefault(chunk.shard, []).append(i)
+        elif (state := buffer.find(chunk.shard, chunk.entry_id)) is not None:
+            replies[i] = _reply(request, state)
+        else:
+            left.append(i)
+    for shard, positions in writes.items():
+        if not buffer.put(shard, [(pairs[i][1].entry_id, pairs[i][0]) for i in positions]):
+            left += positions
+    if left:
+        found = yield from stack.perform_on_chunks([pairs[i] for i in left], reading)
+        for i, reply in zip(left, found, strict=True):
+            replies[i] = reply
+    return replies
+
+
+def _reply(request: requests.Get | requests.GetSize | requests.Exists, state: NewState) -> Any:
+    value = memoryview(state.value) if isinstance(state, Set) else None
+    match request:
+        case requests.Exists():
+            return value is not None
+        case requests.GetSize():
+            return None if value is None else len(value)
+        case requests.Get(_, byte_range):
+            start, stop = resolve_range(byte_range, len(value or b""))
+            return requests.Found(None if value is None else value[start:stop], None)
+
+
+def commit_with_buffered(
+    shard: ShardRef,
+    groups: Sequence[Sequence[EntryUpdate]],
+    commit: Callable[[ShardRef, Sequence[Sequence[EntryUpdate]]], Flow[list[Exception | None]]],
+    buffer: WriteBuffer,
+) -> Flow[Sequence[Exception | None]]:
+    """Commit the buffered updates of a locked shard, then groups of updates, in one write.
+
+    Groups that may wait are buffered: no other commit comes between the read and the buffer.
+    """
+    if buffer.is_active and groups and all(map(_may_wait, groups)):
+        outcomes = yield from _buffer_groups(shard, groups, buffer)
+        groups = groups[len(outcomes) :]
+        left = (yield from commit(shard, groups)) if groups else ()
+        return [*outcomes, *left]
+    buffered = buffer.take(shard) if buffer.is_active else None
+    if buffered is None:
+        return (yield from commit(shard, groups)) if any(groups) else [None] * len(groups)
+    try:
+        error, *outcomes = yield from commit(shard, [[*buffered.snapshot.items()], *groups])
+        if error is not None:
+            raise error
+    except BaseException as error:
+        buffer.end_commit(buffered, error)
+        raise
+    buffer.end_commit(buffered)
+    return outcomes
+
+
+def _may_wait(group: Sequence[EntryUpdate]) -> bool:
+    return any(isinstance(update, requests.Modify) for _, update in group) and all(
+        update.may_wait if isinstance(update, requests.Modify) else replaces_value(update)
+        for _, update in group
+    )
+
+
+def _buffer_groups(
+    shard: ShardRef, groups: Sequence[Sequence[EntryUpdate]], buffer: WriteBuffer
+) -> Flow[list[Exception | None]]:
+    """Buffer groups of updates; return the outcomes of the first ones, until a batch has ended."""
+    ids = {i for group in groups for i, u in group if isinstance(u, requests.Modify)}
+    left = [i for i in sorted(ids) if buffer.find(shard, i) is None]
+    chunks = [ChunkRef(shard.chunk_key(i), shard, i) for i in left]
+    stored = dict(zip(left, (yield from read_entries(chunks, ReadOptions())), strict=True))
+    outcomes: list[Exception | None] = []
+    for group in groups:
+        try:
+            if not buffer.put(shard, group, stored):
+                break
+            outcomes.append(None)
+        except Exception as error:
+            outcomes.append(error)
+    return outcomes
+
+
+def with_buffer(plain: Stack, buffer: WriteBuffer) -> Stack:
+    """Return a stack whose sharding is buffered; the same one if it has no sharding, or if a
+    transformer below may give shards other keys."""
+    found = stack.split_at_sharding(plain)
+    if found is None:
+        return plain
+    sharding, below = found
+    if not all(isinstance(transformer, stack.ValueTransformer) for transformer in below):
+        return plain
+    above = plain[: len(plain) - len(below) - 1]
+    on_chunks = partial(perform_buffered, buffer=buffer)
+    return (*above, replace(sharding, on_chunks=on_chunks), *below)

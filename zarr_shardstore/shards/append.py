@@ -23,8 +23,14 @@ from zarr_shardstore.format.shard import Bytes, EntryOrder, IndexDamageError, la
 from zarr_shardstore.shards import requests
 from zarr_shardstore.shards.index_reads import corrupt
 from zarr_shardstore.shards.requests import EntryUpdate, Flow
-from zarr_shardstore.shards.rewrite import KEEP_HINT, apply_groups, replaced_entries, rewrite_shard
+from zarr_shardstore.shards.rewrite import KEEP_HINT, rewrite_shard
 from zarr_shardstore.shards.shard_writer import ShardWriter, start_of_index
+from zarr_shardstore.shards.updates import (
+    apply_groups,
+    nbytes_of,
+    replaced_entries,
+    replaced_first,
+)
 
 MAX_DEAD_SHARE = 0.5
 """Of the data of a shard: with more dead bytes it is compacted when it is sealed or must grow."""
@@ -43,14 +49,14 @@ def append_to_shard(
     max_dead_nbytes: int | None = None,
     max_dead_share: float = MAX_DEAD_SHARE,
 ) -> Flow[list[Exception | None]]:
-    """Commit groups of updates in the file of a shard; each group whole or not at all.
+    """Commit groups of updates in the file of a shard, as `rewrite_shard`.
 
-    As `rewrite_shard`. A change that would leave more than `max_dead_nbytes` dead bytes stores the
-    shard again without them; so does one that does not fit the gap, or fills the shard, if more
-    than `max_dead_share` of the data is dead.
+    A change that would leave more than `max_dead_nbytes` dead bytes stores the shard again without
+    them. So does one that does not fit the gap, or fills the shard, if more than `max_dead_share`
+    of the data is dead.
 
-    Cost: for entries of n bytes in all, n bytes and 64 for each, at any size of the shard. Also the
-    index, when a shard is opened, grows, or is sealed. Patches read the old values.
+    Cost: the bytes of the entries, and 64 for each, at any size of the shard. Also the index, when
+    a shard is opened, grows, or is sealed. Patches read the old values.
     """
     updates = [update for group in groups for update in group]
     if replaced_entries(shard, updates) is not None and not shard.is_adopted:
@@ -58,10 +64,10 @@ def append_to_shard(
     writer = yield from _open(shard)
 
     def read(updates: Sequence[EntryUpdate]) -> Flow[dict[int, Bytes]]:
-        """Read the values on which the first update of their entry depends."""
+        """Read the values on which the first updates depend."""
         if writer is None:
             return {}
-        replaced = requests.replaced_first(updates)
+        replaced = replaced_first(updates)
         ids = [i for i, yes in replaced.items() if not yes and writer.entry(i) is not None]
         return (yield from _read_entries(writer, ids)) if ids else {}
 
@@ -82,10 +88,7 @@ def fits_inline(
     writer: ShardWriter,
     max_dead_nbytes: int | None,
 ) -> bool:
-    """Return whether `append_to_shard` certainly writes only into the gap of an opened shard.
-
-    Then it reads no value, moves no index, and neither creates, compacts, seals nor deletes it.
-    """
+    """Return whether `append_to_shard` certainly only writes into the gap of an opened shard."""
     if writer.shard != shard or len(updates) >= shard.n_grid_entries:
         return False
     n_added = 0
@@ -102,7 +105,7 @@ def fits_inline(
             return False
     n_full = writer.n_full
     return (
-        writer.fits(sum(map(requests.nbytes_of, updates)))
+        writer.fits(sum(map(nbytes_of, updates)))
         and len(removed) < writer.n_present
         and (writer.n_present >= n_full or writer.n_present + n_added < n_full)
         and (max_dead_nbytes is None or writer.dead_with(replaced) <= max_dead_nbytes)
@@ -112,8 +115,7 @@ def fits_inline(
 def seal_shard(
     shard: ShardRef, *, order: EntryOrder, max_dead_share: float = MAX_DEAD_SHARE
 ) -> Flow[None]:
-    """Remove the gap and the journal of a locked shard; compact it if more of its data is dead than
-    `max_dead_share`."""
+    """Remove the gap and the journal of a locked shard; compact it if too much of it is dead."""
     writer = yield from _open(shard)
     if writer is not None:
         yield from _seal(writer, order, max_dead_share)
@@ -188,8 +190,8 @@ def _change(
     n_full = writer.n_full
     was_full = writer.n_present >= n_full
     yield [requests.ChangeShard(shard.key, writer.change(new))]
-    # A shard that was sealed before is written to again, perhaps because its array grows slice by
-    # slice. Then it is full when no entry is missing.
+    # A sealed shard that is written again, perhaps because its array grows slice by slice, is full
+    # when no entry is missing.
     is_full = not writer.was_sealed or writer.growing or n_present == spec.n_entries
     if n_present >= n_full and not was_full and is_full:
         yield from _seal(writer, order, max_dead_share)
@@ -198,8 +200,7 @@ def _change(
 def _store(
     shard: ShardRef, values: Mapping[int, Bytes], order: EntryOrder, *, has_gap: bool = True
 ) -> Flow[None]:
-    """Store a whole shard, with a gap for the entries that are missing, and a journal that tells
-    where the gap begins."""
+    """Store a whole shard, with a gap for the missing entries, and a journal of its start."""
     spec = shard.layout.spec
     nbytes = sum(map(len, values.values()))
     n_left = shard.n_grid_entries - len(values)
@@ -245,8 +246,8 @@ def _is_mostly_dead(writer: ShardWriter, max_share: float) -> bool:
     n_index = writer.shard.layout.spec.index_nbytes
     n_left = writer.gap_nbytes if writer.gap_nbytes < n_index else 0
     dead_nbytes = writer.dead_nbytes + n_left
-    # The bytes of a few older indexes do not justify another file, in which entries lie elsewhere:
-    # other programs may have read an index of this one.
+    # A few older indexes do not justify another file: other programs may have read an index of
+    # this one.
     if max_share and dead_nbytes <= _N_DEAD_INDEXES * n_index:
         return False
     return dead_nbytes > max_share * (writer.data_nbytes + n_left)

@@ -1,7 +1,7 @@
-"""Reads of shard indexes, and of whole shards: the bytes to ask for, and their checks.
+"""Reads of shard indexes and of whole shards: the bytes to ask for, and their checks.
 
-A base store reads bytes. `index_get` turns a `GetIndex` into a `Get`, and `found_index` turns its
-reply into a `FoundIndex`. Backends that cache indexes do this only on a miss.
+A base store reads bytes: `index_get` makes a `Get` of a `GetIndex`, and `found_index` a
+`FoundIndex` of its reply. Backends that cache indexes do this only on a miss.
 
 Source: sharding storage transformer draft, "Binary shard format"; ZEP 2, "index_location".
 """
@@ -19,14 +19,9 @@ from zarr_shardstore.shards.requests import Flow, Found, FoundIndex, Get, GetInd
 
 T = TypeVar("T")
 
-_N_ATTEMPTS_IN_ONE_PIECE = 2
-"""To read a whole shard, if a reply is shorter than the shard."""
-
-_SHARDS_PER_ROUND = 64
-"""Shards whose indexes are read together by a walk over many shards."""
-
-_NBYTES_PER_ROUND = 16 * 1024 * 1024
-"""Memory of a round of such a walk, in bytes."""
+_N_ATTEMPTS_IN_ONE_PIECE = 2  # to read a whole object, if a reply is truncated
+_SHARDS_PER_ROUND = 64  # of a walk over many shards
+_NBYTES_PER_ROUND = 16 * 1024 * 1024  # of memory
 
 
 def index_get(request: GetIndex) -> Get:
@@ -88,8 +83,7 @@ def corrupt(shard: ShardRef, damage: IndexDamageError, hint: str = "") -> Corrup
 def read_indexes(
     shards: Sequence[ShardRef], *, cache: bool = True
 ) -> Flow[list[ShardIndex | None]]:
-    """Read the indexes of shards in one round; ``None`` where there is no shard. Raise
-    `CorruptShardError` if an index cannot be decoded."""
+    """Read the indexes of shards in one round; `CorruptShardError` if one cannot be decoded."""
     indexes = yield from try_read_indexes(shards, cache=cache)
     for index in indexes:
         if isinstance(index, CorruptShardError):
@@ -100,8 +94,10 @@ def read_indexes(
 def try_read_indexes(
     shards: Sequence[ShardRef], versions: Sequence[object] | None = None, *, cache: bool = True
 ) -> Flow[list[ShardIndex | CorruptShardError | None]]:
-    """Read indexes as `read_indexes`, with the error in the place of one that is damaged. A listing
-    has just shown the `versions` of the shards."""
+    """Read indexes as `read_indexes`; return an error in the place of a damaged one.
+
+    A listing has just shown the `versions` of the shards.
+    """
     if not shards:
         return []
     indexes: list[ShardIndex | CorruptShardError | None] = [None] * len(shards)
@@ -126,11 +122,11 @@ def try_read_indexes(
 def read_whole_shards(shards: Sequence[ShardRef]) -> Flow[list[Found]]:
     """Read whole shards, each in one request, and refuse truncated replies.
 
-    The last bytes of a truncated reply are no index, but may pass for one: zeros say that
-    all entries are empty, ``0xff`` that they are missing. A checksum finds that. So do the
-    entries if the index is at the start, or if the last entry ends where the index begins. A shard
-    that is being appended to has a gap there. For such a shard the size is read in a second round,
-    unless it came with the reply. A reply that is truncated twice is a `CorruptShardError`.
+    The last bytes of a truncated reply may pass for an index: zeros say that all entries are empty,
+    ``0xff`` that they are missing. A checksum finds that. So do the entries, if the index is at the
+    start, or if the last entry ends where the index begins. Otherwise there may be the gap of an
+    append: a second round reads the size, unless it came with the reply. A reply that is truncated
+    twice is a `CorruptShardError`.
     """
     founds: list[Found] = [Found(None, None)] * len(shards)
     left: list[int] = list(range(len(shards)))
@@ -178,7 +174,7 @@ def check_whole(key: str, value: memoryview | None, nbytes: int | None) -> memor
 
 
 def _may_be_truncated(shard: ShardRef, found: Found) -> bool:
-    """Whether only the size of a shard tells that all of its bytes came."""
+    """Whether only the size of a shard shows that all of its bytes came."""
     spec = shard.layout.spec
     if found.value is None or found.size is not None:
         return False

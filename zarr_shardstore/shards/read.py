@@ -1,13 +1,13 @@
 """Reads of chunks: at most two rounds of requests, for any number of chunks and shards.
 
 1. Round 1 asks for the index of each shard. A cached index takes no request, and is *unverified*.
-   Behind a network, a shard of which much is wanted is read whole, if its index is not cached.
+   Over a network, a shard of which much is wanted is read whole, if its index is not cached.
 2. Round 2 asks for the entries, in coalesced spans. Each reply must be as long as its span and
    have the version of the index. An unverified index is revalidated if no entry is read.
-3. A shard that was replaced between the rounds, or whose index is damaged, is read once more so.
-   This time no writer may be changing it in place, and the index is revalidated.
-4. After that the shard is read whole, in one request. Its bytes are those before or after a write.
-   They show whether the shard is damaged: only now `CorruptShardError` is raised.
+3. A shard that was replaced between the rounds, or has a damaged index, is read so once more.
+   These reads wait for a writer in place, and revalidate the index.
+4. After that the shard is read whole, in one request: its bytes before or after a write. Only these
+   show that a shard is damaged (`CorruptShardError`).
 
 Source: sharding storage transformer draft, "API implementation", get_partial_values.
 """
@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import repeat
 
 from zarr_shardstore.format.layout import ChunkRef, ShardRef
 from zarr_shardstore.format.ranges import (
@@ -31,12 +32,11 @@ from zarr_shardstore.shards.index_reads import corrupt, read_whole_shards
 from zarr_shardstore.shards.requests import Flow, FoundIndex, Get, GetIndex, GetSize, Request
 
 _EMPTY = memoryview(b"")
-
 _N_ATTEMPTS_IN_TWO_ROUNDS = 2
 
 _MAX_GAP_FACTOR = 16
-"""Gaps that are read along to save a round may be so much longer than those that save a request.
-64 KiB take 0.7 ms at 100 MB/s, a 64th of a round trip of 40 ms."""
+"""Ratio of the gaps that are read along to save a round, and those that save a request: 64 KiB
+take 0.7 ms at 100 MB/s."""
 
 _MAX_UNWANTED_NBYTES = 512 * 1024
 """In one shard that is read whole although most of it is unwanted: 10 ms at 50 MB/s."""
@@ -53,16 +53,15 @@ class ReadOptions:
     """Limits of the requests of one read."""
 
     max_gap_bytes: int = 4 * 1024
-    """Unwanted bytes between two ranges that are read along. 4 KiB, a page of a file system, costs
-    less than a request anywhere; 1 MiB was slower than no gap."""
+    """Unwanted bytes between two ranges that are read along: a page of a file system."""
     max_coalesced_bytes: int = 16 * 1024 * 1024
     """Largest span of more than one range, and largest shard that is read whole, before
     compression."""
     max_shards_at_once: Callable[[], int] | None = None
     """Number of shards that are now read in the same two rounds; ``None``: all."""
     max_requests_at_once: int | None = None
-    """Number of concurrent requests, where a round of them takes long; ``None`` where it does not.
-    To save a round, some shards are read whole, and longer gaps along."""
+    """Number of concurrent requests over a network; ``None``: no network. To save a round, some
+    shards are read whole, and longer gaps along."""
 
 
 @dataclass(slots=True)
@@ -78,18 +77,11 @@ class ShardReads:
     """Entry of each value; an entry may be there more than once."""
 
     def byte_ranges(self) -> list[ByteRange | None] | None:
-        """Return the range of each value, as in `column`."""
+        """Return the range of each value; ``None``: all are whole."""
         return None if self.column is None else [self.column[i] for i in self.positions]
 
-    def n_whole_entries(self) -> int:
-        byte_ranges = self.byte_ranges()
-        if byte_ranges is None:
-            return len(set(self.entry_ids))
-        return len({i for i, r in zip(self.entry_ids, byte_ranges, strict=True) if r is None})
-
     def ranges(self, index: ShardIndex, shard_nbytes: int | None) -> list[tuple[int, int] | None]:
-        """Return the bytes of the shard that each value is; ``None`` for a missing entry. Raise
-        `IndexDamageError` if an entry leaves a shard of `shard_nbytes`."""
+        """Return the bytes of each value, checked against `shard_nbytes`; ``None``: missing."""
         entries = index.entries(self.entry_ids, shard_nbytes, self.shard.layout.spec)
         ranges = [None if entry is None else (entry[0], entry[0] + entry[1]) for entry in entries]
         if self.column is not None:
@@ -118,9 +110,8 @@ def read_entries(
 ) -> Flow[list[memoryview | None]]:
     """Read values of chunks, or ranges of them; ``None`` where a chunk is missing.
 
-    Cost: one index request for each shard, then one request for each span, or one request for a
-    whole shard. A chunk that was asked for twice is read once if the ranges touch. Only entries
-    that were asked for are checked.
+    Cost: one request for the index of each shard, then one for each span; or one for a whole
+    shard. Only wanted entries are checked.
     """
     by_shard: dict[str, ShardReads] = {}
     for i, (_, shard, entry_id) in enumerate(chunks):
@@ -175,12 +166,12 @@ def _read_in_two_rounds(
 
 
 def _choose_whole_shards(groups: Sequence[ShardReads], max_nbytes: int) -> list[bool]:
-    """Choose the shards that are read whole, unless their index is cached: those most of whose
-    chunks are wanted and, while they are few bytes, those of which several chunks are wanted."""
+    """Choose the uncached shards to read whole: most chunks are wanted, or the others are small."""
     unwanted_left = _MAX_UNWANTED_NBYTES_OF_READ
     chosen: list[bool] = []
     for reads in groups:
-        shard, n_wanted = reads.shard, reads.n_whole_entries()
+        shard, byte_ranges = reads.shard, reads.byte_ranges() or repeat(None)
+        n_wanted = len({i for i, r in zip(reads.entry_ids, byte_ranges, strict=False) if r is None})
         chunk_nbytes, spec = shard.layout.chunk_nbytes, shard.layout.spec
         # All entries count: a shard of an array that has shrunk may hold entries outside it.
         is_small = chunk_nbytes is not None and spec.n_entries * chunk_nbytes <= max_nbytes
@@ -253,8 +244,7 @@ def _read_spans(
 def _cut_or_plan(
     reads: ShardReads, found: FoundIndex, values: list[memoryview | None], options: ReadOptions
 ) -> _ShardPlan | None:
-    """Cut the values out of a shard that was read whole, or plan the spans of one; ``None`` if no
-    byte is left to be read. Raise `IndexDamageError` if an entry is damaged."""
+    """Cut the values out of a whole shard, or plan the spans of one; ``None``: all is read."""
     if found.decoded is None:
         return None
     if found.value is not None:
@@ -290,8 +280,7 @@ def _merge_spans(plans: Sequence[_ShardPlan], n: int, options: ReadOptions) -> N
 def _blame_entries(span_reads: Sequence[tuple[_ShardPlan, Span]]) -> Flow[None]:
     """After a failed round 2: raise `CorruptShardError` if an entry made it fail.
 
-    A damaged entry may ask for a range that a base store refuses, or for more memory than
-    there is. Only the size of the shard tells that from a failure of the base store.
+    A base store may refuse the range of a damaged entry. The size of the shard shows that.
     """
     sizes: list[int | None] = yield [GetSize(plan.reads.shard.key) for plan, _ in span_reads]
     for (plan, span), size in zip(span_reads, sizes, strict=True):

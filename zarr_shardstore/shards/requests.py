@@ -1,29 +1,23 @@
 """Requests of flows, the replies to them, and the updates of values that a write asks for.
 
 A *flow* is a generator: it yields a batch of independent requests, receives one reply for each, in
-order, and returns its result. It does no I/O. A driver performs the batches, blocking or async. An
-exception of a request is thrown into the flow.
+order, and returns its result. It does no I/O. A driver performs the batches, blocking or async. It
+throws an exception of a request into the flow.
 
 Each change of one value is an `Update`: of a key, of an entry of a shard, and of what a batch
 buffers. Storage transformers reply to `ValueRequest`. The driver commits `UpdateShard` by the
-update queue. Backends perform all others, see `Backend`, but not `SetPartial` and `Modify`. Where
-no reply is named it counts for nothing. An object that is written replaces any; removing one that
-is missing is no error.
-
-Source: sharding storage transformer draft, "API implementation", set_partial_values and
-erase_values; zarr-python 2.18, ``StoreV3.set_partial_values`` (a start behind the end, a
-negative start).
+update queue. Backends perform all others, see `Backend`, but not `SetPartial` and `Modify`. Only
+replies that are named here count. A written object replaces any. Removing a missing object is no
+error.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Generator, Hashable, Iterable, Sequence
-from itertools import pairwise
-from operator import index
-from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar
+import sys
+from collections.abc import Callable, Generator, Hashable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar, get_args
 
-from zarr_shardstore.errors import SpecError
 from zarr_shardstore.format.consolidated_index import IndexCopy
 from zarr_shardstore.format.layout import ShardRef
 from zarr_shardstore.format.ranges import ByteRange
@@ -31,7 +25,6 @@ from zarr_shardstore.format.shard import Bytes, IndexDamageError, ShardIndex
 from zarr_shardstore.shards.shard_writer import FileStep
 
 T = TypeVar("T")
-C = TypeVar("C", bound=type)
 
 Piece: TypeAlias = "tuple[int, bytes | memoryview]"
 
@@ -39,25 +32,11 @@ Change: TypeAlias = Callable[[bytes | memoryview | None], bytes | memoryview | N
 """Computes the new value of a value; ``None`` is a missing one."""
 
 
-def distinct(kind: C) -> C:
-    """Let a named tuple equal values of its own class only: other tuples mean something else."""
-
-    def equals(one: tuple[Any, ...], other: object) -> bool:
-        return type(one) is type(other) and tuple.__eq__(one, other)
-
-    def differs(one: tuple[Any, ...], other: object) -> bool:
-        return not equals(one, other)
-
-    for name, method in (("__eq__", equals), ("__ne__", differs)):
-        setattr(kind, name, method)
-    return kind
-
-
 class Found(NamedTuple):
     """Reply to `Get`.
 
     Two replies of one key with equal versions were read from one state of the object. A version
-    that equals nothing tells that the object was being written.
+    that equals no other shows that the object was being written.
     """
 
     value: memoryview | None
@@ -65,18 +44,16 @@ class Found(NamedTuple):
     version: object
     """State of the object that was read."""
     size: int | None = None
-    """Size of the whole object in bytes, where the base store tells without a request."""
+    """Size of the whole object in bytes, if it came with the reply."""
 
 
-@distinct
 class Get(NamedTuple):
     """Read an object or a range of it. Reply: `Found`."""
 
     key: str
     byte_range: ByteRange | None = None
     consistent: bool = False
-    """The reply waits for a change of the object in its place, and does not see a change that was
-    cut off."""
+    """Wait for a change of the object in its place, and see no change that was cut off."""
     together: Hashable | None = None
     """One reply may answer all concurrent requests that are equal here."""
     opened: bool = False
@@ -103,7 +80,6 @@ class FoundIndex(NamedTuple):
     """The bytes of the whole shard, if they were also read; they may be damaged."""
 
 
-@distinct
 class GetIndex(NamedTuple):
     """Read the index of a shard. Reply: `FoundIndex`."""
 
@@ -124,7 +100,6 @@ class GetIndex(NamedTuple):
         return self.shard.key
 
 
-@distinct
 class RecordIndex(NamedTuple):
     """Read the index of a shard, and a version of the shard that any process can compare.
 
@@ -140,29 +115,24 @@ class RecordIndex(NamedTuple):
 Recorded: TypeAlias = "IndexCopy | Literal['young'] | None"
 
 
-@distinct
 class GetMany(NamedTuple):
-    """Read whole objects, fast. Reply: a list of `Found`; a size in it is not taken from the
-    value that came."""
+    """Read whole objects, fast. Reply: a list of `Found`; a size does not come from the value."""
 
     keys: Sequence[str]
 
 
-@distinct
 class Exists(NamedTuple):
     """Ask whether an object is there. Reply: bool."""
 
     key: str
 
 
-@distinct
 class GetSize(NamedTuple):
     """Ask for the size of an object. Reply: int, or ``None`` if there is no object."""
 
     key: str
 
 
-@distinct
 class Set(NamedTuple):
     """Store an object."""
 
@@ -170,7 +140,6 @@ class Set(NamedTuple):
     value: Bytes
 
 
-@distinct
 class SetIfNotExists(NamedTuple):
     """Store an object unless there is one."""
 
@@ -178,7 +147,6 @@ class SetIfNotExists(NamedTuple):
     value: Bytes
 
 
-@distinct
 class SetWithGaps(NamedTuple):
     """Store an object with holes, which take no room. Only for base stores that can append."""
 
@@ -187,32 +155,26 @@ class SetWithGaps(NamedTuple):
     """Ascending offsets, and the pieces that are written from each on."""
 
 
-@distinct
 class OpenShard(NamedTuple):
     """Open a shard to change it in its place, under its lock.
 
     Only for base stores that can append. Reply: `ShardWriter`, or ``None`` if there is no shard.
-    Raises `IndexDamageError` if its index cannot be decoded. `data_end` is that of `ShardWriter`,
-    if the caller has just stored the shard.
+    Raises `IndexDamageError` if its index cannot be decoded. A caller that has just stored the
+    shard gives the `data_end` of the writer.
     """
 
     shard: ShardRef
     data_end: int | None = None
 
 
-@distinct
 class ChangeShard(NamedTuple):
-    """Take steps with the files of an opened shard, one after the other.
-
-    If it `closes` the shard, that will not be changed again soon.
-    """
+    """Take steps with the files of an opened shard; with `closes` no change follows soon."""
 
     key: str
     steps: Sequence[FileStep]
     closes: bool = False
 
 
-@distinct
 class SetPartial(NamedTuple):
     """Write pieces into a value; a missing one counts as empty. Only for transformers."""
 
@@ -223,19 +185,22 @@ class SetPartial(NamedTuple):
     def nbytes_from_start(self) -> int | None:
         """Bytes that the pieces cover from 0 without a gap; ``None`` if there is a gap."""
         end = 0
-        for start, value in sorted(self.pieces, key=_start_and_nbytes):
+        for start, value in sorted(self.pieces, key=start_and_nbytes):
             if start != end:
                 return None
             end += len(value)
         return end
 
 
-@distinct
+def start_and_nbytes(piece: Piece) -> tuple[int, int]:
+    return piece[0], len(piece[1])
+
+
 class Modify(NamedTuple):
     """Replace a value by what `change` makes of it (``None``: missing). Only for transformers.
 
     `change` may be called several times. The last call counts, which got the stored value. If it
-    returns the very object that it got, the value stays as it is. A value that is no entry of a
+    returns the very object that it got, the value stays. A value that is no entry of a
     shard takes the `placeholder` of a `Delete`. The write buffer of a batch takes the new value if
     it `may_wait`; otherwise it is committed immediately.
     """
@@ -246,7 +211,6 @@ class Modify(NamedTuple):
     may_wait: bool = False
 
 
-@distinct
 class Delete(NamedTuple):
     """Remove an object.
 
@@ -258,7 +222,6 @@ class Delete(NamedTuple):
     placeholder: Callable[[], Bytes] | None = None
 
 
-@distinct
 class Move(NamedTuple):
     """Give an object another key; no error if there is none."""
 
@@ -266,71 +229,47 @@ class Move(NamedTuple):
     to: str
 
 
-@distinct
 class DeletePrefix(NamedTuple):
     """Remove all objects in a directory: a prefix that is empty or ends with ``/``."""
 
     prefix: str
 
 
-@distinct
-class ListPrefix(NamedTuple):
-    """List the keys in a directory, recursively. Reply: list of full keys."""
+@dataclass(slots=True, eq=False)
+class KeyCursor:
+    """Position in the listing of a directory, for one flow at a time."""
 
     prefix: str
+    shows_all: bool = False
+    """Whether locks, journals, temporary files and consolidated indexes are also listed."""
+    pages: Any = None
+    """What the backend has open. It is closed after the last page, or with the cursor."""
 
 
-class KeyCursor:
-    """Position in the listing of a directory; for one flow at a time.
+class ListPage(NamedTuple):
+    """List the next full keys, recursively. Reply: `VersionedKeys`; a shorter page is the last.
 
-    `pages` is what the backend has open from the first page on. It is closed after the last page,
-    by `CloseListing`, or with the cursor. The listing `shows_all` keys, if it also has locks,
-    journals, temporary files and consolidated indexes.
+    A page of 0 keys ends the listing early.
     """
 
-    __slots__ = ("pages", "prefix", "shows_all")
-
-    def __init__(self, prefix: str, shows_all: bool = False) -> None:
-        self.prefix = prefix
-        self.pages: Any = None
-        self.shows_all = shows_all
-
-
-@distinct
-class ListPage(NamedTuple):
-    """List the next full keys, recursively. Reply: `VersionedKeys`; a shorter page is the last."""
-
     cursor: KeyCursor
-    n_keys: int
+    n_keys: int = sys.maxsize
 
 
-@distinct
-class CloseListing(NamedTuple):
-    """End a listing before its last page."""
-
-    cursor: KeyCursor
-
-
-@distinct
 class ListDir(NamedTuple):
     """List a directory. Reply: list of the names of its keys and sub-directories."""
 
     prefix: str
 
 
-@distinct
 class PlainValue(NamedTuple):
     """An object that is no shard, as a shard of one: its value is entry 0."""
 
     key: str
 
 
-@distinct
 class UpdateShard(NamedTuple):
-    """Commit updates of entries of one shard, together or not at all.
-
-    The write strategy runs above the transformers `below`.
-    """
+    """Commit all updates of entries of one shard, or none, above the transformers `below`."""
 
     shard: ShardRef | PlainValue
     updates: tuple[EntryUpdate, ...]
@@ -365,14 +304,24 @@ Request: TypeAlias = (
     | ChangeShard
     | DeletePrefix
     | Move
-    | ListPrefix
     | ListPage
-    | CloseListing
     | ListDir
     | UpdateShard
 )
 
 Flow: TypeAlias = Generator[list[Request], list[Any], T]
+
+
+def _equals(one: tuple[Any, ...], other: object) -> bool:
+    return type(one) is type(other) and tuple.__eq__(one, other)
+
+
+def _differs(one: tuple[Any, ...], other: object) -> bool:
+    return not _equals(one, other)
+
+
+for _kind in (*get_args(Request), PlainValue):  # otherwise they equal other tuples
+    _kind.__eq__, _kind.__ne__ = _equals, _differs
 
 
 def ask(requests: Sequence[Request]) -> Flow[list[Any]]:
@@ -392,9 +341,6 @@ def relay(requests: Sequence[Request]) -> Flow[list[Any]]:
     )
 
 
-# ----------------------------------------------------------------------- updates
-
-
 def swap(
     key: str,
     seen: bytes | None,
@@ -410,76 +356,3 @@ def swap(
         return new if now == seen else otherwise(stored)
 
     return Modify(key, change, placeholder)
-
-
-def replaces_value(update: Update) -> bool:
-    """Whether the new value is independent of the stored one."""
-    return isinstance(update, Set | Delete)
-
-
-def replaced_first(updates: Iterable[EntryUpdate]) -> dict[int, bool]:
-    """Return for each entry whether its first update is independent of its stored value."""
-    replaced: dict[int, bool] = {}
-    for entry_id, update in updates:
-        replaced.setdefault(entry_id, replaces_value(update))
-    return replaced
-
-
-def nbytes_of(update: EntryUpdate) -> float:
-    """Return the bytes of new values in an update; infinity if only the update knows."""
-    match update[1]:
-        case Set(_, value) | SetIfNotExists(_, value):
-            return len(value)
-        case SetPartial(_, pieces):
-            return sum(len(piece) for _, piece in pieces)
-        case Delete():
-            return 0
-    return math.inf
-
-
-def check_pieces(key: str, pieces: Iterable[Piece]) -> tuple[Piece, ...]:
-    """Return the pieces of one value in ascending order. Refuse pieces that overlap, and a negative
-    start beside another piece."""
-    try:
-        # Of two at one place the empty one comes first: it covers nothing of the other.
-        ordered = tuple(sorted(((index(start), v) for start, v in pieces), key=_start_and_nbytes))
-    except TypeError as error:
-        raise SpecError(f"key {key!r}: each start is a whole number ({error})") from error
-    if ordered[0][0] < 0 and len(ordered) > 1:
-        raise SpecError(
-            f"key {key!r}: start {ordered[0][0]} counts from the end, so no other piece of the "
-            "same value can come with it"
-        )
-    for (start, value), (next_start, _) in pairwise(ordered):
-        if next_start < start + len(value):
-            raise SpecError(
-                f"key {key!r}: the values at {start} (of {len(value)} bytes) and at "
-                f"{next_start} overlap"
-            )
-    return ordered
-
-
-def apply_pieces(key: str, old: bytes | memoryview | None, pieces: Iterable[Piece]) -> bytes:
-    """Return `old` with the pieces written over it; a missing value counts as empty.
-
-    A piece may start behind the end only where others fill the gap. A negative start counts
-    from the end, and the value then ends with the piece.
-
-    Raises
-    ------
-    SpecError
-        If a piece starts outside the value.
-    """
-    buffer = bytearray(old or b"")
-    for start, value in pieces:
-        if start > len(buffer) or -start > len(buffer):
-            raise SpecError(
-                f"key {key!r}: start {start} lies outside the value, which has {len(buffer)} bytes"
-            )
-        stop = start + len(value) if start >= 0 else len(buffer)
-        buffer[start:stop] = value
-    return bytes(buffer)
-
-
-def _start_and_nbytes(piece: Piece) -> tuple[int, int]:
-    return piece[0], len(piece[1])

@@ -9,9 +9,8 @@ erase_values.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from functools import partial
-from typing import TypeVar
 
 from zarr_shardstore.errors import CorruptShardError, CorruptValueError, UnsupportedError
 from zarr_shardstore.format.layout import ShardRef
@@ -31,8 +30,7 @@ from zarr_shardstore.shards.index_reads import (
     read_whole_value,
 )
 from zarr_shardstore.shards.requests import Delete, EntryUpdate, Flow, PlainValue, Set
-
-T = TypeVar("T", bound=Mapping[int, Bytes | None])
+from zarr_shardstore.shards.updates import apply_groups, replaced_entries, replaced_first
 
 KEEP_HINT = (
     "; nothing was written, because the shard cannot be rewritten without losing it: "
@@ -45,16 +43,14 @@ def rewrite_shard(
 ) -> Flow[list[Exception | None]]:
     """Commit groups of updates of one shard in one write; each group whole or not at all.
 
-    The shard is locked, or the flow runs on an optimistic view of the backend
-    (`Backend.optimistic`): no writer comes between the read and the write unnoticed.
-    Return for each group ``None``, or the error for which it was left out.
+    Return for each group ``None``, or the error for which it was left out. The shard is locked, or
+    the flow runs on an optimistic view (`Backend.optimistic`): no other writer comes between the
+    read and the write unnoticed. A damaged index, or a damaged entry that must stay, is an error.
 
-    Cost: if the updates give every entry of the shard a new value, one ``Set`` or one ``Delete``.
-    At the edge of an array, if they give one to every entry of the array, also one ``Exists``, and
-    a read of the index if it is true. Otherwise one read of the whole shard before the write.
-    Erasures alone read the index first, and end if all entries are missing.
-
-    The shard stays as it is if an entry that must stay is damaged, or the index is.
+    Cost: one ``Set`` or ``Delete``, if every entry of the shard gets a new value. At the edge of an
+    array, if every entry of the array gets one, also one ``Exists``, and a read of the index if it
+    is true. Otherwise the whole shard is read before. Erasures read the index first, and end if all
+    entries are missing.
     """
     if shard.layout.n_adopted and shard.is_adopted:
         (exists,) = yield [requests.Exists(shard.key)]
@@ -76,8 +72,7 @@ def rewrite_shard(
 def _read_entries_to_keep(
     shard: ShardRef, updates: Sequence[EntryUpdate]
 ) -> Flow[dict[int, Bytes] | None]:
-    """Return the stored entries but for those whose first update replaces them, which may be
-    damaged. ``None``: the updates erase only what is missing."""
+    """Return the entries that no update replaces first; ``None``: only missing ones are erased."""
     replaced = replaced_entries(shard, updates)
     if replaced is not None and (yield from _is_replaced_whole(shard, replaced)):
         return {}
@@ -88,7 +83,7 @@ def _read_entries_to_keep(
     (found,) = yield from read_whole_shards([shard])
     if found.value is None:
         return {}
-    first = [i for i, is_replaced in requests.replaced_first(updates).items() if is_replaced]
+    first = [i for i, is_replaced in replaced_first(updates).items() if is_replaced]
     return _split(shard, found.value, first)
 
 
@@ -100,34 +95,11 @@ def _split(shard: ShardRef, data: Bytes, without: Collection[int] = ()) -> dict[
         raise corrupt(shard, damage, hint) from damage
 
 
-def replaced_entries(shard: ShardRef, updates: Sequence[EntryUpdate]) -> dict[int, float] | None:
-    """Return the entries that get new values, if these are all in the array and depend on no
-    stored value; else ``None``.
-
-    Each entry comes with the largest size of a stored value that does not matter: infinity, or
-    the number of bytes that pieces write from 0 on.
-    """
-    if len(updates) < shard.n_grid_entries:  # a number: sets of all entries are large
-        return None
-    replaced: dict[int, float] = {}
-    for i, update in updates:
-        match update:
-            case Set() | Delete():
-                replaced[i] = math.inf
-            case _ if replaced.get(i) == math.inf:
-                pass  # the value before this update is known
-            case requests.SetPartial() if (nbytes := update.nbytes_from_start) is not None:
-                replaced[i] = max(nbytes, replaced.get(i, 0))
-            case _:
-                return None
-    return replaced if replaced.keys() >= set(shard.entries_of().tolist()) else None
-
-
 def _is_replaced_whole(shard: ShardRef, replaced: dict[int, float]) -> Flow[bool]:
     """Whether no stored byte of the shard survives the updates.
 
-    Behind the edge of the array there may be entries: another store has appended to the array, or
-    the array was cut and its chunks were kept. If there is a shard its index decides.
+    The index of a stored shard decides about entries beyond the edge of the array: the array may
+    have been cut, or another store has appended to it.
     """
     is_certain = min(replaced.values(), default=math.inf) == math.inf
     if is_certain and len(replaced) == shard.layout.spec.n_entries:
@@ -140,8 +112,8 @@ def _is_replaced_whole(shard: ShardRef, replaced: dict[int, float]) -> Flow[bool
     except (CorruptShardError, CorruptValueError):
         if not is_certain:
             raise
-        # With a damaged index no entry can be read, so none is lost. But perhaps only the reply was
-        # damaged: read the whole shard.
+        # A damaged index loses no readable entry. But perhaps only the reply was damaged: read the
+        # whole shard.
         try:
             (found,) = yield from read_whole_shards([shard])
             if found.value is None:
@@ -165,7 +137,7 @@ def rewrite_value(
     """
 
     def read(updates: Sequence[EntryUpdate]) -> Flow[dict[int, Bytes | None]]:
-        if requests.replaced_first(updates).get(0, True):
+        if replaced_first(updates).get(0, True):
             return {}
         return {0: (yield from read_whole_value(value.key)).value}
 
@@ -180,58 +152,11 @@ def rewrite_value(
     return outcomes
 
 
-def apply_groups(
-    groups: Sequence[Sequence[EntryUpdate]],
-    read: Callable[[Sequence[EntryUpdate]], Flow[T | None]],
-) -> Flow[tuple[list[Exception | None], T | None, dict[int, Bytes | None]]]:
-    """Return for each group ``None`` or its error, the stored values, and the new ones by entry id.
-
-    `read` returns the stored values for updates. If a group fails, also by a transformer, it fails
-    alone. A stored value that it replaces was perhaps not read, so the values are read again.
-    """
-    outcomes: list[Exception | None] = [None] * len(groups)
-    left = list(range(len(groups)))
-    while left:
-        old = yield from read([update for i in left for update in groups[i]])
-        new: dict[int, Bytes | None] = {}
-        for i in left:
-            try:
-                _apply_updates(groups[i], old or {}, new)
-            except Exception as error:
-                outcomes[i] = error
-                left.remove(i)
-                break
-        else:
-            return outcomes, old, new
-    return outcomes, None, {}
-
-
-def _apply_updates(
-    group: Sequence[EntryUpdate], old: Mapping[int, Bytes | None], new: dict[int, Bytes | None]
-) -> None:
-    for i, update in group:
-        before = new[i] if i in new else old.get(i)
-        match update:
-            case Delete():
-                new[i] = None
-            case requests.SetIfNotExists() if before is not None:
-                pass
-            case Set(_, value) | requests.SetIfNotExists(_, value):
-                new[i] = value
-            case requests.SetPartial(key, pieces):
-                new[i] = requests.apply_pieces(key, before, pieces)
-            case requests.Modify(_, change):
-                after = change(before)
-                if after is not before:
-                    new[i] = after
-
-
 def compact_shard(shard: ShardRef, *, order: EntryOrder) -> Flow[None]:
-    """Store a shard without its dead bytes, its entries in order; do nothing if it has none.
+    """Store a shard without its dead bytes, its entries in order, as `rewrite_shard`.
 
-    It runs under the conditions of `rewrite_shard`. A damaged shard, and an adopted file, stays as
-    it is. Cost: the index
-    and the size; if there are dead bytes, a read and a write of the shard.
+    A damaged shard, and an adopted file, stays as it is. Cost: the index and the size; if there are
+    dead bytes, a read and a write of the shard.
     """
     (index,) = yield from read_indexes([shard])
     if index is None or shard.is_adopted:

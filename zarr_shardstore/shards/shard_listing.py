@@ -1,8 +1,7 @@
 """Chunk keys from shard keys: of a directory, of a shard, and the pages that list shard keys.
 
-Source: sharding storage transformer draft, "API implementation", list_prefix, list_dir and
-erase_prefix: a prefix that contains a part of the chunk-grid key is translated to the shards
-that it touches.
+Source: sharding storage transformer draft, "API implementation", list_prefix, list_dir,
+erase_prefix.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ import numpy.typing as npt
 from zarr_shardstore.format.keys import Coords
 from zarr_shardstore.format.layout import ArrayLayout, ShardRef, grid_box
 from zarr_shardstore.format.shard import ShardIndex
-from zarr_shardstore.shards.requests import CloseListing, Flow, KeyCursor, ListPage
+from zarr_shardstore.shards.requests import Flow, KeyCursor, ListPage
 
 _KEYS_AT_ONCE = 16_384
 """Keys of one shard that are spelled together: about 1.5 MB."""
@@ -49,11 +48,8 @@ class GridDirectory(NamedTuple):
         return self.layout.shard_of_key(self.base_directory + name)
 
     def expand_name(self, name: str) -> list[str] | None:
-        """Return the names of the chunk directories that a shard directory may have in the grid.
-
-        Only the indexes of the shards below tell which of them have chunks. No more than
-        ``MAX_NAMES + 1`` are returned. ``None`` if `name` is no shard directory.
-        """
+        """Return the names of the chunk directories that a shard directory may have in the grid:
+        at most ``MAX_NAMES + 1``; ``None`` if `name` is no shard directory."""
         layout, dim = self.layout, len(self.leading)
         path = f"{self.base_directory}{name}/"[len(layout.prefix) :]
         start = layout.encoding.decode_start(path, layout.spec.ndim)
@@ -67,7 +63,7 @@ class GridDirectory(NamedTuple):
         return self._directory_names(range(first, min(stop, first + MAX_NAMES + 1)))
 
     def names_of_directories(self, shard: ShardRef, index: ShardIndex) -> list[str]:
-        """Return the names of the directories in this one that have chunks of a shard below it."""
+        """Return the names of the directories here that have chunks of a shard below."""
         ids = entries_present(shard, index, self.leading)
         dim, cps = len(self.leading), self.layout.spec.chunks_per_shard
         numbers = np.unique(np.unravel_index(ids, cps)[dim]).tolist()
@@ -84,8 +80,8 @@ class GridDirectory(NamedTuple):
 
 
 def locate_directory(layout: ArrayLayout, directory: str) -> GridDirectory | None:
-    """Return the place of a directory (ending with ``/``, or empty) in an array's chunk keys;
-    ``None`` if it is not the array's own and no chunk key starts with it."""
+    """Return a directory (ending with ``/``, or empty) as one of an array's chunk keys; ``None``
+    if it is not the array's own and no chunk key starts with it."""
     if directory == layout.prefix:
         return GridDirectory(layout, "", ())
     path = directory.removeprefix(layout.prefix)
@@ -146,8 +142,7 @@ KEYS_PER_PAGE = 1024
 
 
 class VersionedKeys(list[str]):
-    """A page of keys, with the versions that their objects had when they were listed; ``None`` if
-    the base store does not tell it."""
+    """A page of keys, with the versions of the listed objects; ``None``: not known."""
 
     def __init__(self, keys: Iterable[str] = (), versions: Sequence[object] = ()) -> None:
         super().__init__(keys)
@@ -175,4 +170,4 @@ class KeyPages:
     def close(self) -> Flow[None]:
         """Release what the base store has open for these pages."""
         if self._cursors:
-            yield [CloseListing(cursor) for cursor in self._cursors]
+            yield [ListPage(cursor, 0) for cursor in self._cursors]

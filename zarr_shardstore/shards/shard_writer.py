@@ -1,4 +1,4 @@
-"""Plan of each change in a shard file: steps, and what the writer knows of the file.
+"""Plan of each change in a shard file: the steps, and the state of the file.
 
 Layout::
 
@@ -12,9 +12,9 @@ Steps of a change (`ShardWriter.change`)::
     shard   │ changed entries of the index, crc │    a record repairs the index
     journal │ state │                                shard whole, new values
 
-Steps of a move, if the gap is too small: journal record, a copy of the index behind a larger gap;
-then the change. Steps of a seal (`trimmed`): empty the journal, write a copy of the index behind
-the data, cut the file behind that copy.
+Steps of a move, if the gap is too small: journal record, a copy of the index after a larger gap;
+then the change. Steps of a seal (`trimmed`): empty the journal, write a copy of the index after
+the data, cut the file after that copy.
 
 Theory of operation:
 
@@ -36,11 +36,10 @@ Theory of operation:
    last step was taken. An invalid writer is thrown away, and the index is read again.
 7. *Damage.* A shard with an entry that leaves the data is changed only if that entry is replaced.
    Otherwise later bytes could take the place that the damaged entry points to.
-8. *Other programs* do not know the journal. An index of up to a page lies within one page. One call
+8. *Other programs* ignore the journal. An index of up to a page lies within one page. One call
    writes it with its checksum, so these programs see the old or the new index.
-9. *Seal.* A gap is removed when the shard is full, or the store is flushed or closed. It is also
-   removed at the end of the process, or when too many shards are open. A gap smaller than the index
-   stays.
+9. *Seal.* A gap is removed when the shard is full, when the store is flushed or closed, at the end
+   of the process, or when too many shards are open. A gap smaller than the index stays.
 """
 
 from __future__ import annotations
@@ -67,27 +66,26 @@ from zarr_shardstore.format.shard import CHECKSUM_NBYTES, ENTRY_NBYTES, MISSING,
 _File: TypeAlias = Literal["shard", "journal"]
 
 _MAX_GAP_NBYTES = 64 * 1024 * 1024
-"""Of a gap in a small shard. In larger shards a gap is at most as large as the data."""
+"""Largest gap in a small shard. In larger shards a gap is at most as large as the data."""
 
 _GAP_PER_INDEX = 16
-"""A gap has at least so many times the size of the index: moving the index costs little then,
-compared with the bytes that fill the gap."""
+"""Least ratio of a gap and the index: filling the gap costs more than moving the index."""
 
 _GAP_PER_EXPECTED = 1.25
-"""A gap is larger by this than the missing entries would be if they were like the others."""
+"""Ratio of a gap and the missing entries, if these were like the others."""
 
 _MAX_HOLE_NBYTES = 512
 """Unchanged bytes of the index between two changed ones that do not cost another write."""
 
 _MAX_COMPARED_NBYTES = 64 * 1024
-"""Of an index that is compared as a whole before each change, in 5 µs."""
+"""Largest index that is compared as a whole before each change, in 5 µs."""
 
 _PAGE_NBYTES = 4096
-"""Systems copy a page in one step: a concurrent reader sees all of a write or nothing."""
+"""Systems copy a page in one step: a concurrent reader sees all of a write, or none."""
 
 
 class WriteAt(NamedTuple):
-    """Write pieces one behind the other."""
+    """Write pieces one after the other."""
 
     file: _File
     offset: int
@@ -95,7 +93,7 @@ class WriteAt(NamedTuple):
 
 
 class Truncate(NamedTuple):
-    """Cut a file, or make it longer with bytes that take no room on the disk."""
+    """Cut a file, or extend it by bytes that take no room on the disk."""
 
     file: _File
     nbytes: int
@@ -112,10 +110,9 @@ FileStep: TypeAlias = WriteAt | Truncate | Barrier
 class ShardWriter:
     """Index and size of a shard file that is being changed, and the plans of its changes.
 
-    Pure: it plans steps, and `ShardFile` takes them. `index` is the index as it is stored, with its
-    checksum. No entry ever used a byte from `data_end` up to the index; ``None``: not known.
-    `owner` names this process in the journal. Raise `IndexDamageError` if the index cannot be
-    decoded.
+    Pure: it plans steps, and `ShardFile` takes them. `index` is the stored index with its checksum.
+    No entry ever used a byte from `data_end` up to the index; ``None``: not known. `owner` names
+    this process in the journal. Raise `IndexDamageError` if the index cannot be decoded.
     """
 
     def __init__(
@@ -134,7 +131,7 @@ class ShardWriter:
         self.damaged = set(decoded.damaged_ids(size, spec).tolist())
         present = decoded.fields[decoded.present_ids()]
         self.n_present = len(present)
-        # A damaged entry may have any size: not more than that of the file counts.
+        # A damaged entry may have any size: at most the size of the file counts.
         nbytes = np.minimum(present[:, 1], np.uint64(size))
         self.live_nbytes = int(nbytes.sum())
         self.data_end = self._known_data_end(decoded, data_end)
@@ -185,7 +182,7 @@ class ShardWriter:
         return ShardIndex(fields.astype(np.uint64, copy=False))
 
     def belongs_to(self, shard: ShardRef) -> bool:
-        """Whether this is that shard; if so take its shape, which may have changed."""
+        """Whether this is that shard; if so, take its shape, which may have changed."""
         if self.shard is shard:
             return True
         mine, other = self.shard.layout, shard.layout
@@ -199,8 +196,7 @@ class ShardWriter:
 
     @property
     def n_full(self) -> int:
-        """Number of entries of a full shard: those in the array; in dimensions in which the array
-        has grown since the shard was opened, all that the shard can have."""
+        """Number of entries of a full shard; a dimension that has grown since counts whole."""
         coords, layout = self.shard.coords, self.shard.layout
         cps = layout.spec.chunks_per_shard
         return n_in_grid_box(coords, cps, layout.grid_shape, self.growing)
@@ -212,8 +208,7 @@ class ShardWriter:
     # ------------------------------------------------------------- changes
 
     def change(self, values: Mapping[int, Bytes | None]) -> list[FileStep]:
-        """Return the steps that give entries new values, or none; the file grows if it must. The
-        caller has checked the `damaged` entries."""
+        """Return the steps that give entries new values, or none, after a check of `damaged`."""
         self.is_valid = False
         pieces = [value for value in values.values() if value]
         nbytes = sum(map(len, pieces))
@@ -234,7 +229,7 @@ class ShardWriter:
         if pieces:
             steps.append(WriteAt("shard", start, pieces))
         steps += [Barrier(), *self._index_writes(sorted(places)), Barrier()]
-        # After this step the shard is whole and the record means nothing.
+        # After this step the shard is whole, and the record has no meaning.
         self._number = (self._number + 1) % 2**32
         self._head = self._header(self.data_end)
         steps.append(WriteAt("journal", JOURNAL_STATE_OFFSET, [self._head[JOURNAL_STATE_OFFSET:]]))
@@ -285,7 +280,7 @@ class ShardWriter:
         ]
 
     def _moved(self, nbytes: int, mean_nbytes: float) -> list[FileStep]:
-        """Return the steps of a move: behind a gap for `nbytes` and the entries to come."""
+        """Return the steps of a move: after a gap for `nbytes` and the entries to come."""
         start = self.size
         n_left = self.n_full - self.n_present
         index_nbytes = self.shard.layout.spec.index_nbytes
@@ -353,8 +348,7 @@ class ShardWriter:
 
 
 def start_of_index(data_end: int, index_nbytes: int, expected: float, live_nbytes: int) -> int:
-    """Return the place of an index behind a gap for the bytes that are `expected`: in as few pages
-    as possible. A gap takes no room on the disk until it is filled."""
+    """Return the place of an index after a gap for expected bytes, in as few pages as possible."""
     wanted = min(int(expected * _GAP_PER_EXPECTED), max(_MAX_GAP_NBYTES, live_nbytes))
     start = data_end + max(_GAP_PER_INDEX * index_nbytes, wanted)
     fits_in_page = index_nbytes <= _PAGE_NBYTES - start % _PAGE_NBYTES

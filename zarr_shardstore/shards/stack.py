@@ -5,8 +5,8 @@
     array ── requests for chunk keys ──▶ transformer 1 ──▶ … ──▶ transformer n ──▶ base store
                                          nearest to the array
 
-A transformer is a flow: it replies to requests for keys above it by requests for keys below it. It
-waits for nothing itself, and works under both drivers.
+A transformer is a flow: it replies to requests for keys above it by requests for keys below it. So
+it works under both drivers.
 
 Source: sharding storage transformer draft, "Storage transformer implementation", "API
 implementation"; Zarr v3 draft of 2022, "Storage transformers".
@@ -15,7 +15,7 @@ implementation"; Zarr v3 draft of 2022, "Storage transformers".
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, Protocol, TypeAlias, TypeVar, get_args
@@ -23,7 +23,7 @@ from typing import Any, Literal, Protocol, TypeAlias, TypeVar, get_args
 from zarr_shardstore.errors import CorruptValueError, SpecError, UnsupportedError
 from zarr_shardstore.format import checksum
 from zarr_shardstore.format.keys import ChunkKeyEncoding, Coords
-from zarr_shardstore.format.layout import ArrayLayout, ChunkRef, ShardRef
+from zarr_shardstore.format.layout import ArrayLayout, ChunkRef
 from zarr_shardstore.format.ranges import column_of_ranges, resolve_range
 from zarr_shardstore.format.shard import Bytes
 from zarr_shardstore.metadata.transformer_list import parse_sharding
@@ -32,7 +32,6 @@ from zarr_shardstore.shards.read import ReadOptions, read_entries
 from zarr_shardstore.shards.requests import (
     Change,
     Delete,
-    EntryUpdate,
     Exists,
     Flow,
     Found,
@@ -46,10 +45,10 @@ from zarr_shardstore.shards.requests import (
     SetPartial,
     Update,
     UpdateShard,
-    apply_pieces,
     relay,
 )
 from zarr_shardstore.shards.shard_listing import ListedKeys
+from zarr_shardstore.shards.updates import apply_pieces, new_value, shard_updates
 
 T = TypeVar("T")
 
@@ -71,7 +70,7 @@ class ArrayContext:
     index_key: str | None = None
     """Key of the consolidated index of the array."""
     chunk_nbytes: int | None = None
-    """Size of a decoded chunk in bytes, if the data type tells."""
+    """Size of a decoded chunk in bytes; ``None``: not known."""
 
 
 class StorageTransformer(Protocol):
@@ -92,8 +91,10 @@ class StorageTransformer(Protocol):
         """
 
     def keys_above(self, keys: Sequence[str]) -> Flow[list[tuple[str, int | None]]]:
-        """Return the keys of the values in objects below, with sizes where they are known; the keys
-        of the objects, if a transformer has no method of its own."""
+        """Return the keys of the values in objects below, with known sizes.
+
+        By default the keys are the same.
+        """
         return [(key, None) for key in keys]
         yield  # a flow without requests
 
@@ -114,7 +115,7 @@ class ValueTransformer(StorageTransformer, ABC):
 
     @abstractmethod
     def decode(self, key: str, stored: Bytes, /) -> Bytes:
-        """Return the value that was encoded. Raise an error that names `key` if it is damaged."""
+        """Return the encoded value; raise an error that names `key` if it is damaged."""
 
     def perform(self, requests: Sequence[Request]) -> Flow[list[Any]]:
         """Relay the requests; encode and decode their values."""
@@ -164,7 +165,7 @@ class ValueTransformer(StorageTransformer, ABC):
 
 
 class InCommit(StorageTransformer):
-    """End of a stack below a shard that is being committed: no one else writes these values."""
+    """End of a stack below a shard that is being committed: these values have one writer."""
 
     def perform(self, requests: Sequence[Request]) -> Flow[list[Any]]:
         """Relay the requests; change a value by a read and a write."""
@@ -172,23 +173,18 @@ class InCommit(StorageTransformer):
         for i, request in enumerate(requests):
             if isinstance(request, SetPartial | Modify):
                 (found,) = yield [Get(request.key)]
-                new: Bytes | None
-                if isinstance(request, Modify):
-                    new = request.change(found.value)
-                else:
-                    new = apply_pieces(request.key, found.value, request.pieces)
+                new = new_value(request, found.value)
                 batch[i] = Delete(request.key) if new is None else Set(request.key, new)
         return (yield batch)
 
 
 @dataclass(frozen=True, slots=True)
 class ReadOnlyTransformer(StorageTransformer):
-    """A transformer that changes nothing and refuses writes to the array at `path`."""
+    """A transformer that relays reads and refuses writes to the array at `path`."""
 
     path: str
     passed_over: tuple[str, ...]
-    """Names of unknown transformers of the array. A write without them may contradict their
-    data."""
+    """Names of unknown transformers. A write without them may contradict their data."""
 
     def perform(self, requests: Sequence[Request]) -> Flow[list[Any]]:
         """Relay reads; raise `UnsupportedError` for any other request."""
@@ -210,7 +206,7 @@ def ask_through(stack: Stack, requests: Sequence[Request]) -> Flow[list[Any]]:
         return (yield from stack[0].perform(requests))
 
     def perform(is_update: bool, part: list[Request]) -> Flow[list[Any]]:
-        if not is_update:  # transformers below a sharding know bytes only
+        if not is_update:  # below a sharding there are bytes only
             below = [index_get(r) if isinstance(r, GetIndex) else r for r in part]
             replies = yield from run_through(stack[1:], stack[0].perform(below))
             return [
@@ -254,15 +250,15 @@ def keys_above(stack: Stack, keys: Sequence[str]) -> Flow[list[tuple[str, int | 
 def in_shared_rounds(flows: Sequence[Flow[Any]]) -> Flow[list[Any]]:
     """Run flows in shared rounds: their requests of one round are one list. Return their results.
 
-    If a request fails, each flow of that round gets the error, and may continue to its end. Errors
-    other than that of the request are raised first. If a flow fails otherwise, all are closed.
+    If a request fails, each flow of that round gets the error, and may continue to its end. Other
+    errors are raised first. If a flow fails otherwise, all are closed.
     """
     if len(flows) == 1:
         return [(yield from flows[0])]
     results: list[Any] = [None] * len(flows)
     batches: dict[int, list[Request]] = {}
     failures: list[Exception] = []
-    told: list[Exception] = []
+    thrown: list[Exception] = []
 
     def advance(i: int, step: Callable[[], list[Request]]) -> None:
         try:
@@ -275,12 +271,12 @@ def in_shared_rounds(flows: Sequence[Flow[Any]]) -> Flow[list[Any]]:
     try:
         for i, flow in enumerate(flows):
             advance(i, partial(next, flow))
-        while batches and (told or not failures):
+        while batches and (thrown or not failures):
             round_of, batches = batches, {}
             try:
                 replies = yield [request for batch in round_of.values() for request in batch]
             except Exception as error:
-                told.append(error)
+                thrown.append(error)
                 for i in round_of:
                     advance(i, partial(flows[i].throw, error))
             else:
@@ -288,7 +284,7 @@ def in_shared_rounds(flows: Sequence[Flow[Any]]) -> Flow[list[Any]]:
                     advance(i, partial(flows[i].send, replies[: len(batch)]))
                     replies = replies[len(batch) :]
         if failures:
-            raise next((f for f in failures if f not in told), failures[0])
+            raise next((f for f in failures if f not in thrown), failures[0])
     finally:
         for flow in flows:
             flow.close()
@@ -300,8 +296,7 @@ def for_each_kind(
     kinds: Sequence[Any],
     flow_of: Callable[[Any, list[T]], Flow[list[Any]]],
 ) -> Flow[list[Any]]:
-    """Run a flow for the requests of each kind, in shared rounds; return the replies in order, and
-    ``None`` for requests of the kind ``None``."""
+    """Run a flow for each kind of requests, in shared rounds; requests of no kind get ``None``."""
     positions: dict[Any, list[int]] = {}
     for i, kind in enumerate(kinds):
         if kind is not None:
@@ -322,20 +317,22 @@ Strategy: TypeAlias = Literal["auto", "rewrite", "append"]
 """The option of a store: ``"auto"`` is ``"append"`` if the base store can append."""
 
 
-def perform_on_chunks(
-    requests: Sequence[Request], chunks: Sequence[ChunkRef], reading: ReadOptions
-) -> Flow[list[Any]]:
-    """Reply to requests for chunks, also of several arrays. Cost: two rounds for all reads, one for
-    the sizes, one `UpdateShard` for each shard that changes. All three share their rounds."""
+ChunkRequest: TypeAlias = tuple[Any, ChunkRef]
+"""A request for the value of a chunk, and the chunk."""
+
+_Pairs: TypeAlias = Sequence[ChunkRequest]
+
+
+def perform_on_chunks(pairs: _Pairs, reading: ReadOptions) -> Flow[list[Any]]:
+    """Reply to requests for chunks, also of several arrays, in shared rounds.
+
+    Cost: two rounds for reads, one for sizes, one `UpdateShard` for each shard that changes.
+    """
     try:
-        kinds = [_FLOWS[type(request)] for request in requests]
+        kinds = [_FLOWS[type(request)] for request, _ in pairs]
     except KeyError as error:
         raise TypeError(f"a transformer does not perform {error.args[0].__name__}") from None
-    pairs = list(zip(requests, chunks, strict=True))
     return (yield from for_each_kind(pairs, kinds, lambda flow, part: flow(part, reading)))
-
-
-_Pairs: TypeAlias = Sequence[tuple[Any, ChunkRef]]
 
 
 def _read_values(pairs: _Pairs, reading: ReadOptions) -> Flow[list[Found]]:
@@ -372,36 +369,25 @@ _FLOWS: Mapping[type, Callable[[_Pairs, ReadOptions], Flow[list[Any]]]] = {
 }
 
 
-def shard_updates(pairs: Iterable[tuple[Any, ChunkRef]]) -> list[Request]:
-    """Return one `UpdateShard` for each shard that requests for its chunks change."""
-    updates: dict[ShardRef, list[EntryUpdate]] = {}
-    for request, chunk in pairs:
-        updates.setdefault(chunk.shard, []).append((chunk.entry_id, request))
-    return [UpdateShard(shard, tuple(parts)) for shard, parts in updates.items()]
-
-
 @dataclass(frozen=True, slots=True)
 class ShardingTransformer(StorageTransformer):
     """The transformer that packs the chunks of one array into shards."""
 
     layout: ArrayLayout
     reading: ReadOptions
-    on_chunks: Callable[[Sequence[Request], Sequence[ChunkRef], ReadOptions], Flow[list[Any]]] = (
-        perform_on_chunks
-    )
+    on_chunks: Callable[[_Pairs, ReadOptions], Flow[list[Any]]] = perform_on_chunks
     """Replies to requests for chunks, as `perform_on_chunks`."""
 
     def perform(self, requests: Sequence[Request]) -> Flow[list[Any]]:
         """Reply to requests for chunks; relay those for keys that are no chunk keys."""
-        named = [self.layout.chunk_of_key(r.key) for r in requests]  # type: ignore[union-attr]
-        chunks = [chunk for chunk in named if chunk is not None]
+        pairs = [(r, self.layout.chunk_of_key(r.key)) for r in requests]  # type: ignore[union-attr]
 
-        def flow_of(is_chunk: bool, part: list[Request]) -> Flow[list[Any]]:
+        def flow_of(is_chunk: bool, part: list[Any]) -> Flow[list[Any]]:
             if is_chunk:
-                return (yield from self.on_chunks(part, chunks, self.reading))
-            return (yield part)
+                return (yield from self.on_chunks(part, self.reading))
+            return (yield [request for request, _ in part])
 
-        return (yield from for_each_kind(requests, [c is not None for c in named], flow_of))
+        return (yield from for_each_kind(pairs, [c is not None for _, c in pairs], flow_of))
 
     def keys_above(self, keys: Sequence[str]) -> Flow[list[tuple[str, int | None]]]:
         """Return the keys of the chunks in shards, with their sizes; other keys as they are."""
@@ -438,13 +424,13 @@ _CHECKSUM_NBYTES = 4
 
 @dataclass(frozen=True, slots=True)
 class Crc32cTransformer(ValueTransformer):
-    """The transformer ``crc32c``: a checksum behind each value, which each read checks.
+    """The transformer ``crc32c``: a checksum after each value, which each read checks.
 
     ::
 
         ├── value ──┤ crc32c of the value, u32le ┤
 
-    Above a sharding it protects each chunk; below it, each shard, which is then read whole.
+    It protects each chunk above a sharding, or each shard below it, which is then read whole.
 
     Source: zarr-specs#134, the discussion of checksums; RFC 3720, "CRC/Checksums" (crc32c).
     """

@@ -13,23 +13,12 @@ from zarr.abc.store import Store
 from zarr.core.sync import sync
 from zarr.storage import LocalStore, StorePath
 
-from zarr_shardstore.errors import (
-    ReadOnlyError,
-    ShardConflictError,
-    SpecError,
-    UnsupportedError,
-)
+from zarr_shardstore.errors import ReadOnlyError, ShardConflictError, SpecError, UnsupportedError
 from zarr_shardstore.format.shard import Bytes
+from zarr_shardstore.io.backends import store_traits
 from zarr_shardstore.io.backends.base import Backend, BackendOptions
 from zarr_shardstore.io.backends.local import LocalBackend
 from zarr_shardstore.io.backends.resolve import BaseStore, BaseStoreLike, backend_of, base_store_of
-from zarr_shardstore.io.backends.store_traits import (
-    is_in_memory,
-    remedy_of,
-    root_of_files,
-    scope_of_store,
-    url_of_store,
-)
 from zarr_shardstore.io.driver import Driver
 from zarr_shardstore.io.seal import seal_all
 from zarr_shardstore.metadata.documents import dump_document, parse_json
@@ -45,7 +34,7 @@ T = TypeVar("T")
 StoreLike: TypeAlias = BaseStoreLike | ShardingStore | ShardingMapping
 
 ODD_KEY_ERRORS = (ValueError, TypeError, LookupError, NotImplementedError)
-"""Errors by which a base store may say that nothing is ever stored under such a key."""
+"""Errors by which a base store may refuse such a key."""
 
 _KEYS_PER_PAGE = 4096
 
@@ -60,7 +49,7 @@ class BaseStoreHandle:
     store: BaseStore
     driver: Driver
     is_read_only: bool = False
-    """Whether the caller passed a store around it that refuses writes."""
+    """Whether the caller passed a read-only sharding store around it."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return open_base, (self.store,)
@@ -84,7 +73,7 @@ class BaseStoreHandle:
 
     def values(self, keys: Sequence[str], *, check: bool = True) -> list[memoryview | None]:
         """Read whole objects; ``None`` for each that is missing. With `check`, a truncated reply
-        raises `ShardConflictError`; a size that did not come with its value is requested."""
+        raises `ShardConflictError`; the sizes that replies lack are requested."""
         founds: list[requests.Found] = self.perform([requests.GetMany(keys)])[0] if keys else []
         if check:
             there = {key: f for key, f in zip(keys, founds, strict=True) if f.value is not None}
@@ -103,7 +92,7 @@ class BaseStoreHandle:
         self.perform([requests.Set(key, dump_document(doc)) for key, doc in documents.items()])
 
     def stored_key(self, key: str) -> str:
-        """Return the key of an object that is stored, where a document is seen."""
+        """Return the key of the stored document that this store shows as `key`."""
         return key
 
     def keys(self, prefix: str, *, shows_all: bool = False) -> Generator[str, None, None]:
@@ -117,18 +106,13 @@ class BaseStoreHandle:
                 yield from page
         finally:
             if not is_done:
-                self.perform([requests.CloseListing(cursor)])
+                self.perform([requests.ListPage(cursor, 0)])
 
     def swap(
-        self,
-        key: str,
-        old: Bytes | None,
-        new: Bytes | None,
-        also: Sequence[requests.Request] = (),
+        self, key: str, old: Bytes | None, new: Bytes | None, also: Sequence[requests.Request] = ()
     ) -> None:
-        """Replace an object if it still has the old bytes, and then perform requests under its
-        lock; ``None``: no object. Raises `ShardConflictError` if the object has changed; then
-        nothing is stored."""
+        """Replace an object that still has the old bytes, and then perform requests under its lock.
+        ``None`` means no object. A changed object stays, and raises `ShardConflictError`."""
 
         def refuse(_: Bytes | None) -> Bytes | None:
             raise ShardConflictError(f"{key!r} was changed since it was read: check again")
@@ -146,7 +130,7 @@ class BaseStoreHandle:
         driver.run(requests.ask([requests.UpdateShard(value, updates)]))
 
     def synced(self) -> BaseStoreHandle:
-        """Return the same store; what is written into local files survives a loss of power."""
+        """Return the same store with durable writes: local files survive a loss of power."""
         if not isinstance(self.backend, LocalBackend):
             return self
         backend = backend_of(self.store, BackendOptions(durability="power"))
@@ -171,13 +155,13 @@ class BaseStoreHandle:
 
     def _location(self) -> tuple[Hashable, str]:
         if isinstance(self.store, Store):
-            return scope_of_store(self.store)
+            return store_traits.scope_of_store(self.store)
         return self.backend.scope(""), ""
 
     @property
     def is_in_memory(self) -> bool:
         """True if another process would get a copy instead of the store itself."""
-        return not isinstance(self.store, Store) or is_in_memory(self.store)
+        return not isinstance(self.store, Store) or store_traits.is_in_memory(self.store)
 
     @property
     def supports_deletes(self) -> bool:
@@ -193,7 +177,7 @@ class BaseStoreHandle:
             )
 
     def check_takes_any_key(self) -> None:
-        """Refuse a store that cannot keep the notes of a conversion."""
+        """Refuse a store that cannot store the notes of a conversion."""
         if not isinstance(self.store, Store) or not self.supports_deletes:
             return
         try:
@@ -201,7 +185,7 @@ class BaseStoreHandle:
         except NotImplementedError:
             return
         except Exception as error:
-            if remedy_of(error) != "missing" and not isinstance(error, ODD_KEY_ERRORS):
+            if store_traits.remedy_of(error) != "missing" and not isinstance(error, ODD_KEY_ERRORS):
                 raise
             raise UnsupportedError(
                 f"{type(self.store).__name__} takes documents of Zarr v3 and chunks only, and a "
@@ -210,7 +194,7 @@ class BaseStoreHandle:
             ) from error
 
     def try_to_remove(self) -> None:
-        """Find out whether the store removes objects, by a key that is never there."""
+        """Find out whether the store removes objects, by a key that is always missing."""
         if self.supports_deletes:
             with suppress(UnsupportedError):
                 self.perform([requests.Delete(f"{STAGING}manifest.json")])
@@ -224,13 +208,13 @@ class BaseStoreHandle:
 
     @property
     def root_of_files(self) -> str | None:
-        """Directory of the local files that are the objects, with a slash at its end, if any."""
-        return root_of_files(self.store) if isinstance(self.store, Store) else None
+        """Directory of the local files that are the objects, if any; it ends with a slash."""
+        return store_traits.root_of_files(self.store) if isinstance(self.store, Store) else None
 
     @property
     def url(self) -> str | None:
-        """URL below which any program finds the objects by their keys, if there is one."""
-        return url_of_store(self.store) if isinstance(self.store, Store) else None
+        """URL below which other programs find the objects by their keys, if there is one."""
+        return store_traits.url_of_store(self.store) if isinstance(self.store, Store) else None
 
     def describe(self) -> str:
         if isinstance(self.store, Store):
@@ -241,8 +225,8 @@ class BaseStoreHandle:
 def open_base(
     store: StoreLike | BaseStoreHandle, storage_options: Mapping[str, Any] | None = None
 ) -> BaseStoreHandle:
-    """Open everything that `ShardingStore` takes; for a sharding store, its base store. A path that
-    is a file, and a store that lists no keys, are refused."""
+    """Open everything that `ShardingStore` takes; for a sharding store, its base store. The path of
+    a file raises `SpecError`, a store without listing `UnsupportedError`."""
     is_read_only, path = False, ""
     if isinstance(store, BaseStoreHandle):
         return store

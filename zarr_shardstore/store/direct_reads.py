@@ -1,8 +1,7 @@
 """Reads of chunks by their coordinates, without zarr's array operations.
 
 An array operation of zarr takes 300 to 600 µs before it asks for the first chunk. A reader of
-random chunks, such as a training loop, pays that for each of them. `ChunkReader` has what all reads
-of one array share: its codecs, its grid and the spelling of its keys.
+random chunks, such as a training loop, pays that for each chunk.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import replace
 from reprlib import repr as short
@@ -37,17 +36,17 @@ from zarr_shardstore.zarr_hooks.chunk_codec import ChunkCodec
 Values: TypeAlias = Sequence[bytes | memoryview | None]
 
 _UNIT_NBYTES = 32 * 1024 * 1024
-"""Decoded size of the chunks that are read in one operation of the store."""
+"""Decoded size of the chunks of one operation of the store."""
 
 _LOCAL_UNIT_NBYTES = 8 * 1024 * 1024
-"""As above, of local files: a round costs little, and chunks are decoded while others are read."""
+"""The same for local files: a round costs little, and chunks are decoded while others are read."""
 
 _RUN_NBYTES = 1024 * 1024
 """Decoded size of the chunks that one thread decodes at a time."""
 
 
 class ChunkReader:
-    """Keys and codecs of the chunks of one array; for any thread."""
+    """Codecs, grid and keys of the chunks of one array; for any thread."""
 
     def __init__(self, store: Store, node: Node, document: bytes | memoryview) -> None:
         if node.hierarchy == "draft":
@@ -70,19 +69,16 @@ class ChunkReader:
         self._dtype: np.dtype[Any] = metadata.dtype.to_native_dtype()
         fill = metadata.fill_value
         self._fill = metadata.dtype.default_scalar() if fill is None else fill
-        self._spec = ArraySpec(
-            shape=self.chunk_shape,
-            dtype=metadata.dtype,
-            fill_value=self._fill,
-            config=replace(array.config, order=metadata.order) if is_v2 else array.config,
-            prototype=default_buffer_prototype(),
-        )
-        self._pipeline = pipeline = cast(Any, array.codec_pipeline)
-        self._codec = ChunkCodec.of(list(pipeline))
+        config = replace(array.config, order=metadata.order) if is_v2 else array.config
+        prototype = default_buffer_prototype()
+        self._spec = ArraySpec(self.chunk_shape, metadata.dtype, self._fill, config, prototype)
+        self._pipeline = cast(Any, array.codec_pipeline)
+        self._nbytes = max(1, math.prod(self.chunk_shape) * self._dtype.itemsize)
+        self._codec = ChunkCodec.of(list(self._pipeline))
         self._plain = None if self._codec is None else self._codec.plain(self._spec)
 
     def coords_of(self, coords: npt.ArrayLike) -> npt.NDArray[np.int64]:
-        """Return coordinates in the grid of chunks, of the shape n x ndim."""
+        """Return coordinates in the grid of chunks as an array of the shape n x ndim."""
         wanted, ndim = np.asarray(coords), len(self.chunk_shape)
         if wanted.size == 0:
             return np.empty((len(wanted) if wanted.ndim == 2 and not ndim else 0, ndim), np.int64)
@@ -103,7 +99,7 @@ class ChunkReader:
         return [prefix + self._key_of(each) for each in map(tuple, coords.tolist())]
 
     def result(self, n_chunks: int, out: npt.NDArray[Any] | None) -> npt.NDArray[Any]:
-        """Return an array for so many chunks: `out`, if it has their shape."""
+        """Return the array for the values: `out` if it is given and fits."""
         shape = (n_chunks, *self.chunk_shape)
         if out is None:
             return np.empty(shape, self._dtype)
@@ -119,7 +115,7 @@ class ChunkReader:
     def read(
         self, get: Callable[[list[str]], Values], coords: Any, out: Any, *, is_local: bool
     ) -> None:
-        """Read chunks in units, and decode each unit into an array while the next one is read."""
+        """Read chunks in units, and decode each unit into `out` while the next one is read."""
         keys = self.keys(coords)
         length = max(1, (_LOCAL_UNIT_NBYTES if is_local else _UNIT_NBYTES) // self._nbytes)
         jobs: list[Future[None]] = []
@@ -127,16 +123,18 @@ class ChunkReader:
             for start in range(0, len(keys), length):
                 unit = slice(start, start + length)
                 values = get(keys[unit])
-                _results(jobs)
+                for job in jobs:
+                    job.result()
                 jobs = self._decode(keys[unit], values, out[unit], is_last=unit.stop >= len(keys))
+            for job in jobs:
+                job.result()
         finally:
             wait(jobs)  # no thread writes into `out` after an error
-        _results(jobs)
 
     def _decode(
         self, keys: Sequence[str], values: Values, out: npt.NDArray[Any], *, is_last: bool
     ) -> list[Future[None]]:
-        """Decode chunks in threads, or in this one if they are few and the last."""
+        """Decode chunks in threads. A few last ones are decoded in this thread."""
         length = max(1, _RUN_NBYTES // self._nbytes)
         if is_last and len(values) <= length:
             self._decode_run(keys, values, out)
@@ -146,12 +144,7 @@ class ChunkReader:
         return [pool.submit(self._decode_run, keys[r], values[r], out[r]) for r in runs]
 
     def _decode_run(self, keys: Sequence[str], values: Values, out: npt.NDArray[Any]) -> None:
-        there = [value for value in values if value is not None]
-        shape = self.chunk_shape
-        if self._plain is not None:
-            chunks = iter(self._plain.decode_many(there, [shape] * len(there)))
-        else:
-            chunks = self._decoded(there)
+        chunks = iter(self._decoded([value for value in values if value is not None]))
         for i, value in enumerate(values):
             try:
                 out[i] = self._fill if value is None else next(chunks)
@@ -159,23 +152,15 @@ class ChunkReader:
                 error.add_note(f"in the chunk {keys[i]!r}: `zarr-shardstore fsck` tells more")
                 raise
 
-    def _decoded(self, values: Sequence[bytes | memoryview]) -> Iterator[npt.NDArray[Any]]:
+    def _decoded(self, values: Sequence[bytes | memoryview]) -> Iterable[npt.NDArray[Any]]:
+        if self._plain is not None:
+            return (self._plain.decode(value, self.chunk_shape) for value in values)
         buffers = map(self._spec.prototype.buffer.from_bytes, values)
         if self._codec is not None:
             decoded: Any = (self._codec.decode(buffer, self._spec) for buffer in buffers)
         else:
             decoded = sync(self._pipeline.decode([(buffer, self._spec) for buffer in buffers]))
         return (chunk.as_numpy_array() for chunk in decoded)
-
-    @property
-    def _nbytes(self) -> int:
-        return max(1, math.prod(self.chunk_shape) * self._dtype.itemsize)
-
-
-def _results(jobs: Sequence[Future[None]]) -> None:
-    """Wait until jobs are done; raise the first error."""
-    for job in jobs:
-        job.result()
 
 
 class DirectReads(EngineStore):
@@ -184,10 +169,11 @@ class DirectReads(EngineStore):
     def read_chunks(
         self, path: str, coords: npt.ArrayLike, *, out: npt.NDArray[Any] | None = None
     ) -> npt.NDArray[Any]:
-        """Read and decode chunks of an array, without zarr's array operations. The call blocks.
+        """Read and decode chunks of an array, without zarr's array operations.
 
         Use it for many small random reads, as in a training loop. It reads chunks in at most two
         rounds for each 32 MiB of values (8 MiB from local files), and decodes them in threads.
+        `read_chunks` blocks; `read_chunks_async` does not.
 
         Parameters
         ----------
@@ -195,16 +181,16 @@ class DirectReads(EngineStore):
             Path of the array.
         coords : n x ndim integers
             Coordinates in the grid of chunks, in any order; you may repeat them. If zarr shards the
-            array (``native="passthrough"``), the grid is the grid of the shards.
+            array (``native="passthrough"``), this is the grid of the shards.
         out : ndarray, optional
-            Array to fill and return. It has the shape of the result, and a type that can take the
+            Array to fill and return, of the shape of the result and a type that can take the
             values. After an error it may be filled in part.
 
         Returns
         -------
         ndarray
-            Array of the shape n x shape of a chunk. A missing chunk has the fill value. Elements
-            after the end of the array are as stored, which is usually the fill value.
+            Array of the shape n x shape of a chunk. Missing chunks have the fill value. Elements
+            beyond the end of the array are as stored, usually the fill value.
 
         Raises
         ------
@@ -217,8 +203,8 @@ class DirectReads(EngineStore):
 
         Notes
         -----
-        Thread safety: any thread may call it. A store can be pickled to worker processes, and
-        used after a fork.
+        Thread safety: any thread may call it. You may pickle a store to worker processes, and use
+        it after a fork.
 
         Examples
         --------
@@ -231,18 +217,17 @@ class DirectReads(EngineStore):
         """
         reader, wanted = self._reader(path, coords)
         result = reader.result(len(wanted), out)
-        reader.read(self._encoded, wanted, result, is_local=self._engine.is_local)
+        reader.read(self._encoded, wanted, result, is_local=self._engine.root is not None)
         return result
 
-    @documented_like(read_chunks, "in a thread, which ends its work also if the call is cancelled")
+    @documented_like(read_chunks, "in a thread, which completes its work if you cancel the call")
     async def read_chunks_async(
         self, path: str, coords: npt.ArrayLike, *, out: npt.NDArray[Any] | None = None
     ) -> npt.NDArray[Any]:
         return await asyncio.to_thread(self.read_chunks, path, coords, out=out)
 
     def read_encoded(self, path: str, coords: npt.ArrayLike) -> list[bytes | None]:
-        """Return encoded chunks by their coordinates, ``None`` for each missing one; see
-        `read_chunks`."""
+        """Return encoded chunks by coordinates, ``None`` for missing ones; see `read_chunks`."""
         reader, wanted = self._reader(path, coords)
         values = self._encoded(reader.keys(wanted))
         return [None if value is None else bytes(value) for value in values]

@@ -1,9 +1,7 @@
 """Engine of both public stores: a base store, the operations on it, and their driver.
 
-`EngineStore` is the zarr store on it, without operations.
-
 A read first asks the caches alone: array, shard index and open file of a chunk. A hit is the value
-that the flow would return. On a miss, or while a batch buffers writes, the flow is run.
+that the flow would return. On a miss, or while a batch buffers writes, the driver runs the flow.
 """
 
 from __future__ import annotations
@@ -33,7 +31,6 @@ from zarr_shardstore.io.local.cached_files import MISS, CachedValue, find_file
 from zarr_shardstore.io.local.fs import warn_of_rewrites
 from zarr_shardstore.operations.upkeep import commit_compaction, compact_below, consolidate_below
 from zarr_shardstore.operations.values import Operations
-from zarr_shardstore.operations.write_buffer import LateEntry
 from zarr_shardstore.shards.index_reads import try_read_indexes
 from zarr_shardstore.shards.requests import Flow, Modify
 from zarr_shardstore.store.options import ShardingOptions
@@ -49,19 +46,14 @@ KeyRange: TypeAlias = tuple[str, ByteRange | None]
 _MIN_TO_WARM = 8
 """Chunks of one shard in one call from which on its index is read before the chunks."""
 
-_MAX_NBYTES_LATE = 64 * 1024 * 1024
-"""Decoded size of chunks of a batch that workers have not encoded yet."""
-
 _SHARDS_AT_ONCE = 64
 """Shards whose indexes are read together; half of the number of cached open files."""
 
 
 class ShardingEngine:
-    """A base store with sharding: operations and driver.
+    """A base store with sharding: operations and driver, for any thread and any event loop.
 
-    Pickles without the cached array metadata.
-
-    Thread safety: may be used from any thread and any event loop.
+    A pickle leaves out the cached array metadata.
     """
 
     def __init__(self, base: BaseStore, options: ShardingOptions) -> None:
@@ -76,7 +68,7 @@ class ShardingEngine:
                 )
             warn_of_rewrites()
         self.appends = backend.can_append and options.strategy != "rewrite"
-        self.operations = Operations(
+        self.operations = operations = Operations(
             options.policy,
             native=options.native,
             reading=replace(
@@ -90,51 +82,38 @@ class ShardingEngine:
             max_dead_share=options.max_dead_share,
             refuse_links=backend.refuse_links,
         )
-        self.driver = Driver(
-            backend, self.operations.update_shard, fits_inline=self.operations.fits_inline
-        )
-        self._buffer, self._arrays = self.operations.buffer, self.operations.arrays
+        self.driver = Driver(backend, operations.update_shard, fits_inline=operations.fits_inline)
+        self._buffer, self._arrays = operations.buffer, operations.arrays
         self._count_hit = self.driver.counters.count_fast_read
-        self._root: str | None = None
+        self.root: str | None = None
         """Path of the base store, if the cache of open shard files may have hits."""
         if isinstance(backend, LocalBackend) and backend.keeps_handles:
-            self._root = backend.path_of("")
+            self.root = backend.path_of("")
         self._call_batcher = CallBatcher(self.get_many)
         self._views: dict[type[Buffer], ShardingEngine] = {}
         self.chunk_readers: dict[str, tuple[StoredArray, Any]] = {}
-        """By path, with the array that each was made for."""
+        """Readers by path, each with the array that it was made for."""
 
     def of(self, cls: type[Buffer]) -> ShardingEngine:
-        """Return this engine, which hands buffers of a class to the base store (`with_buffers`)."""
+        """Return this engine with a driver that hands buffers of a class to the base store."""
         backend = self.driver.backend
         if cls is cpu.Buffer or type(backend) not in (ZarrBackend, FsspecBackend):
             return self
         assert isinstance(backend, ZarrBackend)
         if cls not in self._views:
-            view = object.__new__(ShardingEngine)
-            vars(view).update(vars(self))  # `copy` would make an engine without the open batch
-            old = self.driver
-            view.driver = Driver(
-                backend.with_buffers(cls), old.update_flow, old.counters, old.fits_inline
-            )
+            view, old = object.__new__(ShardingEngine), self.driver
+            vars(view).update(vars(self))  # `copy` would leave out the open batch
+            handing_on = backend.with_buffers(cls)
+            view.driver = Driver(handing_on, old.update_flow, old.counters, old.fits_inline)
             view._call_batcher = CallBatcher(view.get_many)
             self._views[cls] = view
         return self._views[cls]
-
-    @property
-    def is_local(self) -> bool:
-        """Whether reads are of local files, whose open ones are cached."""
-        return self._root is not None
 
     def __reduce__(self) -> tuple[Any, ...]:
         return ShardingEngine, (self.base, self.options)
 
     def __eq__(self, other: object) -> bool:
-        return (
-            isinstance(other, ShardingEngine)
-            and bool(self.base == other.base)
-            and self.options == other.options
-        )
+        return isinstance(other, ShardingEngine) and self.__reduce__() == other.__reduce__()
 
     __hash__ = None  # type: ignore[assignment]
 
@@ -156,7 +135,7 @@ class ShardingEngine:
 
     async def get_many(self, key_ranges: Sequence[KeyRange]) -> Sequence[Bytes | None]:
         """Return values, or ranges of them; ``None`` for a missing key."""
-        if self._root is not None:  # one hop to a thread, hits or not
+        if self.root is not None:  # one hop to a thread, hits or not
             loop = asyncio.get_running_loop()
             return await loop.run_in_executor(worker_pool(), self.get_many_blocking, key_ranges)
         flow = self.operations.get_many(key_ranges)
@@ -164,11 +143,11 @@ class ShardingEngine:
 
     def get_many_blocking(self, key_ranges: Sequence[KeyRange]) -> Sequence[Bytes | None]:
         """As `get_many`."""
-        if self._root is None or self._buffer.is_active:
+        if self.root is None or self._buffer.is_active:
             return self.driver.run(self.operations.get_many(key_ranges))
         if len(key_ranges) == 1:
             return [self.get_blocking(*key_ranges[0])]
-        values = self._get_many_cached(key_ranges, self._root)
+        values = self._get_many_cached(key_ranges, self.root)
         left = [i for i, value in enumerate(values) if value is MISS]
         if left:
             found = self.driver.run(self.operations.get_many([key_ranges[i] for i in left]))
@@ -177,28 +156,25 @@ class ShardingEngine:
         return values
 
     def _get_cached(self, key: str, byte_range: ByteRange | None, *, may_wait: bool) -> CachedValue:
-        """Return a value from the caches, or `MISS`; unless it may wait, also for a slow disk."""
-        if self._root is None or self._buffer.is_active:
+        """Return a value from the caches, or `MISS`; a slow disk is a miss unless it `may_wait`."""
+        if self.root is None or self._buffer.is_active:
             return MISS
         if byte_range is not None:
-            resolve_range(byte_range, 0)  # raises if it is not valid, hit or miss
+            resolve_range(byte_range, 0)  # raises for an invalid range, hit or miss
         for table in self._arrays.current().key_tables:
-            place = table.translate(key)
-            if place is None:
-                continue
-            path = self._root + place[0]
-            file = find_file(path)
-            spec = table.layout.spec
-            if file is None or (file.spec is not spec and not file.has_spec(spec)):
-                return MISS
-            value = file.read(path, place[1], byte_range, may_wait=may_wait)
-            if value is not MISS:
-                self._count_hit()
-            return value
+            if (place := table.translate(key)) is not None:
+                path = self.root + place[0]
+                file, spec = find_file(path), table.layout.spec
+                if file is None or (file.spec is not spec and not file.has_spec(spec)):
+                    return MISS
+                value = file.read(path, place[1], byte_range, may_wait=may_wait)
+                if value is not MISS:
+                    self._count_hit()
+                return value
         return MISS
 
     def _get_many_cached(self, key_ranges: Sequence[KeyRange], root: str) -> list[Any]:
-        """As `_get_cached`. Chunks of one shard are all hits or all misses: one snapshot each."""
+        """As `_get_cached`. All chunks of one shard come from one snapshot, or are misses."""
         values: list[CachedValue] = [MISS] * len(key_ranges)
         keys = [key for key, _ in key_ranges]
         byte_ranges = column_of_ranges([byte_range for _, byte_range in key_ranges])
@@ -207,12 +183,9 @@ class ShardingEngine:
             with suppress(ShardStoreError):  # the flow will raise it
                 self.driver.run(self.operations.catalog.chunks_of(keys[:1]))
             groups = self._arrays.current().reads_by_shard(keys, byte_ranges)
-        # Of many chunks of a shard that is not cached the index is read before the chunks.
-        cold = [
-            reads.shard
-            for reads in groups
-            if len(reads.positions) >= _MIN_TO_WARM and find_file(root + reads.shard.key) is None
-        ]
+        # For many chunks of a shard outside the cache, the index is read before the chunks.
+        large = [reads.shard for reads in groups if len(reads.positions) >= _MIN_TO_WARM]
+        cold = [shard for shard in large if find_file(root + shard.key) is None]
         for first in range(0, len(cold), _SHARDS_AT_ONCE):
             self.driver.run(try_read_indexes(cold[first : first + _SHARDS_AT_ONCE]))
         for reads in groups:
@@ -227,35 +200,6 @@ class ShardingEngine:
                     self._count_hit()
         return values
 
-    # ------------------------------------------------------------------ batches
-
-    @property
-    def is_buffering(self) -> bool:
-        """Whether a batch is open, or values are buffered."""
-        return self._buffer.is_active
-
-    async def buffer_chunk(self, key: str, values: Any, codec: Any) -> bool:
-        """Buffer one decoded chunk, an array that does not change; false if no batch takes it."""
-        buffer, chunk = self._buffer, self._arrays.current().chunk_of(key)
-        late = None if chunk is None else LateEntry(chunk, values, codec)
-        run = None if late is None else buffer.put_late(late)
-        if run is None:
-            return False
-        if run:
-            job = worker_pool().submit(buffer.encode_run, run)
-            buffer.encoding.append((job, sum(each.values.nbytes for each in run)))
-        while (waiting := list(buffer.encoding)) and (
-            buffer.is_due or sum(nbytes for _, nbytes in waiting) > _MAX_NBYTES_LATE
-        ):
-            job, _ = waiting[0]
-            if not job.done():
-                await asyncio.wait([asyncio.wrap_future(job)])
-            with suppress(ValueError):  # another event loop has also waited for it
-                buffer.encoding.remove(waiting[0])
-        if due := buffer.due():
-            await self.driver.run_async(self.operations.flusher.flush_shards(due))
-        return True
-
     # ------------------------------------------------------------------- upkeep
 
     def compaction(self, prefix: str) -> tuple[Driver, Flow[None]]:
@@ -265,18 +209,15 @@ class ShardingEngine:
                 f"in {self.base} nothing can be removed or replaced, so no byte would become free: "
                 "convert it into another store"
             )
-        backend = self.driver.backend
-        compact = partial(
-            commit_compaction, order=self.options.order, can_append=backend.can_append
-        )
+        backend, order = self.driver.backend, self.options.order
+        compact = partial(commit_compaction, order=order, can_append=backend.can_append)
         flow = compact_below(self.operations.listing, prefix)
         return Driver(backend, compact, self.driver.counters), flow
 
     def consolidation(self, path: str) -> Flow[list[str]]:
         """Return the flow that consolidates the indexes of the arrays at or below a path."""
         self.check_consolidation()
-        operations = self.operations
-        return consolidate_below(operations.listing, operations.arrays, path)
+        return consolidate_below(self.operations.listing, self.operations.arrays, path)
 
     def check_consolidation(self) -> None:
         """Raise `UnsupportedError` if the base store has no versions of its objects."""
@@ -293,7 +234,7 @@ def documented_like(method: Callable[..., Any], how: str) -> Callable[[F], F]:
     first, _, rest = (getdoc(method) or "").partition("\n")
 
     def decorate(other: F) -> F:
-        note = f"As `{method.__name__}`, {how}."
+        note = f"Same as `{method.__name__}`, but {how}."
         other.__doc__ = f"{first}\n\n{note}\n{rest}"
         return other
 
@@ -306,10 +247,8 @@ def _as_base(name: str) -> property:
 
 
 def whole(cls: type[C]) -> type[C]:
-    """Make the methods of the parts of a store methods of the class that users know.
-
-    Help, pickles of methods, and warnings about missing awaits then name this class.
-    """
+    """Make the methods of the parts of a store methods of the class that users know: help, pickles
+    of methods, and warnings about missing awaits then name this class."""
     parts = [part for part in cls.__mro__[1:] if issubclass(part, EngineStore)]
     for name, member in [item for part in parts for item in vars(part).items()]:
         if isfunction(member) and name not in vars(cls):
@@ -347,12 +286,12 @@ class EngineStore(Store):
     async def _ensure_open(self) -> None:
         if not self._is_open:
             base = self.base
-            # That of a LocalStore to be written to makes its directory, even for a read.
+            # The method of a writable LocalStore makes the directory, even for a read.
             if isinstance(base, Store) and (base.read_only or type(base) is not LocalStore):
                 try:
                     await base._ensure_open()
                 except ValueError:
-                    # "already open": another thread, in a loop of its own, was faster.
+                    # "already open": a thread with another event loop was faster.
                     if not base._is_open:
                         raise
             self._is_open = True
@@ -368,8 +307,8 @@ class EngineStore(Store):
 
     @property
     def _supports_sync_io(self) -> bool:
-        # zarr's fused pipeline asks this. It writes one chunk a thread at a time: cheap where a
-        # chunk is appended to its shard, a rewrite of the shard elsewhere.
+        # zarr's fused pipeline asks this. It writes chunk by chunk, which is cheap where a chunk is
+        # appended to its shard.
         return self._engine.appends
 
     # -------------------------------------------------------------------- flows
@@ -380,7 +319,7 @@ class EngineStore(Store):
 
     async def _run(self, flow: Flow[T], *, only_reads: bool = False) -> T:
         await self._ensure_open()
-        # In a batch a read may flush. A commit must not wait for another one in the worker pool.
+        # In a batch a read may flush. A commit must not wait for another commit in the worker pool.
         only_reads = only_reads and not self._engine.operations.buffer.is_active
         return await self._engine.driver.run_async(flow, only_reads=only_reads)
 

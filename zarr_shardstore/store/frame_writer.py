@@ -2,9 +2,18 @@
 
 ::
 
-    append ──▶ buffer ──▶ 1. chunks behind the end ──▶ 2. shape in the document ──▶ n_durable
+    append ──▶ buffer ──▶ 1. chunks after the end ──▶ 2. shape in the document ──▶ n_durable
 
-`growing_array.py` has the rules that make a flush safe.
+Two rules, in this order, make a flush safe at any line:
+
+1. The writer stores the chunks of new frames after the end of the array, where no reader looks.
+   Only the writer sees an array without an end, see `ArrayReader.lengths`. A chunk that the end
+   cuts keeps its older frames: its new bytes replace the old bytes in one step.
+2. Then one compare-and-swap gives the document the new shape. The frames below the shape are the
+   durable frames, for every reader, in each program.
+
+A kill before step 2 leaves chunks after the end. The next writer begins at the shape, and
+overwrites them.
 """
 
 from __future__ import annotations
@@ -12,16 +21,26 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping
-from types import TracebackType
+from collections.abc import Hashable, Mapping
 from typing import Any, Self, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
+import zarr
+from zarr import AsyncArray
+from zarr.abc.store import Store
+from zarr.core.sync import sync
+from zarr.storage import StorePath
 
-from zarr_shardstore.errors import SpecError
+from zarr_shardstore.arrays.array_cache import invalidate_documents, read_documents
+from zarr_shardstore.errors import ShardConflictError, SpecError, UnsupportedError
 from zarr_shardstore.format.arguments import array_path, whole_number
-from zarr_shardstore.store.growing_array import GrowingArray
+from zarr_shardstore.io.backends.local import LocalBackend
+from zarr_shardstore.io.local.locks import LOCK_SUFFIX, KeptLock
+from zarr_shardstore.metadata import documents
+from zarr_shardstore.metadata.documents import Node, parse_json
+from zarr_shardstore.shards.requests import Modify, relay
+from zarr_shardstore.store.engine import ShardingEngine
 from zarr_shardstore.store.upkeep import Upkeep
 
 Frames: TypeAlias = npt.NDArray[Any]
@@ -29,15 +48,18 @@ Frames: TypeAlias = npt.NDArray[Any]
 DEFAULT_FLUSH_NBYTES = 128 * 1024 * 1024
 """More than a shard of ``chunks_per_shard="auto"``, so that most shards are stored once."""
 
+_MAX_FRAMES = 2**48
+"""Frames along the first dimension for the writer alone: more than any acquisition has."""
+
 
 class FrameWriter:
     """A writer that appends frames to an array; `ShardingStore.append_frames` makes it.
 
     Use it with ``with``. The end of the block, also by an exception, stores the buffered frames.
 
-    The writer buffers frames. Its thread stores them after some time, after some bytes, or by
-    `flush`. Each flush stores the chunks, and then the new shape of the array. So the array has
-    `n_durable` frames for every reader. A reader opens the array again to see more.
+    A thread of the writer stores buffered frames after some time, after some bytes, or by `flush`.
+    Each flush stores the chunks, and then the new shape of the array. So the array has `n_durable`
+    frames for every reader. A reader opens the array again to see more.
 
     Notes
     -----
@@ -45,8 +67,8 @@ class FrameWriter:
 
     Cost of a flush: one update of each shard with new frames, a read and a write of the document.
 
-    If a flush fails, the frames stay buffered. The next call tries again. If that fails too, the
-    call raises the error and takes no frames. `close` tries once more.
+    If a flush fails, the frames stay buffered, and the next call tries again. If that fails too,
+    the call raises the error and takes no frames. `close` tries once more.
     """
 
     def __init__(
@@ -76,7 +98,7 @@ class FrameWriter:
 
     @property
     def n_appended(self) -> int:
-        """Number of frames of the array and in the buffer."""
+        """Number of frames in the array and in the buffer."""
         with self._thread.changed:
             return self._buffer.end
 
@@ -85,7 +107,7 @@ class FrameWriter:
         self.extend(np.asarray(frame)[np.newaxis])
 
     def extend(self, frames: npt.ArrayLike) -> None:
-        """Append frames, an array of the shape n x shape of a frame, which is copied.
+        """Append a copy of frames, an array of the shape n x shape of a frame.
 
         The call waits only if twice `flush_nbytes` are buffered.
 
@@ -109,7 +131,7 @@ class FrameWriter:
             self._thread.wake()
 
     def flush(self) -> None:
-        """Store all frames that are buffered, and the new shape; errors as of `extend`."""
+        """Store all buffered frames, and the new shape; raises the errors of `extend`."""
         self._check_open()
         with self._thread.changed:
             self._thread.flush()
@@ -128,12 +150,7 @@ class FrameWriter:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _check_open(self) -> None:
@@ -142,12 +159,12 @@ class FrameWriter:
 
 
 class FrameBuffer:
-    """Appended frames behind the durable ones, in their order; a lock of the owner guards it."""
+    """Appended frames after the durable ones, in their order; a lock of the owner guards it."""
 
     def __init__(self, n_durable: int) -> None:
         self.n_durable = n_durable
         self._blocks: deque[tuple[int, Frames]] = deque()
-        """Number of the first frame, and frames; those that are durable are no more buffered."""
+        """Number of the first frame, and frames. Durable frames are no longer buffered."""
 
     @property
     def end(self) -> int:
@@ -183,8 +200,8 @@ class FrameBuffer:
 class FlushThread:
     """A thread that stores buffered frames: after some time, after some bytes, or when asked.
 
-    No thread of a caller stores them: an interrupt of a caller would leave a write under way in
-    zarr's event loop, which ends after the next one.
+    An interrupt of a caller's thread would leave a write under way in zarr's event loop, and this
+    write could end after the next one. So no caller stores frames itself.
     """
 
     def __init__(
@@ -197,7 +214,7 @@ class FlushThread:
         self.error: BaseException | None = None
         self._is_closed = False
         self._flushed_at = 0.0
-        self._wanted = 0  # so many frames are to be flushed now
+        self._wanted = 0  # frames to be flushed now
         self._thread: threading.Thread | None = None
 
     @property
@@ -218,11 +235,11 @@ class FlushThread:
         if self._thread is None:
             thread = threading.Thread(target=self._work, daemon=True)
             thread.start()
-            self._thread = thread  # one that is not alive has ended
+            self._thread = thread  # a thread that is not alive counts as ended
         self.changed.notify_all()
 
     def flush(self) -> None:
-        """Wait until all that is buffered now is stored; under `changed`."""
+        """Wait until all frames that are buffered now are stored; under `changed`."""
         wanted = self._wanted = self._buffer.end
         self.error = None
         self.changed.notify_all()
@@ -231,7 +248,7 @@ class FlushThread:
             raise self.error
 
     def close(self) -> None:
-        """Try once more to store what is buffered, and end the thread."""
+        """Try once more to store the buffered frames, and end the thread."""
         with self.changed:
             self._is_closed, self.error = True, None
             self.changed.notify_all()
@@ -239,28 +256,26 @@ class FlushThread:
             self._thread.join()
 
     def _wait_s(self) -> float | None:
-        """Return in which time a flush is due; ``None``: not before something changes."""
+        """Return the time until a flush is due; ``None``: wait for a change."""
         buffer = self._buffer
         if buffer.end == buffer.n_durable or self.error is not None:
             return None
         is_full = buffer.nbytes >= self._flush_nbytes
         if self._is_closed or self._wanted > buffer.n_durable or is_full:
             return 0
-        wait_s = self._flushed_at + self._flush_s - time.monotonic()
-        return min(wait_s, threading.TIMEOUT_MAX)
+        return min(self._flushed_at + self._flush_s - time.monotonic(), threading.TIMEOUT_MAX)
 
     def _next_stop(self) -> int:
         """Return the number of frames after the next flush."""
-        buffer = self._buffer
+        buffer, row_length = self._buffer, self._array.row_length
         n_at_once = max(1, self._flush_nbytes // (buffer.frame_nbytes or 1))
         stop = min(buffer.end, buffer.n_durable + n_at_once)
-        rows_end = stop // self._array.row_length * self._array.row_length
+        rows_end = stop // row_length * row_length
         if buffer.nbytes >= self._flush_nbytes and rows_end > buffer.n_durable:
-            return rows_end  # a shard with some frames would be stored twice
+            return rows_end  # so that no shard is stored twice
         return stop
 
     def _work(self) -> None:
-        """Store frames when it is due."""
         buffer = self._buffer
         while True:
             with self.changed:
@@ -280,3 +295,138 @@ class FlushThread:
                 if error is None:
                     buffer.drop_up_to(stop)
                 self.changed.notify_all()
+
+
+_open: dict[Hashable, GrowingArray] = {}
+"""The arrays that writers of this process have open."""
+
+
+class GrowingArray:
+    """An array that one writer has; other writers of frames are refused until it is released."""
+
+    def __init__(self, store: Upkeep, path: str, create: Mapping[str, Any]) -> None:
+        self.path = path
+        self._store, self._create = store, create
+        # With an engine of its own, the writer alone sees the array without an end, and an open
+        # batch of the store buffers no frames.
+        self._engine = ShardingEngine(store.base, store._engine.options)
+        self._private = store._of(self._engine, False)
+        self.appends = self._engine.appends
+        self._array: AsyncArray[Any] | None = None  # as it was opened or created
+        self.row_length = 1  # frames in a shard
+        self.first = self._target = 0  # frames when it was opened, and after the last attempt
+        self._node = Node("v3", path)
+        self._form: dict[str, Any] = {}
+        self._lock: KeptLock | None = None
+        if isinstance(store.base, Store) and not store.base.supports_deletes:
+            raise UnsupportedError(
+                f"in {store.base} nothing can be replaced, so no array can grow: append to another "
+                "store, and copy it"
+            )
+        backend = self._engine.driver.backend
+        self._scope = backend.scope(path)
+        busy = f"frames are appended to {path!r} already: close that writer first"
+        if _open.setdefault(self._scope, self) is not self:
+            raise ShardConflictError(busy)
+        try:
+            if isinstance(backend, LocalBackend) and store._engine.options.locking == "os":
+                name = f"{self._node.chunk_prefix}frames{LOCK_SUFFIX}"
+                lock = KeptLock(backend.real_root + name)
+                lock.acquire(0, busy)
+                self._lock = lock
+            self._find()
+        except BaseException:
+            self._release()
+            raise
+
+    def close(self) -> bool:
+        """Seal the shards, and let other writers append; false if that was done before."""
+        if _open.get(self._scope) is not self:
+            return False
+        try:
+            self._private.flush_sync()
+        finally:
+            self._release()
+        return True
+
+    def _release(self) -> None:
+        if self._lock is not None:
+            self._lock.remove()
+        _open.pop(self._scope, None)
+
+    def _find(self) -> None:
+        """Open the array, if there is one."""
+        arrays, run = self._engine.operations.arrays, self._engine.driver.run
+        for node in (Node("v3", self.path), Node("v2", self.path)):
+            (reply,) = run(read_documents([documents.document_key(node)]))
+            found = arrays.read(node, reply.value)
+            if found is not None and reply.value is not None:
+                break
+        else:
+            return
+        geometry = found.document.geometry
+        if geometry is None or not geometry.shape:
+            raise SpecError(f"the array {self.path!r} has no first dimension that can grow")
+        arrays.reader.lengths[node] = _MAX_FRAMES
+        self._node, self._form = node, _form_of(reply.value)
+        zarr_format: Any = 2 if node.hierarchy == "v2" else 3
+        place = StorePath(self._private, self.path)
+        array = sync(AsyncArray.open(place, zarr_format=zarr_format))
+        self.first = self._target = array.shape[0]
+        self.row_length = (self._private.shard_shape(self.path) or geometry.chunk_shape)[0]
+        self._array = array
+
+    def check_or_create(self, frames: npt.NDArray[Any]) -> None:
+        """Refuse frames of another shape or data type; create the array for its first frames."""
+        if self._array is None:
+            shape = (0, *frames.shape[1:])
+            options = {"chunks": (1, *shape[1:]), "dtype": frames.dtype, **self._create}
+            zarr.create_array(self._store, name=self.path or None, shape=shape, **options)
+            self._find()
+        array = self._array
+        assert array is not None
+        is_like = np.can_cast(frames.dtype, array.dtype, "equiv")
+        if frames.shape[1:] != array.shape[1:] or not is_like:
+            raise SpecError(
+                f"frames of {self.path!r} have the shape {array.shape[1:]} and are "
+                f"{array.dtype}, got {frames.shape[1:]} and {frames.dtype}"
+            )
+
+    def append(self, frames: npt.NDArray[Any], n_durable: int) -> None:
+        """Store frames after the end, and then move the end after them."""
+        assert self._array is not None
+        stop = n_durable + len(frames)
+        metadata = self._array.metadata.update_shape((stop, *frames.shape[1:]))
+        grown = AsyncArray(metadata, self._array.store_path, self._array.config)
+        sync(grown.setitem(slice(n_durable, stop), frames))
+        self._move_end(stop, n_durable)
+
+    def _move_end(self, n_frames: int, n_durable: int) -> None:
+        # After an error it is unknown whether the last compare-and-swap of this writer was done.
+        expected = {n_durable, self._target, n_frames}
+        self._target = n_frames
+
+        def change(stored: bytes | memoryview | None) -> bytes:
+            doc = ({} if stored is None else parse_json(stored)) or {}
+            n_there = doc.get("shape", [-1])[0]
+            # The lock excludes other writers, but a program that changes attributes may store an
+            # older shape again.
+            is_known = self._lock is not None and self.first <= n_there <= n_frames
+            if not (is_known or n_there in expected) or _form_of(stored) != self._form:
+                raise ShardConflictError(
+                    f"another program has changed the array {self.path!r} since the last flush: "
+                    f"its document has {n_there} frames, {n_durable} were durable. Close this "
+                    "writer, and see that there is one"
+                )
+            return documents.dump_document({**doc, "shape": [n_frames, *doc["shape"][1:]]})
+
+        try:
+            self._engine.driver.run(relay([Modify(documents.document_key(self._node), change)]))
+        finally:
+            invalidate_documents()
+
+
+def _form_of(document: bytes | memoryview | None) -> dict[str, Any]:
+    """Return the members of a document that say what its chunks are."""
+    doc = documents.without_notes(({} if document is None else parse_json(document)) or {})
+    return {name: value for name, value in doc.items() if name not in ("shape", "attributes")}

@@ -21,18 +21,20 @@ from zarr_shardstore.format.layout import ShardRef
 from zarr_shardstore.io.buffers import as_view, buffer_class_of, own_bytes, range_of, to_buffer_of
 from zarr_shardstore.io.concurrency import one_ahead
 from zarr_shardstore.operations.listing import as_directory, raise_first
-from zarr_shardstore.operations.values import shard_ids
+from zarr_shardstore.operations.locate import shard_ids
 from zarr_shardstore.shards.requests import Modify
 from zarr_shardstore.shards.shard_listing import ListedKeys
 from zarr_shardstore.store.engine import EngineStore, Value
 from zarr_shardstore.zarr_hooks.pipeline import is_unsafe, warn_of_other_pipeline
 
 _KEYS_BETWEEN_TURNS = 4096
-"""Keys of a listing between two turns of other tasks; a listing itself may never wait."""
+"""Keys of a listing after which other tasks get a turn."""
 
 
-class WholeOperations(EngineStore):
-    """The operations that `ShardedCodecPipeline` asks for."""
+class KeyValues(EngineStore):
+    """The operations of zarr's ``Store`` on keys and values."""
+
+    # ------------------------------------------- requests of `ShardedCodecPipeline`
 
     async def _shard_ids(self, keys: Sequence[str]) -> Sequence[Hashable]:
         flow = shard_ids(self._engine.operations.catalog, keys)
@@ -59,15 +61,11 @@ class WholeOperations(EngineStore):
         prototype: BufferPrototype | None = None,
     ) -> None:
         owned = [
-            (key, value if value is None or isinstance(value, Modify) else own_bytes(value))
+            (key, value if value is None or isinstance(value, bytes | Modify) else own_bytes(value))
             for key, value in items
         ]
         engine = self._engine.of(buffer_class_of(prototype))
-        await self._write(engine.operations.set_many(owned), engine)
-
-
-class KeyValues(WholeOperations):
-    """The operations of zarr's ``Store`` on keys and values."""
+        await self._write(engine.operations.set_chunks(owned), engine)
 
     # -------------------------------------------------------------------- reads
 
@@ -90,15 +88,13 @@ class KeyValues(WholeOperations):
         prototype: BufferPrototype | None = None,
         byte_range: ByteRequest | None = None,
     ) -> Buffer | None:
-        """As `get`, blocking."""
+        """Same as `get`, but blocking."""
         engine = self._engine.of(buffer_class_of(prototype))
         value = engine.get_blocking(key, range_of(byte_range))
         return to_buffer_of(value, prototype)
 
     def get_partial_values(
-        self,
-        prototype: BufferPrototype,
-        key_ranges: Iterable[tuple[str, ByteRequest | None]] = (),
+        self, prototype: BufferPrototype, key_ranges: Iterable[tuple[str, ByteRequest | None]] = ()
     ) -> Coroutine[Any, Any, list[Buffer | None]]:
         """Return values, or ranges of them, ``None`` for missing keys, in at most two rounds."""
         if not isinstance(prototype, BufferPrototype):
@@ -125,7 +121,7 @@ class KeyValues(WholeOperations):
         prototype: BufferPrototype,
         **_: int,
     ) -> AsyncIterator[Sequence[tuple[int, Buffer | None]]]:
-        """Yield many ranges of one value, in one batch; coalesced by the options of the store."""
+        """Yield many ranges of one value, in one batch; the options of the store coalesce them."""
         ranges = [(key, byte_range) for byte_range in byte_ranges]
         values = await self.get_partial_values(prototype, ranges)
         if any(value is None for value in values):
@@ -148,12 +144,9 @@ class KeyValues(WholeOperations):
         return await self._run(self._engine.operations.exists(key), only_reads=True)
 
     async def getsize(self, key: str) -> int:
-        """Return the size of a value in bytes; the size of a chunk is in the index.
+        """Return the size of a value in bytes, for a chunk from the index.
 
-        Raises
-        ------
-        FileNotFoundError
-            If the key is missing.
+        Raises `FileNotFoundError` if the key is missing.
         """
         size = await self._run(self._engine.operations.get_size(key), only_reads=True)
         if size is None:
@@ -173,7 +166,7 @@ class KeyValues(WholeOperations):
             warn_of_other_pipeline()
 
     def set_sync(self, key: str, value: Value) -> None:
-        """As `set`, blocking."""
+        """Same as `set`, but blocking."""
         self._check_writable()
         run, operations = self._engine_for(value).driver.run, self._engine.operations
         run(operations.set_many([(key, as_view(value))]))
@@ -186,14 +179,15 @@ class KeyValues(WholeOperations):
         await self._write(flow, self._engine_for(value))
 
     async def delete(self, key: str) -> None:
+        operations = self._engine.operations
         # A resize of an array that was made with shards= deletes whole shards.
         if isinstance(key, str) and key.endswith(SHARD_MARK):
-            await self._write(self._engine.operations.erase_shard(key.removesuffix(SHARD_MARK)))
-            return
-        await self._write(self._engine.operations.set_many([(key, None)]))
+            await self._write(operations.erase_shard(key.removesuffix(SHARD_MARK)))
+        else:
+            await self._write(operations.set_many([(key, None)]))
 
     def delete_sync(self, key: str) -> None:
-        """As `delete`, blocking."""
+        """Same as `delete`, but blocking."""
         self._check_writable()
         self._engine.driver.run(self._engine.operations.set_many([(key, None)]))
 
@@ -211,12 +205,12 @@ class KeyValues(WholeOperations):
     async def list_prefix(self, prefix: str) -> AsyncIterator[str]:
         """Yield all keys that start with `prefix`.
 
-        On a base store that lists directories, the path of an array means its directory: zarr
-        asks so for the chunks of ``lat``, and does not expect those of ``lat_bounds``. zarr's
-        MemoryStore and mappings take each prefix as text.
+        On a base store that lists directories, the path of an array means its directory: for
+        ``lat`` zarr does not expect the keys of ``lat_bounds``. For zarr's MemoryStore and for
+        mappings each prefix is text.
 
-        Cost: keys come in rounds of up to 64 shards, one round ahead of the caller; memory
-        does not grow with their number. A caller that stops early closes the iterator.
+        Cost: keys come in rounds of up to 64 shards, one round ahead of the caller, in bounded
+        memory. A caller that stops early closes the iterator.
         """
         is_path = isinstance(self.base, Store) and not isinstance(self.base, MemoryStore)
         begin = self._engine.operations.listing.stream(prefix, is_path=is_path)

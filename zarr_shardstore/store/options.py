@@ -1,4 +1,4 @@
-"""Options of a sharding store: names, defaults and validation, for every public class."""
+"""Options of a sharding store: names, defaults and validation."""
 
 from __future__ import annotations
 
@@ -8,13 +8,7 @@ from dataclasses import dataclass, field, fields
 from types import EllipsisType
 from typing import Any, Literal, TypeAlias, get_args
 
-from zarr_shardstore.arrays.policy import (
-    ByteBudget,
-    ChunksPerShard,
-    ShardingPolicy,
-    V3Declaration,
-    parse_rules,
-)
+from zarr_shardstore.arrays import policy as policies
 from zarr_shardstore.arrays.stored_array import find_factory
 from zarr_shardstore.errors import SpecError
 from zarr_shardstore.format.arguments import items_of, whole_number
@@ -41,9 +35,9 @@ _UNITS |= {"kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}
 class ShardingOptions:
     """Validated options of a sharding store: equal if stores with them do the same."""
 
-    chunks_per_shard: ChunksPerShard | EllipsisType = field(default=None, compare=False)
+    chunks_per_shard: policies.ChunksPerShard | EllipsisType = field(default=None, compare=False)
     shard_nbytes: int | str | None = field(default=None, compare=False)
-    declaration: V3Declaration | None = field(default=None, compare=False)
+    declaration: policies.V3Declaration | None = field(default=None, compare=False)
     storage_transformers: Transformers = field(default=None, compare=False)
     index_codecs: IndexCodecs = field(default=None, compare=False)
     index_location: IndexLocation = field(default=None, compare=False)
@@ -57,7 +51,7 @@ class ShardingOptions:
     max_gap_bytes: int | None = field(default=None, compare=False)
     max_coalesced_bytes: int | None = field(default=None, compare=False)
     static: bool = False
-    policy: ShardingPolicy = field(init=False)
+    policy: policies.ShardingPolicy = field(init=False)
     backend: BackendOptions = field(init=False)
     reading: ReadOptions = field(init=False)
 
@@ -71,13 +65,17 @@ class ShardingOptions:
         if self.strategy not in get_args(Strategy):
             names = ", ".join(map(repr, get_args(Strategy)))
             raise SpecError(f"strategy is one of {names}, got {self.strategy!r}")
+        limits: dict[str, Any] = {}
         for name in ("max_dead_bytes", "max_gap_bytes", "max_coalesced_bytes"):
-            if (given := getattr(self, name)) is not None:
-                setattr(self, name, whole_number(name, given))
+            if (limit := getattr(self, name)) is not None:
+                limits[name] = whole_number(name, limit)
+        vars(self).update(limits)
+        limits.pop("max_dead_bytes", None)
+        self.reading = ReadOptions(**limits)
         index = _parse_index(self.index_codecs, self.index_location)
-        is_left_out = self.chunks_per_shard is ... and self.native == "flat"
-        rules = parse_rules(None if self.chunks_per_shard is ... else self.chunks_per_shard)
-        self.chunks_per_shard = rules
+        given = self.chunks_per_shard
+        is_left_out = given is ... and self.native == "flat"
+        self.chunks_per_shard = rules = policies.parse_rules(None if given is ... else given)
         if self.shard_nbytes is not None:
             if rules is not None:
                 raise SpecError(
@@ -85,39 +83,39 @@ class ShardingOptions:
                 )
             is_left_out = False
             self.shard_nbytes = rules = _parse_nbytes(self.shard_nbytes)
-        self.policy = ShardingPolicy(rules, declaration, transformers, index, is_left_out)
+        self.policy = policies.ShardingPolicy(rules, declaration, transformers, index, is_left_out)
         self.backend = BackendOptions(
             self.locking, self.durability, self.static, self.max_dead_share
         )
-        limits: dict[str, Any] = {
-            "max_gap_bytes": self.max_gap_bytes,
-            "max_coalesced_bytes": self.max_coalesced_bytes,
-        }
-        self.reading = ReadOptions(**{name: n for name, n in limits.items() if n is not None})
-        # As they were understood: what was given may be changed later, or cannot be pickled.
+        # In their parsed form: the caller may change what it passed, or pickle cannot save it.
         if transformers is not None:
             self.storage_transformers = transformer_list.spell_transformers(transformers)
         if index is not None:
             self.index_codecs = transformer_list.index_codecs(index)
 
+    @classmethod
+    def among(cls, arguments: Mapping[str, Any]) -> ShardingOptions:
+        """Make options of those arguments of a call that are options."""
+        return cls(**{f.name: arguments[f.name] for f in fields(cls) if f.init})
+
     def describe(self) -> list[str]:
-        """Return the arguments that differ from their defaults, as a repr writes them."""
+        """Return the arguments that differ from their defaults, as a repr writes arguments."""
         given = {f.name: (getattr(self, f.name), f.default) for f in fields(self) if f.init}
         return [f"{name}={value!r}" for name, (value, usual) in given.items() if value != usual]
 
 
-def _parse_nbytes(given: object) -> ByteBudget:
-    """Parse `shard_nbytes`: a whole number, or a text as ``"64 MB"`` or ``"64MiB"``."""
+def _parse_nbytes(given: object) -> policies.ByteBudget:
+    """Parse `shard_nbytes`: a whole number, or a text such as ``"64 MB"`` or ``"64MiB"``."""
     if isinstance(given, str):
         found = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([a-z]*)\s*", given.lower())
         if found is None or found[2] not in _UNITS:
             raise SpecError(f"shard_nbytes is a number of bytes, or as '64 MB', got {given!r}")
         given = int(float(found[1]) * _UNITS[found[2]])
-    return ByteBudget(whole_number("shard_nbytes", given, 1))
+    return policies.ByteBudget(whole_number("shard_nbytes", given, 1))
 
 
-def _parse_declaration(given: V3Declaration | None, *, can_be_codec: bool) -> V3Declaration:
-    if given not in (None, *get_args(V3Declaration)):
+def _parse_declaration(given: Any, *, can_be_codec: bool) -> policies.V3Declaration:
+    if given not in (None, *get_args(policies.V3Declaration)):
         raise SpecError(f"declaration is 'codec' or 'storage_transformers', got {given!r}")
     if given == "codec" and not can_be_codec:
         raise SpecError(

@@ -18,9 +18,9 @@ from zarr_shardstore.format.keys import check_key, check_prefix
 from zarr_shardstore.format.ranges import ByteRange, Range, StartFrom, Suffix
 from zarr_shardstore.io.backends.resolve import BaseStore, BaseStoreLike
 from zarr_shardstore.io.buffers import as_view
-from zarr_shardstore.operations.joint_update import Function
-from zarr_shardstore.operations.listing import Region, chunks_initialized, raise_first
-from zarr_shardstore.operations.locate import Location, locate
+from zarr_shardstore.operations.listing import raise_first
+from zarr_shardstore.operations.locate import Location, Region, chunks_initialized, locate
+from zarr_shardstore.operations.values import Function
 from zarr_shardstore.shards.requests import Flow
 from zarr_shardstore.store.engine import documented_like
 from zarr_shardstore.store.options import ShardingOptions
@@ -35,7 +35,7 @@ Keys: TypeAlias = list[str]
 def _of_store(
     method: Callable[Concatenate[ShardingStore, P], T],
 ) -> Callable[Concatenate[ShardingMapping, P], T]:
-    """Return a method of the mapping that calls a method of its store, with the same docstring."""
+    """Make a method of the mapping from a method of the store, with the same docstring."""
     name = method.__name__
 
     @wraps(method)
@@ -50,18 +50,17 @@ def _of_store(
 class ShardingMapping(MutableMapping[str, bytes]):
     """Mapping from keys to bytes that packs many chunks into one value of the base store.
 
-    The operations of the draft's abstract store interface, blocking, under the draft's names.
+    It has the operations of the draft's abstract store interface, blocking, under their names.
 
     Parameters
     ----------
     store
-        A `ShardingStore`, to share its cached metadata and its options; or a base store and the
+        A `ShardingStore`, to share its cached metadata and its options; or a base store, with the
         options of `ShardingStore`.
 
     Notes
     -----
-    Thread safety and cost: as `ShardingStore`. Base stores that are async are reached
-    through zarr's event loop.
+    Thread safety and cost: as `ShardingStore`. Async base stores run in zarr's event loop.
 
     Examples
     --------
@@ -124,11 +123,12 @@ class ShardingMapping(MutableMapping[str, bytes]):
     def locate(self, keys: Iterable[str]) -> list[Location]:
         """Return where values are stored, from documents and indexes alone.
 
-        For each key: key of an object of the base store, offset and size of the value there in
-        bytes. A key that passes through gives itself, 0 and the size of the object. ``None``: there
-        is no such value. A location holds until the next write of its shard. An open batch first
-        stores the shards of these keys. Cost: a round for documents that are not cached, and one
-        for the indexes. No chunk is read.
+        A location is the key of an object in the base store, and offset and size of the value there
+        in bytes; ``None`` if the value is missing. A key that passes through has its own key, 0 and
+        the size of the object. A location is valid until the next write of its shard. An open batch
+        first stores the shards of these keys.
+
+        Cost: a round for documents that are not cached, and one for the indexes.
 
         Raises
         ------
@@ -175,8 +175,7 @@ class ShardingMapping(MutableMapping[str, bytes]):
         return isinstance(key, str) and self._run(self._engine.operations.exists(key))
 
     def __iter__(self) -> Iterator[str]:
-        # A caller that stops early drops the stream with its resources: a generator that is
-        # garbage collected must not wait for anything.
+        # A caller that stops early drops the stream: garbage collection must not wait for I/O.
         stream = self._run(self._engine.operations.listing.stream(""))
         while stream.has_more:
             for keys in self._run(stream.next_round()).key_lists():
@@ -191,12 +190,12 @@ class ShardingMapping(MutableMapping[str, bytes]):
         self.erase_prefix("")
 
     def setdefault(self, key: str, default: Value = b"") -> bytes:
-        """Return the value of `key`; if it is missing, store and return `default`."""
+        """Return the value of `key`, or store and return `default`."""
         while True:
             items = [(key, as_view(default))]
             self._write(self._engine.operations.set_many(items, only_if_missing=True))
             value = self._run(self._engine.operations.get(key))
-            if value is not None:  # otherwise another writer has erased it in between
+            if value is not None:  # otherwise another writer has erased it meanwhile
                 return bytes(value)
 
     def update(self, other: Any = (), /, **values: Value) -> None:
@@ -215,17 +214,9 @@ class ShardingMapping(MutableMapping[str, bytes]):
     ) -> list[bytes | None]:
         """Return ranges of values, ``None`` for missing keys, in at most two rounds.
 
-        Parameters
-        ----------
-        key_ranges
-            Each ``(key, (start, length))``. A length of ``None`` reads to the end; a negative
-            start counts from the end. Ranges are clipped to the value. Each ``(key, None)``
-            reads a whole value.
-
-        Raises
-        ------
-        SpecError
-            If an item has another form.
+        Each item is ``(key, (start, length))``, in bytes; any other form raises `SpecError`. A
+        length of ``None`` reads to the end; a negative start counts from the end. Ranges are
+        clipped to the value. ``(key, None)`` reads a whole value.
         """
         pairs = _tuples_of("key_ranges", key_ranges, 2, "(key, (start, length))")
         wanted = [(key, *_range_of(given)) for key, given in pairs]
@@ -240,22 +231,18 @@ class ShardingMapping(MutableMapping[str, bytes]):
         self[key] = value
 
     def set_partial_values(self, key_start_values: Iterable[tuple[str, int, Value]]) -> None:
-        """Write pieces into values, each ``(key, start, value)``; a shard is written once.
+        """Write pieces into values, each ``(key, start, value)``; each shard is written once.
 
-        A missing value counts as empty. A start behind the end of a value is allowed only
-        where other pieces fill the gap; a negative one counts from the end.
-
-        Raises
-        ------
-        SpecError
-            If pieces of one value overlap, or one starts outside its value.
+        A missing value counts as empty. A negative start counts from the end. A start after the end
+        of a value is valid only if other pieces fill the gap. Raises `SpecError` if pieces of one
+        value overlap, or a piece starts outside its value.
         """
         given = _tuples_of("key_start_values", key_start_values, 3, "(key, start, value)")
         pieces = [(key, start, as_view(value)) for key, start, value in given]
         self._write(self._engine.operations.set_partial_values(pieces))
 
     def update_values(self, keys: Iterable[str], function: Function) -> None:
-        """Replace values by what `function` makes of them, as `ShardingStore.update`."""
+        """Replace values by the results of a function; see `ShardingStore.update`."""
         self._store.update_sync(items_of("keys", keys), function)
 
     def erase(self, key: str) -> None:
@@ -265,7 +252,7 @@ class ShardingMapping(MutableMapping[str, bytes]):
     def delete(self, key: str) -> None:
         """Erase a value and all values in the directory of that name, as in the early draft.
 
-        A missing one is no error. A trailing slash means the directory alone.
+        A missing value is no error. A trailing slash means the directory alone.
         """
         check_prefix(key)
         directory = f"{key.removesuffix('/')}/"
@@ -275,7 +262,7 @@ class ShardingMapping(MutableMapping[str, bytes]):
             self.erase(key)
 
     def erase_values(self, keys: Iterable[str]) -> None:
-        """Erase values; each shard is written once, an emptied one removed."""
+        """Erase values; each shard is written once, and removed if it is empty."""
         erased = [(key, None) for key in items_of("keys", keys)]
         self._write(self._engine.operations.set_many(erased))
 
@@ -294,8 +281,7 @@ class ShardingMapping(MutableMapping[str, bytes]):
     def list_dir(self, prefix: str) -> tuple[Keys, Keys]:
         """Return keys directly in a directory, and prefixes (ending with ``/``) of deeper keys.
 
-        A prefix of chunks is listed if their shard exists, although the shard may have none of
-        these chunks; keys are exact.
+        Keys are exact. A prefix of chunks is listed if their shard exists, even without the chunks.
         """
         return self._run(self._engine.operations.listing.list_keys_and_prefixes(prefix))
 

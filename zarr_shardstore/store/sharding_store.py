@@ -18,7 +18,7 @@ from zarr_shardstore.io.backends.resolve import BaseStoreLike, base_store_of
 from zarr_shardstore.io.local.locks import Locking
 from zarr_shardstore.metadata.declaration import Native
 from zarr_shardstore.operations.batch import Batch
-from zarr_shardstore.operations.joint_update import Function
+from zarr_shardstore.operations.values import Function
 from zarr_shardstore.shards.append import MAX_DEAD_SHARE
 from zarr_shardstore.shards.stack import Strategy
 from zarr_shardstore.store.direct_reads import DirectReads
@@ -30,15 +30,15 @@ from zarr_shardstore.store.upkeep import Upkeep
 from zarr_shardstore.zarr_hooks.pipeline import make_default
 
 _OF_THE_DRAFT = ("set_partial_values", "erase", "erase_values", "erase_prefix")
-"""Operations of the draft that zarr's ``Store`` does not have under these names."""
+"""Operations of the draft that are not in zarr's ``Store`` under these names."""
 
 
 @whole
 class ShardingStore(Upkeep, DirectReads, KeyValues):
     """Zarr store that packs many chunks into one object of the store it wraps.
 
-    You read and write chunks as ever. The wrapped store, the *base store*, holds shards: objects
-    of many chunks each. Keys that are not chunks of a sharded array pass through unchanged.
+    You read and write chunks as in any zarr store. The wrapped store, the *base store*, holds
+    shards: objects of many chunks each. Keys that are not chunks of a sharded array pass through.
 
     Parameters
     ----------
@@ -48,34 +48,34 @@ class ShardingStore(Upkeep, DirectReads, KeyValues):
         archive to read; to write one, pass a ``zarr.storage.ZipStore``. A ``zarr.Group`` or a
         ``StorePath`` stands for the objects below its path.
     chunks_per_shard : int, tuple of int, "auto", mapping, optional
-        Chunks per shard of new arrays. Stored arrays keep the shards that they have.
+        Chunks per shard of new arrays. Stored arrays keep their shards.
 
-        - An int counts for every dimension: ``4``.
-        - A tuple has one number for each dimension, and leaves other arrays alone: ``(1, 8, 8)``.
+        - An int is the number for every dimension: ``4``.
+        - A tuple has a number for each dimension, ``(1, 8, 8)``. It leaves arrays with another
+          number of dimensions alone.
         - ``"auto"`` makes shards of 10 to 100 MB before compression.
-        - A mapping from dimension names to numbers, ``{"time": 24, "y": 4}``, is for the arrays
-          that have one of these dimensions. Along all others a shard has one chunk. The names are
+        - A mapping from dimension names to numbers, ``{"time": 24, "y": 4}``, is for arrays that
+          have one of these dimensions. Along other dimensions a shard has one chunk. The names are
           ``dimension_names`` of Zarr v3, ``_ARRAY_DIMENSIONS`` of xarray, or the axes that the
           OME-Zarr group has before the array is made.
-        - A mapping from paths or patterns has one of the above, or ``None``, for each:
+        - A mapping from paths or patterns has one of the above, or ``None``, for each path:
           ``{"raw/*": 8, "labels": None}``. The rule for the exact path of an array comes first.
-        - ``None`` shards nothing. If you leave the option out, nothing is sharded either, and
-          the first array of a new store gives an `UnshardedWarning`.
+        - ``None`` shards no array. Without the option no array is sharded either, and the first
+          array of a new store gives an `UnshardedWarning`.
 
-        A new shard of more than 255 chunks is cut to the size of the grid. Along the first
-        dimension only one of more than 16,384 is cut, because arrays grow there. In a store
-        without metadata the option declares each array under ``data/root/``, and each array that
-        a mapping names.
+        A new shard of more than 255 chunks is cut to the size of the grid. The first dimension is
+        cut only for more than 16,384 chunks, because arrays grow there. In a store without metadata
+        the option declares each array under ``data/root/``, and each array that a mapping names.
     shard_nbytes : int or str, optional
         Largest size of a new shard before compression: ``64_000_000``, ``"64 MB"``, ``"64 MiB"``.
-        It takes the place of `chunks_per_shard`. A shard has at least one chunk.
+        It replaces `chunks_per_shard`. A shard has at least one chunk.
     declaration : {"codec", "storage_transformers"}, optional
         How the metadata of a new v3 array says that it is sharded. Every v3 reader reads the
-        default, the ``sharding_indexed`` codec; the other is the draft's storage transformer.
+        default, the ``sharding_indexed`` codec. The other is the draft's storage transformer.
     storage_transformers : str, mapping, sequence of these, optional
-        The stack of transformers of new arrays, nearest to the array first, by name or as in
-        metadata: ``["crc32c", "sharding"]``. A ``"sharding"`` without a configuration takes
-        `chunks_per_shard`, and is left out of arrays that this does not name.
+        The transformers of new arrays, nearest to the array first, by name or as in metadata:
+        ``["crc32c", "sharding"]``. A ``"sharding"`` without a configuration takes
+        `chunks_per_shard`, and skips arrays that `chunks_per_shard` does not shard.
     index_codecs, index_location : optional
         Form of the shard index of new arrays, as in ZEP 2. By default it has a checksum and is at
         the end: ``["bytes", "crc32c"]``, ``"end"``. The draft's index has no checksum.
@@ -83,16 +83,16 @@ class ShardingStore(Upkeep, DirectReads, KeyValues):
         Whether arrays with a ``sharding_indexed`` codec, of any writer, show their inner chunks
         or pass through as they are.
     order : {"morton", "C", "F"}
-        Order in which a shard that is written at once has its chunks.
+        Order of the chunks in a shard that is written at once.
     strategy : {"auto", "append", "rewrite"}
         How a shard is changed. ``"append"`` writes the chunk into a gap of the file and updates
         the index; it needs local files and ``locking="os"``. ``"rewrite"`` stores the whole shard
         again. ``"auto"`` appends where it can.
     locking : {"os", "lockfile", "none"}
-        How a shard on local files is protected against other processes: by a lock of the
-        operating system on ``KEY.__lock``; by the mere existence of that file, for network file
-        systems without locks; or not at all. A killed writer leaves a lock file behind. All
-        writers of a store, tensorstore too, must use the same mode.
+        How a shard on local files is protected against other processes: by an operating system
+        lock on ``KEY.__lock``; by the existence of that file, for network file systems without
+        locks; or not at all. A killed writer leaves a lock file behind. All writers of a store,
+        including tensorstore, must use the same mode.
     durability : {"process", "power"}
         Whether a finished write on local files also survives a loss of power. ``"power"`` syncs
         the file and its directories, which takes some milliseconds a write. Object stores keep
@@ -101,20 +101,20 @@ class ShardingStore(Upkeep, DirectReads, KeyValues):
         Dead bytes that replaced and erased chunks may leave in a shard file. An append that would
         leave more stores the shard again without them.
     max_dead_share : float
-        Largest dead share of the data of a shard that is full, flushed or out of room; above it
-        the shard is stored again. With 1 that happens in `compact` and complete writes only.
+        Largest dead share of the data of a shard that is full, flushed or out of room. Above it
+        the shard is stored again. With 1 only `compact` and complete writes do that.
     max_gap_bytes, max_coalesced_bytes : int, optional
-        Largest gap that one request reads along between two chunks (4 KiB), and largest request
+        Largest gap between two chunks that one request also reads (4 KiB), and largest request
         for several chunks (16 MiB). On remote stores a busy read takes gaps 16 times as large.
     storage_options : mapping, optional
-        Options for a URL: those of obstore (``access_key_id``, ``endpoint``) or of fsspec
-        (``key``, ``endpoint_url``). S3, GCS and Azure go through obstore if it is installed and
-        knows all options, otherwise through fsspec; ``repr`` shows which. Keys that you leave out
-        come from the environment or the AWS profile.
+        Options for a URL: obstore's (``access_key_id``, ``endpoint``) or fsspec's (``key``,
+        ``endpoint_url``). S3, GCS and Azure go through obstore if it is installed and knows all
+        options, otherwise through fsspec; ``repr`` shows which. Keys that you leave out come from
+        the environment or the AWS profile.
     static : bool
-        Promise that nothing else changes shards while this store is open. Then indexes are cached
-        even if the base store has no versions, as with fsspec. Otherwise a cached index counts
-        only while an ETag or the state of the file shows that it is valid.
+        Promise that no other program changes shards while this store is open. Then indexes are
+        cached even if the base store has no versions, as with fsspec. Otherwise a cached index
+        counts only while an ETag or the state of the file shows that it is valid.
     read_only : bool
         Refuse writes.
 
@@ -126,8 +126,8 @@ class ShardingStore(Upkeep, DirectReads, KeyValues):
     Notes
     -----
     Thread safety: threads, tasks and other stores of one process may read and write the same
-    shards. So may other processes, on local files and through obstore on object stores; no
-    update is lost. Through fsspec on an object store, only one process may write a shard at a time.
+    shards. So may other processes, on local files and through obstore on object stores: every
+    update is kept. Through fsspec on an object store, only one process may write a shard at a time.
 
     Cost in requests to the base store: a read takes two rounds, one for the indexes that are not
     cached and one for the chunks. A write of a whole shard takes one request, a write of a part
@@ -169,24 +169,7 @@ class ShardingStore(Upkeep, DirectReads, KeyValues):
     ) -> None:
         if isinstance(store, ShardingStore):
             raise SpecError("the store is a ShardingStore already: wrap its base store")
-        options = ShardingOptions(
-            chunks_per_shard=chunks_per_shard,
-            shard_nbytes=shard_nbytes,
-            declaration=declaration,
-            storage_transformers=storage_transformers,
-            index_codecs=index_codecs,
-            index_location=index_location,
-            native=native,
-            order=order,
-            strategy=strategy,
-            locking=locking,
-            durability=durability,
-            max_dead_bytes=max_dead_bytes,
-            max_dead_share=max_dead_share,
-            max_gap_bytes=max_gap_bytes,
-            max_coalesced_bytes=max_coalesced_bytes,
-            static=static,
-        )
+        options = ShardingOptions.among(locals())
         base = base_store_of(store, storage_options)
         if isinstance(base, ShardingStore):
             raise SpecError("the group is in a ShardingStore: wrap its base store")
@@ -198,11 +181,9 @@ class ShardingStore(Upkeep, DirectReads, KeyValues):
         return type(self)._of, (self._engine, self.read_only)
 
     def __eq__(self, other: object) -> bool:
-        return (
-            isinstance(other, ShardingStore)
-            and self.read_only == other.read_only
-            and self._engine == other._engine
-        )
+        if not isinstance(other, ShardingStore):
+            return False
+        return self.read_only == other.read_only and self._engine == other._engine
 
     __hash__ = None  # type: ignore[assignment]
 
@@ -235,7 +216,7 @@ class ShardingStore(Upkeep, DirectReads, KeyValues):
     # ------------------------------------------------------------------- writes
 
     async def update(self, keys: Sequence[str], function: Function) -> None:
-        """Replace values by the results of a function, without losing an update of others.
+        """Replace values by the results of a function, without losing another writer's update.
 
         Parameters
         ----------
@@ -252,18 +233,18 @@ class ShardingStore(Upkeep, DirectReads, KeyValues):
 
         Notes
         -----
-        The keys of one shard change at one instant, and shards change one after another. If a
-        shard has changed since it was read, the function is called again, with new values for the
-        keys of this shard and the same values for all others. A chunk that is not sharded counts
-        as a shard.
+        The keys of one shard change at one instant, and shards change one after another. A chunk
+        that is not sharded counts as a shard. If a shard has changed since it was read, the
+        function is called again, with new values for the keys of this shard and the same values
+        for all others.
 
         The function may run several times, in any thread, and while the shard is locked. So it
         must be quick, have no side effects, and not use the store. If it raises, the shard stays
         as it is, earlier shards keep their changes, and you get the exception.
 
-        Updates of other processes are safe where no update of a shard is lost. On object stores
-        one case is not: an erased value that is not a chunk of a shard. A batch does not delay an
-        update.
+        Other processes may update the same values where they may write the same shards. The one
+        exception, on object stores, is an erased value that is not a chunk of a shard. A batch does
+        not delay an update.
 
         Examples
         --------
@@ -284,20 +265,20 @@ class ShardingStore(Upkeep, DirectReads, KeyValues):
         self._engine.driver.run(self._engine.operations.update(items_of("keys", keys), function))
 
     def batch(self, *, max_nbytes: int | None = None) -> Batch:
-        """Return a block that buffers writes of chunks, so that each shard is stored once.
+        """Return a context manager that buffers writes of chunks, to store each shard once.
 
-        Use it with ``with`` or ``async with``. `Batch` describes reads in a block, exceptions, and
-        several batches of one store.
+        Use it with ``with`` or ``async with``. `Batch` describes reads in the block, exceptions,
+        and several batches of one store.
 
         Parameters
         ----------
         max_nbytes : int, optional
-            Largest size of the buffer. Above it the fullest shards are stored. 256 MiB.
+            Largest size of the buffer, by default 256 MiB. Above it the fullest shards are stored.
 
         Raises
         ------
         SpecError
-            If `max_nbytes` is no size, or the store is read-only.
+            If `max_nbytes` is not a size, or the store is read-only.
         UnpublishedError
             If shards could not be stored when the block ends. The error names them.
 
@@ -333,12 +314,12 @@ class ShardingStore(Upkeep, DirectReads, KeyValues):
         Parameters
         ----------
         path
-            Path of the array. The writer continues it at its end, or creates it.
+            Path of the array. The writer appends at its end, or creates the array.
         frames : n x shape of a frame, optional
             The first frames to append.
         flush_s : float, optional
-            Seconds between two flushes while frames arrive; ``inf`` means no flush by time. By
-            default 1 if chunks are appended to shards, and 10 if each flush rewrites a shard.
+            Seconds between two flushes while frames arrive; ``inf`` means no flush by time. The
+            default is 1 if chunks are appended to shards, and 10 if each flush rewrites a shard.
         flush_nbytes : int
             Bytes of buffered frames that cause an earlier flush, of whole shards if possible.
         **create
@@ -349,10 +330,10 @@ class ShardingStore(Upkeep, DirectReads, KeyValues):
         SpecError
             If an argument is not valid, the store is read-only, or the array cannot grow.
         ShardConflictError
-            If the array has another writer of frames: on local files one of any process, on other
-            base stores one of this process.
+            If the array has another writer of frames: on local files in any process, on other
+            base stores in this process.
         UnsupportedError
-            If nothing can be replaced in the base store, as in a zip archive.
+            If the base store cannot replace objects, as in a zip archive.
 
         Examples
         --------

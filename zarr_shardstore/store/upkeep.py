@@ -9,8 +9,7 @@ from zarr.abc.store import Store
 from zarr_shardstore.arrays.array_cache import invalidate_documents
 from zarr_shardstore.io.counters import Stats
 from zarr_shardstore.io.seal import seal_all, seal_all_async
-from zarr_shardstore.operations.listing import Region, chunks_initialized
-from zarr_shardstore.operations.locate import shard_shape
+from zarr_shardstore.operations.locate import Region, chunks_initialized, shard_shape
 from zarr_shardstore.store.engine import EngineStore, documented_like
 
 
@@ -20,9 +19,9 @@ class Upkeep(EngineStore):
     def refresh(self) -> None:
         """Drop the cached metadata of arrays; the next use of an array reads it again.
 
-        Call it after another process created, removed, moved or re-declared an array that this
-        store has used, and after a change of metadata in the base store. The stores of this
-        process see each other's changes immediately. A resize by another process needs no call.
+        Call it after another process has created, removed, moved or re-declared an array that this
+        store has used, and after a change of metadata in the base store. Stores of one process
+        see each other's changes immediately. A resize by another process needs no call.
         """
         invalidate_documents()
 
@@ -43,16 +42,13 @@ class Upkeep(EngineStore):
         return self._engine.driver.counters.stats()
 
     def shard_shape(self, path: str) -> tuple[int, ...] | None:
-        """Return the shape of the shards of an array in elements; ``None`` if it has none.
+        """Return the shape of the shards of an array in elements; ``None`` if it has no shards.
 
         The call blocks. A write of a region that begins and ends at multiples of this shape stores
         each shard once. Shards do not exceed the grid: ask again after the array has grown. zarr's
         ``z.shards`` is ``None``, because users of this store see plain chunks.
 
-        Raises
-        ------
-        SpecError
-            If there is no array at `path`.
+        Raises `SpecError` if there is no array at `path`.
 
         Examples
         --------
@@ -65,19 +61,10 @@ class Upkeep(EngineStore):
         return self._engine.driver.run(shard_shape(self._engine.operations.arrays, path))
 
     async def chunks_initialized(self, path: str, region: Region = None) -> npt.NDArray[np.bool_]:
-        """Return a mask of the stored chunks of a sharded array.
+        """Return a mask of the stored chunks of a sharded array: one bool for each chunk.
 
-        Parameters
-        ----------
-        path
-            Path of the array.
-        region : tuple of slice, optional
-            Part of the chunk grid, in chunk coordinates. By default the whole grid.
-
-        Returns
-        -------
-        ndarray of bool
-            One element for each chunk of the grid or the region.
+        `region` is a part of the chunk grid, as a tuple of slices in chunk coordinates; by default
+        the whole grid.
 
         Raises
         ------
@@ -108,8 +95,8 @@ class Upkeep(EngineStore):
         """Seal each shard file that this process has appended to.
 
         All writes are stored already. Sealing a shard removes its journal and its gap for later
-        chunks, and compacts it if more than half of it is dead. `close` and the end of the
-        process also seal shards.
+        chunks, and compacts it if more than half of it is dead. `close` and the end of the process
+        also seal shards.
         """
         await seal_all_async(self._engine.driver.backend, self._engine.options.order)
 
@@ -121,12 +108,8 @@ class Upkeep(EngineStore):
         """Store the shards below a prefix again, without their dead bytes.
 
         Erased and replaced chunks, and moved indexes, leave dead bytes in a file. Other writers may
-        continue meanwhile.
-
-        Raises
-        ------
-        CorruptShardError
-            If a shard is damaged. It stays unchanged; all others are compacted.
+        continue meanwhile. A damaged shard stays unchanged: the call compacts all others, and then
+        raises `CorruptShardError`.
         """
         self._check_writable()
         await self._run(self._engine.operations.flusher.flush_below(prefix))
@@ -144,32 +127,25 @@ class Upkeep(EngineStore):
         """Store a copy of the indexes of all shards, in one object for each array.
 
         A reader of an object store then reads one object instead of an index for each shard. If a
-        shard has changed since, the version in its reply says so, and the reader takes the index
+        shard has changed since, the version in its reply shows it, and the reader reads the index
         of the shard. So you may consolidate at any time, and again after many changes.
 
-        Parameters
-        ----------
-        path
-            Path of an array or a group. By default all sharded arrays of the store.
-
-        Returns
-        -------
-        list of str
-            Paths of the consolidated arrays. Arrays without a stored shard are left out, also those
-            that only ``chunks_per_shard`` declares, and those with transformers below the shards.
+        `path` is the path of an array or a group, by default all of the store. The call returns the
+        paths of the consolidated arrays. The list omits arrays without a stored shard, arrays that
+        only ``chunks_per_shard`` declares, and arrays with transformers below the shards.
 
         Raises
         ------
         UnsupportedError
             If the base store is neither local files nor an obstore store with ETags.
         SpecError
-            If there is no such array at or below a path that is not ``""``.
+            If a `path` is given and has no such array at or below it.
 
         Notes
         -----
-        On local files the versions are sizes and times of the last change. This helps readers by
-        HTTP; local readers do not need it. The call waits two seconds if a file has just changed.
-        An upload does not keep the times: consolidate the copy again.
+        On local files, versions are sizes and modification times. The copy helps readers by HTTP;
+        local readers do not need it. The call waits two seconds if a file has just changed. An
+        upload does not keep the times: consolidate the uploaded copy again.
         """
         self._check_writable()
         flow = self._engine.consolidation(path)

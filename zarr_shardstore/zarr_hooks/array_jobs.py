@@ -5,8 +5,8 @@
     read:   get the values ──▶ decode in threads ──▶ put each part into the result
     write:  get the values of partial chunks ──▶ encode in threads ──▶ set, each shard once
 
-A chunk of which a write has a part is encoded before its shard is locked. If another writer has
-changed the chunk meanwhile, it is encoded again inside the commit.
+A chunk that is written in part is encoded before its shard is locked. If another writer has changed
+the chunk meanwhile, the commit encodes it again.
 """
 
 from __future__ import annotations
@@ -30,20 +30,24 @@ from zarr_shardstore.zarr_hooks.chunk_codec import ChunkCodec, PlainCodec
 Value: TypeAlias = bytes | memoryview
 ChunkValues: TypeAlias = NDBuffer | npt.NDArray[Any]
 NewValue: TypeAlias = Buffer | bytes | Modify | None
+Prototype: TypeAlias = BufferPrototype | None
+Axes: TypeAlias = tuple[int, ...]
+Batch: TypeAlias = Sequence[tuple[Any, ...]]
+"""Parts as zarr passes them: path, spec, selections inside and outside, whether it is complete."""
 
 MIB = 1024 * 1024
 
 _MAX_NBYTES_AT_ONCE = 64 * MIB
-"""Decoded size of the chunks of one operation that are in memory at a time."""
+"""Decoded size of the chunks of one operation in memory."""
 
 _WRITE_NBYTES = 16 * MIB
-"""Decoded size of the chunks in one write: the next are encoded while these are stored."""
+"""Decoded size of the chunks in one write: others are encoded while these are stored."""
 
 _READ_NBYTES = 32 * MIB
 """Decoded size of the chunks in one read; more, because each read takes two round trips."""
 
 _SMALL_NBYTES = 4 * 1024
-"""Decoded size of a chunk that takes less time to be decoded than the Python around it."""
+"""Decoded size below which a chunk is decoded faster than the Python around it runs."""
 
 
 class ChunkPart(NamedTuple):
@@ -59,12 +63,10 @@ class ChunkPart(NamedTuple):
     """Whether the part has all elements of the chunk that lie in the array."""
 
     def chunk_to_write(
-        self, value: NDBuffer, old: NDBuffer | None, drop_axes: tuple[int, ...]
+        self, value: NDBuffer, old: NDBuffer | None, drop_axes: Axes
     ) -> NDBuffer | None:
-        """Return the whole chunk with this part of `value` in it; ``None`` if it must be missing.
-
-        The chunk has memory of its own: neither `value` nor `old` can change it afterwards.
-        """
+        """Return the whole chunk with this part of `value`, in memory of its own; ``None`` if the
+        chunk must be missing."""
         spec, dtype = self.spec, self.spec.dtype.to_native_dtype()
         make = spec.prototype.nd_buffer
         part = value if value.shape == () or self.inside == () else value[self.outside]
@@ -86,7 +88,7 @@ class ChunkPart(NamedTuple):
         chunk = values[self.outside] if self.is_complete and values.shape else values
         return chunk if self.is_complete and chunk.shape == self.spec.shape else None
 
-    def put(self, chunk: ChunkValues | None, out: ChunkValues, drop_axes: tuple[int, ...]) -> None:
+    def put(self, chunk: ChunkValues | None, out: ChunkValues, drop_axes: Axes) -> None:
         """Put this part of a chunk, or of the fill value, into the result of a read."""
         if chunk is None:
             out[self.outside] = fill_value_of(self.spec)
@@ -101,34 +103,30 @@ def fill_value_of(spec: ArraySpec) -> Any:
 
 
 def _is_empty(chunk: ChunkValues, spec: ArraySpec) -> bool:
-    """Whether a chunk is not stored, because the array stores no chunks of fill values."""
+    """Whether the array omits this chunk, because it has only fill values."""
     if spec.config.write_empty_chunks:
         return False
-    fill = fill_value_of(spec)
+    fill = fill_value_of(spec) if spec.fill_value is None else spec.fill_value
     array: Any = chunk.as_ndarray_like() if isinstance(chunk, NDBuffer) else chunk
     if isinstance(array, np.ndarray) and array.dtype.kind in "biuf" and array.size:
-        # Most chunks differ in their first element, and a look at all elements takes 20 µs.
-        first = array[(0,) * array.ndim]
-        is_nan = first != first
-        if first != fill and not is_nan:
+        first = array[(0,) * array.ndim]  # most chunks differ here; all elements take 20 µs
+        if first != fill and first == first:  # not NaN
             return False
     return spec.prototype.nd_buffer.from_ndarray_like(array).all_equal(fill)
 
 
 @runtime_checkable
 class TakesWholeOperations(Protocol):
-    """Methods of the stores of this package; zarr's wrappers around them do not have these."""
+    """Methods of the stores of this package, which zarr's wrappers around them lack."""
 
     async def _shard_ids(self, keys: Sequence[str]) -> Sequence[Hashable]: ...
 
     async def _set_or_erase(
-        self,
-        items: Iterable[tuple[str, Buffer | bytes | Modify | None]],
-        prototype: BufferPrototype | None = None,
+        self, items: Iterable[tuple[str, NewValue]], prototype: Prototype = None
     ) -> None: ...
 
     async def _get_values(
-        self, keys: Sequence[str], prototype: BufferPrototype | None = None
+        self, keys: Sequence[str], prototype: Prototype = None
     ) -> Sequence[Value | None]: ...
 
 
@@ -140,13 +138,9 @@ class ReadJob(NamedTuple):
     plain: PlainCodec | None
     """Codec of chunks as numpy arrays, if `out` is one."""
     out: NDBuffer
-    drop_axes: tuple[int, ...]
+    drop_axes: Axes
     is_present: dict[int, bool]
-    """By position of the part in the operation."""
-
-    @property
-    def unit_nbytes(self) -> int:
-        return _READ_NBYTES
+    """Whether a chunk is stored, by the position of its part in the operation."""
 
     async def run(self, positions: list[int], parts: list[ChunkPart]) -> None:
         """Read and decode one unit."""
@@ -161,18 +155,16 @@ class ReadJob(NamedTuple):
 
     def _put(self, items: Sequence[tuple[ChunkPart, Value | None]]) -> Sequence[None]:
         """Decode chunks, and put the parts into the result."""
-        there = [(part.spec, value) for part, value in items if value is not None]
-        chunks: Iterator[ChunkValues]
-        target: Any = self.out
-        if self.plain is None:
-            buffers = ((spec.prototype.buffer.from_bytes(value), spec) for spec, value in there)
-            chunks = (self.codec.decode(*each) for each in buffers)
-        else:
-            target = target.as_ndarray_like()
-            shapes = [spec.shape for spec, _ in there]
-            chunks = iter(self.plain.decode_many([value for _, value in there], shapes))
+        plain = self.plain
+        target: Any = self.out if plain is None else self.out.as_ndarray_like()
         for part, value in items:
-            part.put(None if value is None else next(chunks), target, self.drop_axes)
+            chunk: ChunkValues | None = None
+            if value is not None and plain is not None:
+                chunk = plain.decode(value, part.spec.shape)
+            elif value is not None:
+                buffer = part.spec.prototype.buffer.from_bytes(value)
+                chunk = self.codec.decode(buffer, part.spec)
+            part.put(chunk, target, self.drop_axes)
         return [None] * len(items)
 
 
@@ -186,13 +178,9 @@ class WriteJob(NamedTuple):
     value: NDBuffer
     array: Any
     """`value` as a numpy array, if it is one."""
-    drop_axes: tuple[int, ...]
+    drop_axes: Axes
     encoding: asyncio.Lock
-    """One unit is encoded at a time; the others are stored concurrently."""
-
-    @property
-    def unit_nbytes(self) -> int:
-        return _WRITE_NBYTES
+    """Lets one unit be encoded at a time, while others are stored."""
 
     async def run(self, _: list[int], parts: list[ChunkPart]) -> None:
         """Encode and store one unit."""
@@ -206,25 +194,18 @@ class WriteJob(NamedTuple):
         values = zip([part.key for part in parts], encoded, strict=True)
         await self.store._set_or_erase(values, prototype)
 
-    async def buffer(self, part: ChunkPart) -> bool:
-        """Buffer a whole chunk in a batch of the store; false if it must be stored otherwise."""
-        store: Any = self.store
-        engine = getattr(store, "_engine", None)
-        if self.plain is None or engine is None or not engine.is_buffering:
-            return False
-        values = part.whole_chunk_in(self.array)
-        if values is None or _is_empty(values, part.spec):
-            return False
-        store._check_writable()
-        copy = np.array(values, self.plain.dtype, order="C")  # the caller may change its values
-        is_buffered: bool = await engine.buffer_chunk(part.key, copy, self.plain)
-        return is_buffered
-
     def _encode_all(self, items: Sequence[tuple[ChunkPart, Value | None]]) -> list[NewValue]:
-        return [self._encode(part, old) for part, old in items]
+        """Return the new values of chunks, or the updates of the stored values."""
+        new: list[NewValue] = []
+        for part, old in items:
+            values = None if self.plain is None else part.whole_chunk_in(self.array)
+            if self.plain is None or values is None:
+                new.append(self._encode(part, old))
+            else:
+                new.append(None if _is_empty(values, part.spec) else self.plain.encode(values))
+        return new
 
     def _encode(self, part: ChunkPart, old: Value | None) -> NewValue:
-        """Return the new value of a chunk, or the update that makes it of the stored one."""
         new = self._chunk_with(part, old)
         if part.is_complete:
             return new
@@ -232,7 +213,6 @@ class WriteJob(NamedTuple):
         seen = None if old is None else own_bytes(old)
 
         def again(stored: Value | None) -> Value | None:
-            """Encode the chunk again, because another writer has changed it."""
             chunk = self._chunk_with(part, stored)
             return None if chunk is None else own_bytes(chunk)
 
@@ -243,10 +223,6 @@ class WriteJob(NamedTuple):
 
     def _chunk_with(self, part: ChunkPart, old: Value | None) -> Buffer | bytes | None:
         """Return the encoded chunk with this part of the values in it."""
-        if self.plain is not None:
-            values = part.whole_chunk_in(self.array)
-            if values is not None:
-                return None if _is_empty(values, part.spec) else self.plain.encode(values)
         before = to_buffer_of(old, part.spec.prototype)
         old_chunk = None if before is None else self.codec.decode(before, part.spec)
         chunk = part.chunk_to_write(self.value, old_chunk, self.drop_axes)
@@ -254,24 +230,22 @@ class WriteJob(NamedTuple):
 
 
 def empty_chunk(spec: ArraySpec) -> tuple[NDBuffer, ArraySpec]:
-    """Return a chunk of fill values, and a spec by which sharding codecs keep these."""
-    make, dtype = spec.prototype.nd_buffer, spec.dtype.to_native_dtype()
-    fill = make.create(
-        shape=spec.shape, dtype=dtype, order=spec.order, fill_value=fill_value_of(spec)
-    )
-    return fill, replace(spec, config=replace(spec.config, write_empty_chunks=True))
+    """Return a chunk of fill values, and a spec by which sharding codecs store these."""
+    make, dtype, fill = spec.prototype.nd_buffer, spec.dtype.to_native_dtype(), fill_value_of(spec)
+    chunk = make.create(shape=spec.shape, dtype=dtype, order=spec.order, fill_value=fill)
+    return chunk, replace(spec, config=replace(spec.config, write_empty_chunks=True))
 
 
 def _nbytes(parts: Sequence[ChunkPart]) -> int:
-    """Return the size of decoded chunks in bytes; a text counts as a pointer."""
+    """Return the size of decoded chunks in bytes; a string counts as a pointer."""
     spec = parts[0].spec
     return len(parts) * math.prod(spec.shape) * spec.dtype.to_native_dtype().itemsize
 
 
-async def run_in_units(job: ReadJob | WriteJob, batch: Sequence[tuple[Any, ...]]) -> None:
-    """Run a job for all parts together; if they are too large, for some whole shards at a time."""
+async def run_in_units(job: ReadJob | WriteJob, batch: Batch) -> None:
+    """Run a job for all parts at once, or for some whole shards at a time if they are large."""
     parts = [ChunkPart(path.path, *rest) for path, *rest in batch]
-    unit_nbytes = job.unit_nbytes
+    unit_nbytes = _READ_NBYTES if isinstance(job, ReadJob) else _WRITE_NBYTES
     if _nbytes(parts) <= unit_nbytes:
         await job.run(list(range(len(parts))), parts)
         return

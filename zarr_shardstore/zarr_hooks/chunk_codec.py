@@ -1,17 +1,15 @@
 """Codecs of one array, called chunk by chunk in the thread of the caller.
 
-zarr 3.1 does the work of most codecs in ``asyncio.to_thread``, about 150 µs a chunk and codec.
-`ChunkCodec` calls numcodecs directly, as zarr does, except for zstd: each thread caches a
-compressor and a decompressor, which numcodecs makes for each chunk; that takes as long as the work
-on 8 kB.
+zarr 3.1 runs most codecs in ``asyncio.to_thread``, about 150 µs a chunk and codec. `ChunkCodec`
+calls numcodecs directly. For zstd each thread caches a compressor and a decompressor: making them
+for each chunk, as numcodecs does, takes as long as the work on 8 kB.
 """
 
 from __future__ import annotations
 
-import math
 import threading
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple, TypeAlias, cast
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, TypeAlias
 
 import numcodecs
 import numpy as np
@@ -26,51 +24,39 @@ from zarr.core.buffer import Buffer, NDBuffer
 _Step: TypeAlias = Callable[[Any, ArraySpec], Any]
 
 _OF_NUMCODECS = ("zarr.codecs._v2", "zarr.codecs.numcodecs._codecs")
-"""Modules of zarr 3.1 whose codecs only await calls of numcodecs in threads."""
+"""Modules of zarr 3.1 with codecs that only await calls of numcodecs in threads."""
 
 _MAX_LEVEL = 5
-"""Highest level of a cached compressor, which takes up to 5 MiB; higher levels take far more, and
-so much time that making the compressor does not count."""
+"""Highest level of a cached compressor, which takes up to 5 MiB. Compressors of higher levels take
+far more memory, and making them is a small part of their time."""
 
 
 class _Zstd(threading.local):
-    """Compressors and decompressor of one thread: each call changes their state."""
+    """Compressor and decompressor of one thread: each call changes their state."""
 
     def __init__(self) -> None:
         self.decompressor = zstandard.ZstdDecompressor()
-        self.compressors: dict[ZstdCompress, zstandard.ZstdCompressor] = {}
+        self.compressors: dict[tuple[int, bool], zstandard.ZstdCompressor] = {}
 
 
 _zstd = _Zstd()
 _numcodecs_zstd = numcodecs.Zstd()
 
 
-class ZstdCompress(NamedTuple):
-    """Compression as a codec of zarr does it; any thread may call it."""
-
-    level: int
-    checksum: bool
-
-    def __call__(self, data: Any) -> bytes:
-        return bytes(self.compressor().compress(data))
-
-    def compressor(self) -> Any:
-        """Return the cached compressor of this thread."""
-        if self not in _zstd.compressors:
-            compressor = zstandard.ZstdCompressor(level=self.level, write_checksum=self.checksum)
-            _zstd.compressors = {self: compressor}
-        return _zstd.compressors[self]
-
-
 def zstd_compress_of(codec: ZstdCodec) -> Callable[[Any], bytes]:
-    """Return a function that compresses as a codec of zarr does; any thread may call it."""
-    if codec.level > _MAX_LEVEL:
+    """Return a function that compresses like a codec of zarr, for any thread."""
+    level, checksum = codec.level, codec.checksum
+    if level > _MAX_LEVEL:
         of_zarr: Callable[[Any], bytes] = codec._zstd_codec.encode
         return of_zarr
-    ours: Callable[[Any], bytes] = cast(
-        Any, ZstdCompress(codec.level, codec.checksum)
-    )  # mypy: a tuple is no callable
-    return ours
+
+    def compress(data: Any) -> bytes:
+        if (level, checksum) not in _zstd.compressors:
+            compressor = zstandard.ZstdCompressor(level=level, write_checksum=checksum)
+            _zstd.compressors = {(level, checksum): compressor}
+        return _zstd.compressors[level, checksum].compress(data)
+
+    return compress
 
 
 def zstd_decompress(value: Any) -> Any:
@@ -79,32 +65,7 @@ def zstd_decompress(value: Any) -> Any:
         data = _zstd.decompressor.decompress(value, allow_extra_data=False)
     except zstandard.ZstdError:  # a frame without its size, several frames, or damage
         data = b""
-    return data or _numcodecs_zstd.decode(value)  # behind an empty frame there may be others
-
-
-def zstd_decompress_many(values: Sequence[bytes | memoryview], nbytes: int) -> Any:
-    """Return the contents of frames, each of `nbytes`; ``None`` if one is anything else than one
-    frame of one block: `zstd_decompress` knows what to do then.
-
-    Behind its block the call ignores what a value has. And it frees memory twice where it has to
-    look for a size, and finds 0.
-    """
-    try:
-        if not all(map(_is_one_block, values)):
-            return None
-        sizes = np.full(len(values), nbytes, np.uint64).data
-        return _zstd.decompressor.multi_decompress_to_buffer(list(values), decompressed_sizes=sizes)
-    except (zstandard.ZstdError, ValueError):
-        return None
-
-
-def _is_one_block(frame: bytes | memoryview) -> bool:
-    """Whether a value is as long as its first block and what belongs to it (RFC 8878, 3.1.1)."""
-    start = zstandard.frame_header_size(frame)
-    block = int.from_bytes(frame[start : start + 3], "little")
-    nbytes = 1 if block >> 1 & 3 == 1 else block >> 3
-    checksum_nbytes = frame[4] & 4
-    return bool(block & 1) and len(frame) == start + 3 + nbytes + checksum_nbytes
+    return data or _numcodecs_zstd.decode(value)  # frames may follow an empty one
 
 
 _DECOMPRESS: dict[type[Codec], Callable[[Any], Any]] = {  # a subclass may do something else
@@ -113,14 +74,8 @@ _DECOMPRESS: dict[type[Codec], Callable[[Any], Any]] = {  # a subclass may do so
     BloscCodec: numcodecs.Blosc().decode,
 }
 
-_SMALL_NBYTES = 16 * 1024
-"""Decoded size of chunks that are decompressed together: larger ones are faster one by one."""
-
-_MIN_TOGETHER = 12
-"""Chunks for which that pays."""
-
 _KINDS = "biufc"
-"""Kinds of data types whose elements are plain bytes: booleans, numbers."""
+"""Kinds of data types with elements of plain bytes: booleans, numbers."""
 
 
 class PlainCodec(NamedTuple):
@@ -129,7 +84,7 @@ class PlainCodec(NamedTuple):
     dtype: np.dtype[Any]
     """Data type in the stored byte order."""
     compress: Callable[[npt.NDArray[Any]], bytes] | None
-    """``None``: chunks are only decoded in this way."""
+    """``None``: this codec only decodes."""
     decompress: Callable[[bytes | memoryview], Any] | None
 
     def encode(self, values: npt.NDArray[Any]) -> bytes:
@@ -137,29 +92,10 @@ class PlainCodec(NamedTuple):
         assert self.compress is not None
         return self.compress(np.ascontiguousarray(values, self.dtype))
 
-    def encode_many(self, chunks: Sequence[npt.NDArray[Any]]) -> Iterable[bytes]:
-        """As `encode`, for contiguous chunks of this type; one call without the GIL for zstd."""
-        if isinstance(self.compress, ZstdCompress) and len(chunks) > 1:
-            frames = self.compress.compressor().multi_compress_to_buffer(chunks)
-            return [frame.tobytes() for frame in frames]
-        return map(self.encode, chunks)
-
     def decode(self, value: bytes | memoryview, shape: tuple[int, ...]) -> npt.NDArray[Any]:
         """Return the chunk that bytes encode, in the stored byte order."""
         data = value if self.decompress is None else self.decompress(value)
         return np.frombuffer(data, self.dtype).reshape(shape)
-
-    def decode_many(
-        self, values: Sequence[bytes | memoryview], shapes: Sequence[tuple[int, ...]]
-    ) -> Iterable[npt.NDArray[Any]]:
-        """As `decode`, for many chunks; small ones of one shape in one call without the GIL."""
-        nbytes = math.prod(shapes[0]) * self.dtype.itemsize if len(set(shapes)) == 1 else 0
-        is_small = 0 < nbytes <= _SMALL_NBYTES and len(values) >= _MIN_TOGETHER
-        if self.decompress is zstd_decompress and is_small:
-            chunks = zstd_decompress_many(values, nbytes)
-            if chunks is not None:
-                return (np.frombuffer(chunk, self.dtype).reshape(shapes[0]) for chunk in chunks)
-        return map(self.decode, values, shapes)
 
 
 class ChunkCodec:
@@ -196,8 +132,7 @@ class ChunkCodec:
         return chunk
 
     def plain(self, spec: ArraySpec) -> PlainCodec | None:
-        """Return a shorter way, if chunks are numbers, ``bytes`` and at most one compressor of
-        zarr: most are."""
+        """Return the shorter way for numbers, ``bytes`` and at most one compressor of zarr."""
         first, *others = self._codecs
         dtype = spec.dtype.to_native_dtype()
         if (

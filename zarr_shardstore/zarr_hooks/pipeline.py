@@ -1,9 +1,7 @@
 """`ShardedCodecPipeline`: codec pipeline that hands whole array operations to a sharding store.
 
-`array_jobs.py` has what it does for one operation.
-
-`make_default` makes it zarr's pipeline. zarr then asks it for the pipeline of every array: for one
-in another store it returns the object that zarr would have made without it.
+`make_default` makes it zarr's pipeline. zarr then asks it for the pipeline of every array. For an
+array in another store it returns the object that zarr would have made without it.
 """
 
 from __future__ import annotations
@@ -11,9 +9,9 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from functools import cache, partial
+from functools import partial
 from importlib import import_module
 from threading import Lock
 from typing import Any, Self, cast
@@ -21,14 +19,8 @@ from weakref import WeakValueDictionary
 
 import numpy as np
 import zarr
-from zarr.abc.codec import (
-    ArrayArrayCodec,
-    ArrayBytesCodec,
-    BytesBytesCodec,
-    Codec,
-    CodecPipeline,
-)
-from zarr.abc.store import ByteGetter, ByteRequest, ByteSetter, Store
+from zarr.abc.codec import ArrayArrayCodec, ArrayBytesCodec, BytesBytesCodec, Codec, CodecPipeline
+from zarr.abc.store import ByteRequest, Store
 from zarr.core.array import create_codec_pipeline
 from zarr.core.array_spec import ArraySpec
 from zarr.core.buffer import Buffer, BufferPrototype, NDBuffer
@@ -42,28 +34,21 @@ from zarr_shardstore.io.buffers import own_bytes, to_buffer_of
 from zarr_shardstore.io.driver import MAX_CONFLICT_S
 from zarr_shardstore.shards.requests import swap
 from zarr_shardstore.telemetry import warn
-from zarr_shardstore.zarr_hooks.array_jobs import (
-    ChunkPart,
-    ReadJob,
-    TakesWholeOperations,
-    Value,
-    WriteJob,
-    empty_chunk,
-    run_in_units,
-)
+from zarr_shardstore.zarr_hooks import array_jobs
+from zarr_shardstore.zarr_hooks.array_jobs import Axes, Batch, TakesWholeOperations, Value
 from zarr_shardstore.zarr_hooks.chunk_codec import ChunkCodec
 from zarr_shardstore.zarr_hooks.shards_argument import ShardsArgument, drop_copied_encoding
 
 _LONGEST_PAUSE_S = 0.005
-"""Before zarr's way of writing a part is repeated."""
+"""Pause before zarr's way of writing a part is repeated."""
 
 _turns: WeakValueDictionary[tuple[int, str], asyncio.Lock] = WeakValueDictionary()
-"""By event loop and key: tasks of one loop write parts of a chunk in zarr's way one by one. Without
-the lock most of their work would be repeated, and no part lost."""
+"""Locks by event loop and key: tasks of one loop write parts of a chunk one by one, which saves
+repeated work."""
 
 
-def _store_behind(store: Store) -> tuple[Store, str]:
-    """Return the store of this package behind a file system ``shard``, and the path of `store` in
+def _inner_store(store: Store) -> tuple[Store, str]:
+    """Return the store of this package inside a file system ``shard``, and the path of `store` in
     it; otherwise the store itself."""
     inner = getattr(store.fs, "sharding_store", None) if type(store) is FsspecStore else None
     if not isinstance(inner, TakesWholeOperations):
@@ -72,16 +57,16 @@ def _store_behind(store: Store) -> tuple[Store, str]:
     return cast(Store, inner), f"{path}/" if path else ""
 
 
-def _batch_behind(batch_info: Iterable[tuple[Any, ...]], *, writes: bool = False) -> list[Any]:
-    """Return the chunks of an operation, with their paths in the store behind."""
+def _inner_batch(batch_info: Iterable[Any], *, writes: bool = False) -> list[Any]:
+    """Return the chunks of an operation, with their paths in the store of this package."""
     batch = list(batch_info)
     if not batch or type(batch[0][0]) is not StorePath:
         return batch
     store = batch[0][0].store
-    inner, root = _store_behind(store)
+    inner, root = _inner_store(store)
     if inner is store:
         return batch
-    if writes:  # of the store behind it is not known that zarr may only read
+    if writes:  # the inner store does not know whether zarr's store is read-only
         store._check_writable()
     return [
         (StorePath(inner, root + path.path) if path.store is store else path, *rest)
@@ -93,28 +78,29 @@ def _batch_behind(batch_info: Iterable[tuple[Any, ...]], *, writes: bool = False
 class ShardedCodecPipeline(BatchedCodecPipeline):
     """A codec pipeline for zarr that writes each shard of an array operation once.
 
-    zarr's own pipelines hand chunks over one by one. This one reads all chunks of a selection in
-    one operation of the store. It writes them in one operation for each 16 MiB of whole shards.
+    zarr's own pipelines hand chunks over one by one. This pipeline reads all chunks of a selection
+    in one operation of the store. It writes them in one operation for each 16 MiB of whole shards.
     Arrays in other stores get the pipeline that zarr would use without this package. Arrays whose
-    ``sharding_indexed`` codec is left to zarr, and those with a codec that can only be awaited, get
-    zarr's ``BatchedCodecPipeline``.
+    ``sharding_indexed`` codec is left to zarr, and arrays with a codec that can only be awaited,
+    get zarr's ``BatchedCodecPipeline``.
 
     Notes
     -----
     The first `ShardingStore` of a process, made or unpickled, sets ``codec_pipeline.path`` of
-    zarr's configuration to it. An import does not. Another pipeline that the user configures, by
-    ``zarr.config.set``, the environment or a YAML file, wins, before and after. With such a
-    pipeline a write of a sharded array warns, once in a process: writers of parts of one chunk may
-    lose one of them. After ``zarr.config.reset()`` the next `ShardingStore` sets it again.
+    zarr's configuration; an import does not. A pipeline that you configure, by
+    ``zarr.config.set``, the environment or a YAML file, has priority, before and after. With such
+    a pipeline the first write of a sharded array in a process warns, because concurrent writers of
+    one chunk may lose a part. After ``zarr.config.reset()`` the next `ShardingStore` sets the path
+    again.
 
-    A store inside one of zarr's wrappers, such as ``LoggingStore``, counts as another store:
-    the wrapper would not see what is done.
+    A store inside one of zarr's wrappers, such as ``LoggingStore``, counts as another store, so
+    that the wrapper sees each operation.
 
     Memory: encoded and decoded chunks of 64 MiB (decoded), or of one shard if that is larger.
 
-    Thread safety: as the store. Several writers may write parts of one chunk: where the store loses
-    no update of a shard, no part is lost. If the chunk has changed since it was read, the part is
-    merged again inside the commit.
+    Thread safety: as the store. Several writers may write parts of one chunk wherever they may
+    write the same shard. If the chunk has changed since it was read, the part is merged again
+    inside the commit.
 
     Examples
     --------
@@ -128,11 +114,11 @@ class ShardedCodecPipeline(BatchedCodecPipeline):
     """
 
     shards_argument: ShardsArgument | None = None
-    """Set for arrays that address shards; the pipeline then has the codecs of their chunks."""
+    """Set for an array that addresses shards; the pipeline then has the codecs of its chunks."""
 
     @classmethod
     def from_array_metadata_and_store(cls, array_metadata: ArrayMetadata, store: Store) -> Self:
-        """Return the pipeline of an array: this one in a sharding store, else zarr's usual one.
+        """Return the pipeline of an array: ours in a sharding store, else zarr's usual one.
 
         Raises
         ------
@@ -141,7 +127,7 @@ class ShardedCodecPipeline(BatchedCodecPipeline):
         """
         drop_copied_encoding(array_metadata)
         if type(store) is FsspecStore:  # all other stores cost no call
-            store, _ = _store_behind(store)
+            store, _ = _inner_store(store)
         if not isinstance(store, TakesWholeOperations):
             usual: Any = usual_pipeline().from_array_metadata_and_store(array_metadata, store)
             return cast(Self, usual)
@@ -153,7 +139,7 @@ class ShardedCodecPipeline(BatchedCodecPipeline):
 
     @classmethod
     def from_codecs(cls, codecs: Iterable[Codec], *, batch_size: int | None = None) -> Self:
-        """Return zarr's usual pipeline: there is no store, as for the chunks in native shards."""
+        """Return zarr's usual pipeline for codecs without a store, as in native shards."""
         options = {} if batch_size is None else {"batch_size": batch_size}
         return cast(Self, usual_pipeline().from_codecs(codecs, **options))
 
@@ -172,14 +158,9 @@ class ShardedCodecPipeline(BatchedCodecPipeline):
             shards_argument=self.shards_argument,
         )
 
-    async def read(
-        self,
-        batch_info: Iterable[tuple[ByteGetter, ArraySpec, Any, Any, bool]],
-        out: NDBuffer,
-        drop_axes: tuple[int, ...] = (),
-    ) -> Any:
+    async def read(self, batch_info: Iterable[Any], out: NDBuffer, drop_axes: Axes = ()) -> Any:
         """Read all chunks of a selection into `out`; return whether each is stored."""
-        batch = _batch_behind(batch_info)
+        batch = _inner_batch(batch_info)
         if self.shards_argument is not None:
             chunks = replace(self, shards_argument=None)
             return await self.shards_argument.read(chunks, batch, out, drop_axes)
@@ -188,20 +169,15 @@ class ShardedCodecPipeline(BatchedCodecPipeline):
             return await super().read(batch, out, drop_axes)
         is_array = isinstance(out.as_ndarray_like(), np.ndarray)
         plain = codec.plain(batch[0][1]) if is_array else None
-        job = ReadJob(store, codec, plain, out, drop_axes, {})
-        await run_in_units(job, batch)
-        return tuple(
-            {"status": "present" if job.is_present[i] else "missing"} for i in range(len(batch))
+        is_present = dict.fromkeys(range(len(batch)), False)
+        await array_jobs.run_in_units(
+            array_jobs.ReadJob(store, codec, plain, out, drop_axes, is_present), batch
         )
+        return tuple({"status": "present" if p else "missing"} for p in is_present.values())
 
-    async def write(
-        self,
-        batch_info: Iterable[tuple[ByteSetter, ArraySpec, Any, Any, bool]],
-        value: NDBuffer,
-        drop_axes: tuple[int, ...] = (),
-    ) -> None:
+    async def write(self, batch_info: Iterable[Any], value: NDBuffer, drop_axes: Axes = ()) -> None:
         """Write `value` into all chunks of a selection; each shard is committed once."""
-        batch = _batch_behind(batch_info, writes=True)
+        batch = _inner_batch(batch_info, writes=True)
         if self.shards_argument is not None:
             chunks = replace(self, shards_argument=None)
             await self.shards_argument.write(chunks, batch, value, drop_axes)
@@ -214,22 +190,15 @@ class ShardedCodecPipeline(BatchedCodecPipeline):
         plain = codec.plain(batch[0][1]) if isinstance(array, np.ndarray) else None
         if plain is not None and plain.compress is None:
             plain = None
-        job = WriteJob(store, codec, plain, value, array, drop_axes, asyncio.Lock())
-        if len(batch) == 1 and plain is not None:
-            path, *rest = batch[0]
-            if await job.buffer(ChunkPart(path.path, *rest)):
-                return
-        await run_in_units(job, batch)
+        job = array_jobs.WriteJob(store, codec, plain, value, array, drop_axes, asyncio.Lock())
+        await array_jobs.run_in_units(job, batch)
 
     async def write_batch(
-        self,
-        batch_info: Iterable[tuple[ByteSetter, ArraySpec, Any, Any, bool]],
-        value: NDBuffer,
-        drop_axes: tuple[int, ...] = (),
+        self, batch_info: Iterable[Any], value: NDBuffer, drop_axes: Axes = ()
     ) -> None:
-        """Write in zarr's way, chunk by chunk: again if another writer has changed a chunk since it
-        was read to write a part of it."""
-        batch = _batch_behind(batch_info, writes=True)
+        """Write in zarr's way, chunk by chunk. Repeat it if another writer has changed a chunk
+        between the read and the write of a part."""
+        batch = _inner_batch(batch_info, writes=True)
         end = time.monotonic() + MAX_CONFLICT_S
         scope = id(asyncio.get_running_loop()), getattr(batch[0][0], "path", "")
         turn = _turns.setdefault(scope, asyncio.Lock())
@@ -254,8 +223,8 @@ class ShardedCodecPipeline(BatchedCodecPipeline):
         part_path.encode, part_path.spec = self.encode, spec
         return part_path
 
-    def _store_of(self, batch: Sequence[tuple[Any, ...]]) -> TakesWholeOperations | None:
-        """Return the store of this package that has all chunks; ``None``: it is another one."""
+    def _store_of(self, batch: Batch) -> TakesWholeOperations | None:
+        """Return the store of this package that has all chunks, or ``None``."""
         if self.supports_partial_decode or self.supports_partial_encode:
             return None  # native shards: the codec reads and writes parts of them itself
         if not batch or not isinstance(batch[0][0], StorePath):
@@ -296,7 +265,7 @@ class _PartPath(StorePath):
 
     async def delete(self) -> None:
         """Remove the value; where a removal has no condition, store a chunk of fill values."""
-        (empty,) = await self.encode([empty_chunk(self.spec)])
+        (empty,) = await self.encode([array_jobs.empty_chunk(self.spec)])
         await self._swap(None, None if empty is None else partial(own_bytes, empty))
 
     async def _swap(
@@ -312,36 +281,36 @@ class _PartPath(StorePath):
 
 
 _PATH = "zarr_shardstore.store.pipeline.ShardedCodecPipeline"
-"""It is in the configuration of users, and in pickled arrays."""
+"""The name in users' configuration, and in pickled arrays."""
 ShardedCodecPipeline.__module__ = _PATH.rpartition(".")[0]
 
 _OPTION, _MARK = "codec_pipeline.path", "codec_pipeline.is_set_by_zarr_shardstore"
 
 _warning = Lock()
-"""The warning acquires it, and keeps it: there is one in a process."""
+"""Locked from the first warning on, so that a process warns once."""
 
 
 def make_default() -> None:
     """Make `ShardedCodecPipeline` the pipeline of zarr's configuration, unless the user chose one.
 
-    A choice is another text than zarr's default, or an equal one from code, the environment or a
-    YAML file: another object. The mark stays when the user goes back to the default later;
+    A choice is a string that is not zarr's default object: another text, or an equal text from
+    code, the environment or a YAML file. The mark stays when the user later chooses the default;
     ``zarr.config.reset()`` removes it.
     """
-    register_pipeline(ShardedCodecPipeline)  # zarr knows no entry point of a mere checkout
+    register_pipeline(ShardedCodecPipeline)  # a mere checkout has no entry point
     if zarr.config.get(_OPTION) is _usual_path() and not zarr.config.get(_MARK, False):
         zarr.config.set({_OPTION: _PATH, _MARK: True})
 
 
 def is_unsafe() -> bool:
-    """Whether another pipeline is configured, and no warning has said so."""
+    """Whether another pipeline is configured, and no warning was given."""
     # Not `zarr.config.get`, which takes a microsecond.
     chosen = zarr.config.config.get("codec_pipeline", {}).get("path")
     return chosen != _PATH and not _warning.locked()
 
 
 def warn_of_other_pipeline() -> None:
-    """Warn, once in a process, of a sharded array that another pipeline writes."""
+    """Warn, once in a process, that another pipeline writes a sharded array."""
     if _warning.acquire(blocking=False):
         warn(
             "another codec pipeline writes a sharded array: "
@@ -354,17 +323,12 @@ def warn_of_other_pipeline() -> None:
 
 def usual_pipeline() -> type[CodecPipeline]:
     """Return the class that zarr's defaults name."""
-    return _class_at(_usual_path())
+    module, _, name = _usual_path().rpartition(".")
+    found: type[CodecPipeline] = getattr(import_module(module), name)
+    return found
 
 
 def _usual_path() -> str:
-    """Return the path in the newest of zarr's defaults that names another pipeline than ours."""
+    """Return the path of the newest of zarr's defaults that does not name our pipeline."""
     groups: list[Mapping[str, str]] = [d.get("codec_pipeline", {}) for d in zarr.config.defaults]
     return [group["path"] for group in groups if group.get("path", _PATH) != _PATH][-1]
-
-
-@cache
-def _class_at(path: str) -> type[CodecPipeline]:
-    module, _, name = path.rpartition(".")
-    found: type[CodecPipeline] = getattr(import_module(module), name)
-    return found

@@ -1,26 +1,26 @@
 """Arrays made with ``shards=`` in a sharding store: operations on shards become those on chunks.
 
-zarr writes a document with a ``sharding_indexed`` codec. It is the one that the store would write,
-so the store addresses the array by its inner chunks. The array object that zarr has just made
-addresses shards, by keys of the same spelling: ``c/3/0`` is a shard to one, and a chunk to the
-other. Three steps keep these apart:
+zarr writes a document with a ``sharding_indexed`` codec, as the store itself would. So the store
+addresses the array by its inner chunks. The array object that zarr has just made addresses shards,
+by keys of the same spelling: ``c/3/0`` is a shard for zarr, and a chunk for the store. Three steps
+keep these apart:
 
 1. zarr asks for the pipeline before it stores the document. The metadata object then gets a
-   `ShardKeyEncoding`, which ends keys with `SHARD_MARK`: no key of a shard is taken for that of a
-   chunk. An extra field marks its document. The store removes both; without the mark, as from
-   another pipeline, zarr shards the array.
+   `ShardKeyEncoding`, which ends the key of each shard with `SHARD_MARK`. An extra field marks the
+   document. The store removes both. Without the mark, as from another pipeline, zarr shards the
+   array.
 2. `ShardsArgument` turns each shard of an array operation into an operation on its chunks.
-3. The store erases a whole shard by its marked key, as for a resize, and refuses to read or write
-   one: another pipeline took the array object over.
+3. The store erases a whole shard by its marked key, as for a resize. It refuses to read or write a
+   marked key, because another pipeline then uses the array object.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from math import prod
 from operator import floordiv
-from typing import Any, ClassVar, NamedTuple, Protocol, cast, runtime_checkable
+from typing import Any, ClassVar, NamedTuple, cast
 
 from zarr.abc.codec import CodecPipeline
 from zarr.abc.store import Store
@@ -37,14 +37,15 @@ from zarr_shardstore.format.keys import SHARD_MARK, ChunkKeyEncoding, Coords
 from zarr_shardstore.format.layout import ShardRef
 from zarr_shardstore.io.concurrency import run_within
 from zarr_shardstore.metadata.declaration import MARKER, marked
+from zarr_shardstore.zarr_hooks.array_jobs import Axes, Batch
 
 _MAX_NBYTES_AT_ONCE = 64 * 1024 * 1024
-"""Decoded size of the chunks of the shards that are read or written concurrently."""
+"""Decoded size of the chunks in shards that are read or written concurrently."""
 
 
 class _ShardKey(str):
-    """Marked key of a shard. It equals each chunk key of the shard, because zarr counts the stored
-    shards by a search for this key in the listing."""
+    """Marked key of a shard. It compares equal to each chunk key of the shard, because zarr counts
+    stored shards by searching the listing for this key."""
 
     coords: Coords
     cps: Coords
@@ -60,11 +61,11 @@ class _ShardKey(str):
 @dataclass(frozen=True)
 class ShardKeyEncoding(chunk_key_encodings.ChunkKeyEncoding):
     """Chunk key encoding of an array object that addresses shards, in a store that addresses
-    chunks. No reader knows its name: a document that has it elsewhere is refused."""
+    chunks. Every reader refuses a document with its unknown name."""
 
     name: ClassVar[str] = MARKER
     above: Any
-    """The encoding of the chunks."""
+    """Encoding of the chunks."""
     cps: Coords
 
     def encode_chunk_key(self, chunk_coords: tuple[int, ...]) -> str:
@@ -78,19 +79,10 @@ class ShardKeyEncoding(chunk_key_encodings.ChunkKeyEncoding):
 
 
 def drop_copied_encoding(metadata: ArrayMetadata) -> None:
-    """Give a new array its own keys, if zarr made it like one that addresses shards."""
+    """Give a new array its own keys, if zarr made it like an array that addresses shards."""
     encoding = getattr(metadata, "chunk_key_encoding", None)
     if isinstance(encoding, ShardKeyEncoding) and MARKER not in cast(Any, metadata).extra_fields:
         object.__setattr__(metadata, "chunk_key_encoding", encoding.above)
-
-
-@runtime_checkable
-class _AddressesChunks(Protocol):
-    """Methods of `ShardingStore`."""
-
-    def _takes_shards(self, document: bytes) -> bool: ...
-
-    async def _shards_of(self, keys: Sequence[str]) -> Sequence[ShardRef | None]: ...
 
 
 class _Shard(NamedTuple):
@@ -101,7 +93,7 @@ class _Shard(NamedTuple):
     """Selection in the value of the operation."""
     indexer: Indexer
     chunks: list[tuple[StorePath, ArraySpec, Any, Any, bool]]
-    """As zarr passes the parts of chunks to a pipeline."""
+    """Parts of chunks, as zarr passes them to a pipeline."""
     position: int
 
     @property
@@ -115,35 +107,32 @@ class ShardsArgument(NamedTuple):
 
     codec: ShardingCodec
     usual: CodecPipeline
-    """zarr's own pipeline of the array, where the document leaves its sharding to zarr."""
+    """zarr's own pipeline, for a document that leaves sharding to zarr."""
 
     @classmethod
     def of(
         cls, metadata: ArrayMetadata, store: Store, usual: CodecPipeline
     ) -> ShardsArgument | None:
-        """Make one for an array that the store addresses by its chunks; ``None`` for all others."""
+        """Return the operations of an array that the store addresses by its chunks, or ``None``."""
         if not isinstance(metadata, ArrayV3Metadata):
             return None
         codecs = metadata.codecs
         if len(codecs) != 1 or type(codecs[0]) is not ShardingCodec:
             return None
         (document,) = metadata.to_buffer_dict(default_buffer_prototype()).values()
-        if not isinstance(store, _AddressesChunks) or not store._takes_shards(document.to_bytes()):
+        takes_shards = getattr(store, "_takes_shards", None)  # if it is a ShardingStore
+        if takes_shards is None or not takes_shards(document.to_bytes()):
             return None
         encoding, shards = metadata.chunk_key_encoding, metadata.shards or ()
         if not isinstance(encoding, ShardKeyEncoding):
             cps = tuple(map(floordiv, shards, metadata.chunks))
             metadata.extra_fields.update(marked({}, "flat"))
-            # The object is new, and zarr's constructor also sets its fields in this way.
+            # The object is new, and zarr's constructor also sets its fields this way.
             object.__setattr__(metadata, "chunk_key_encoding", ShardKeyEncoding(encoding, cps))
         return cls(codecs[0], usual)
 
     async def read(
-        self,
-        pipeline: CodecPipeline,
-        batch: Sequence[tuple[Any, ...]],
-        out: NDBuffer,
-        drop_axes: tuple[int, ...],
+        self, pipeline: CodecPipeline, batch: Batch, out: NDBuffer, drop_axes: Axes
     ) -> Any:
         """Read all parts of shards, by the pipeline of the chunks."""
         shards = await self._shards(batch)
@@ -160,7 +149,7 @@ class ShardsArgument(NamedTuple):
             if not is_view or part.shape != indexer.shape:
                 make = spec.prototype.nd_buffer.empty
                 part, is_view = make(shape=indexer.shape, dtype=out.dtype, order=spec.order), False
-            chunks: Any = pipeline  # zarr 3.1 knows no status of chunks
+            chunks: Any = pipeline  # in zarr 3.1 it has no type for the status of chunks
             found = await chunks.read(shard.chunks, part, indexer.drop_axes)
             is_present[shard.position] = any(chunk["status"] == "present" for chunk in found)
             if not is_view:
@@ -171,11 +160,7 @@ class ShardsArgument(NamedTuple):
         return tuple({"status": "present" if there else "missing"} for there in is_present)
 
     async def write(
-        self,
-        pipeline: CodecPipeline,
-        batch: Sequence[tuple[Any, ...]],
-        value: NDBuffer,
-        drop_axes: tuple[int, ...],
+        self, pipeline: CodecPipeline, batch: Batch, value: NDBuffer, drop_axes: Axes
     ) -> None:
         """Write all parts of shards, by the pipeline of the chunks; each shard is one commit."""
         shards = await self._shards(batch)
@@ -196,29 +181,16 @@ class ShardsArgument(NamedTuple):
 
         await run_within(_MAX_NBYTES_AT_ONCE, ((s.nbytes, s) for s in shards), write_shard)
 
-    async def _shards(self, batch: Sequence[tuple[Any, ...]]) -> Iterator[_Shard] | None:
+    async def _shards(self, batch: Batch) -> Iterator[_Shard] | None:
         """Return the parts of shards; ``None`` if the stored document leaves sharding to zarr."""
-        paths: list[StorePath] = [path for path, *_ in batch]
-        store = cast(_AddressesChunks, paths[0].store) if paths else None
-        keys = [path.path.removesuffix(SHARD_MARK) for path in paths]
-        refs = await store._shards_of(keys) if store is not None else []
+        keys = [path.path.removesuffix(SHARD_MARK) for path, *_ in batch]
+        refs = await batch[0][0].store._shards_of(keys) if batch else []
         if None in refs:
             return None
-        return (
-            self._shard(i, cast(ShardRef, ref), *item)
-            for i, (ref, item) in enumerate(zip(refs, batch, strict=True))
-        )
+        return (self._shard(i, *each) for i, each in enumerate(zip(refs, batch, strict=True)))
 
-    def _shard(
-        self,
-        position: int,
-        ref: ShardRef,
-        path: StorePath,
-        spec: ArraySpec,
-        inside: Any,
-        outside: Any,
-        is_complete: bool,
-    ) -> _Shard:
+    def _shard(self, position: int, ref: ShardRef, item: tuple[Any, ...]) -> _Shard:
+        path, spec, inside, outside, is_complete = item
         chunk_shape, layout = self.codec.chunk_shape, ref.layout
         cps = tuple(s // c for s, c in zip(spec.shape, chunk_shape, strict=True))
         if cps != layout.spec.chunks_per_shard:
@@ -245,8 +217,6 @@ def _grid(shape: tuple[int, ...], chunk_shape: tuple[int, ...]) -> Any:
     return grids.ChunkGrid.from_sizes(shape, chunk_shape)
 
 
-def _without_mark(batch: Sequence[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
+def _without_mark(batch: Batch) -> list[tuple[Any, ...]]:
     """Return the parts of shards under the keys that they have in the base store."""
-    return [
-        (StorePath(path.store, path.path.removesuffix(SHARD_MARK)), *rest) for path, *rest in batch
-    ]
+    return [(StorePath(p.store, p.path.removesuffix(SHARD_MARK)), *rest) for p, *rest in batch]

@@ -35,7 +35,7 @@ def test_columns_say_what_rows_say(pairs: list[tuple[str, ByteRange | None]], wh
         columns = reads.byte_ranges() or [None] * len(reads.positions)
         for i, entry_id, byte_range in zip(reads.positions, reads.entry_ids, columns, strict=True):
             found[i] = reads.shard, entry_id, byte_range
-    chunks = [generation.chunk_of(key) for key in keys]
+    chunks = generation.chunks_of(keys)
     assert found == {
         i: (chunk.shard, chunk.entry_id, None if whole else byte_ranges[i])
         for i, chunk in enumerate(chunks)

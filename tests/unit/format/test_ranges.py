@@ -15,7 +15,8 @@ from zarr_shardstore.format.ranges import (
     column_of_ranges,
     resolve_range,
 )
-from zarr_shardstore.shards.requests import SetPartial, apply_pieces, check_pieces
+from zarr_shardstore.shards.requests import SetPartial
+from zarr_shardstore.shards.updates import apply_pieces, check_pieces
 
 byte_ranges = st.one_of(
     st.none(),

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-import numpy as np
 import pytest
 
 from tests.unit.flows import Recorder, delete_entry, map_entry, patch_entry, set_entry
@@ -21,8 +20,11 @@ from zarr_shardstore.format.shard import (
     split_shard,
 )
 from zarr_shardstore.operations.batch import Batch
-from zarr_shardstore.operations.buffered import commit_with_buffered, perform_buffered
-from zarr_shardstore.operations.write_buffer import LateEntry, WriteBuffer
+from zarr_shardstore.operations.write_buffer import (
+    WriteBuffer,
+    commit_with_buffered,
+    perform_buffered,
+)
 from zarr_shardstore.shards.read import ReadOptions
 from zarr_shardstore.shards.requests import (
     EntryUpdate,
@@ -70,7 +72,7 @@ def put(
     requests: list[Request] = [
         update._replace(key=chunk.key) for chunk, (_, update) in zip(chunks, updates, strict=True)
     ]
-    recorder.run(perform_buffered(requests, chunks, ReadOptions(), buffer))
+    recorder.run(perform_buffered(list(zip(requests, chunks, strict=True)), ReadOptions(), buffer))
     return recorder
 
 
@@ -125,7 +127,7 @@ def test_what_depends_on_a_stored_value_is_committed(
     recorder = put(buffer, set_entry(0, b"zero"))
     shard = shard_of()
     chunk = ChunkRef(shard.chunk_key(update[0]), shard, update[0])
-    flow = perform_buffered([update[1]], [chunk], ReadOptions(), buffer)
+    flow = perform_buffered([(update[1], chunk)], ReadOptions(), buffer)
     (request,) = next(flow)
     assert isinstance(request, UpdateShard)
     recorder.run(commit(buffer, [request.updates]))
@@ -241,78 +243,3 @@ def test_a_commit_that_was_cut_off_is_done_again() -> None:
     assert values(buffer) == {}
     cut_off.close()
     assert values(buffer) == {}
-
-
-class Encoder:
-    """Makes bytes of a tenth of the size of chunks, and refuses a value a number of times."""
-
-    def __init__(self, refused: int = -1, n_times: int = 0) -> None:
-        self.refused, self.n_left = refused, n_times
-        self.calls: list[int] = []
-
-    def encode_many(self, chunks: Sequence[Any]) -> list[bytes]:
-        self.calls.append(len(chunks))
-        if self.n_left and any(chunk[0] == self.refused for chunk in chunks):
-            self.n_left -= 1
-            raise MemoryError
-        return [bytes(chunk[: chunk.size // 10]) for chunk in chunks]
-
-
-def late(shard: ShardRef, entry_id: int, encoder: Encoder, nbytes: int = 10_000) -> LateEntry:
-    return LateEntry(
-        ChunkRef(shard.chunk_key(entry_id), shard, entry_id),
-        np.full(nbytes, entry_id, "u1"),
-        encoder,
-    )
-
-
-def put_late(buffer: WriteBuffer, late: LateEntry) -> int:
-    """Return how many chunks a worker has encoded."""
-    run = buffer.put_late(late)
-    assert run is not None
-    buffer.encode_run(run)
-    return len(run)
-
-
-def test_late_entries_count_as_what_they_are_and_only_while_they_are_buffered() -> None:
-    buffer, shard, encoder = open_buffer(), shard_of(), Encoder()
-    for i in range(3):
-        assert put_late(buffer, late(shard, i, encoder)) == 0
-    assert buffer.nbytes == 30_000
-    buffer.put(shard, [set_entry(2, b"x" * 500)])
-    assert buffer.nbytes == 20_500
-    assert buffer.find(shard, 0) == buffer.find(shard, 0) == Set("a/c0/0", bytes(1000))
-    assert encoder.calls == [1], "it alone, and once"
-    recorder = Recorder({})
-    recorder.run(commit(buffer))
-    stored = split_shard(recorder.objects[KEY], DRAFT_SPEC)
-    assert [bytes(stored[i]) for i in range(3)] == [bytes(1000), b"\1" * 1000, b"x" * 500]
-    assert (buffer.nbytes, encoder.calls) == (0, [1, 1])
-    assert put_late(buffer, late(shard, 0, encoder, 2_000_000))
-    assert buffer.nbytes == 200_000
-
-
-def test_workers_encode_runs_when_they_are_large_and_before_the_limit_counts() -> None:
-    buffer, shard, encoders = open_buffer(10**7), shard_of(), [Encoder(), Encoder()]
-    chunks = [late(shard, i, encoders[i // 2], 400_000) for i in range(3)]
-    assert [put_late(buffer, chunk) for chunk in chunks] == [0, 0, 3]
-    assert (encoders[0].calls, encoders[1].calls, buffer.nbytes) == ([2], [1], 120_000)
-    buffer = open_buffer(15_000)
-    assert [put_late(buffer, late(shard, i, encoders[0])) for i in range(2)] == [0, 2]
-    assert (buffer.nbytes, buffer.is_due, buffer.due()) == (2_000, False, [])
-
-
-def test_a_chunk_that_cannot_be_encoded_fails_the_commit_of_its_shard_and_stays() -> None:
-    buffer, encoder, recorder = open_buffer(1), Encoder(refused=2, n_times=2), Recorder({})
-    good, bad = shard_of(), shard_of((1, 0))
-    for chunk in (late(bad, 2, encoder, 2_000_000), late(good, 1, encoder)):
-        put_late(buffer, chunk)
-    with pytest.raises(MemoryError) as caught:
-        recorder.run(commit(buffer, shard=bad))
-    assert bad.chunk_key(2) in caught.value.__notes__[0]
-    assert isinstance(buffer.get(bad.key).error, MemoryError)  # type: ignore[union-attr]
-    assert not recorder.objects
-    for shard in (good, bad):
-        recorder.run(commit(buffer, shard=shard))
-    assert set(recorder.objects) == {good.key, bad.key}
-    assert buffer.nbytes == 0

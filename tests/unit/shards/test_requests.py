@@ -1,13 +1,11 @@
-"""Requests for values, and updates of values."""
+"""Requests: equality, shards of one, swaps."""
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import pytest
 
-from zarr_shardstore.errors import SpecError
 from zarr_shardstore.shards.requests import (
     Delete,
     EntryUpdate,
@@ -23,10 +21,7 @@ from zarr_shardstore.shards.requests import (
     Update,
     UpdateShard,
     ask,
-    check_pieces,
-    nbytes_of,
     relay,
-    replaced_first,
     swap,
 )
 
@@ -39,18 +34,13 @@ def placeholder() -> bytes:
     return b"empty"
 
 
-UPDATES: list[tuple[Update, float]] = [
-    (Set("k", b"abc"), 3),
-    (SetIfNotExists("k", b"abc"), 3),
-    (SetPartial("k", ((1, b"ab"), (9, b"c"))), 3),
-    (Modify("k", same, placeholder, may_wait=True), math.inf),
-    (Delete("k"), 0),
+WRITES: list[Update] = [
+    Set("k", b"abc"),
+    SetIfNotExists("k", b"abc"),
+    SetPartial("k", ((1, b"ab"), (9, b"c"))),
+    Modify("k", same, placeholder, may_wait=True),
+    Delete("k"),
 ]
-
-
-@pytest.mark.parametrize(("update", "nbytes"), UPDATES)
-def test_the_size_of_an_update_is_known_but_for_a_function(update: Update, nbytes: float) -> None:
-    assert nbytes_of((7, update)) == nbytes
 
 
 def test_requests_of_two_kinds_are_never_equal() -> None:
@@ -88,17 +78,8 @@ def test_a_swap_stores_the_new_value_only_in_the_place_of_the_seen_one() -> None
     assert (first.change(None), first.change(b"")) == (b"new", b"merged")
 
 
-def test_the_first_update_of_an_entry_decides_whether_its_value_counts() -> None:
-    write, patch, change = Set("k", b"x"), SetPartial("k", ()), Modify("k", same)
-    updates: list[EntryUpdate] = [
-        *((0, write), (0, patch), (1, Delete("k")), (1, change), (2, patch), (2, write)),
-        *((3, SetIfNotExists("k", b"x")), (4, change)),
-    ]
-    assert replaced_first(updates) == {0: True, 1: True, 2: False, 3: False, 4: False}
-
-
 def test_below_a_stack_each_write_updates_a_shard_of_one() -> None:
-    flow = relay([Get("a"), *(update for update, _ in UPDATES)])
+    flow = relay([Get("a"), *WRITES])
     batch = next(flow)
     assert batch == [
         Get("a"),
@@ -106,7 +87,7 @@ def test_below_a_stack_each_write_updates_a_shard_of_one() -> None:
             update
             if isinstance(update, SetIfNotExists)
             else UpdateShard(PlainValue("k"), ((0, update),))
-            for update, _ in UPDATES
+            for update in WRITES
         ),
     ]
     with pytest.raises(StopIteration) as done:
@@ -114,17 +95,3 @@ def test_below_a_stack_each_write_updates_a_shard_of_one() -> None:
     assert done.value.value == [1, 2]
     asked = ask((Get("a"),))
     assert next(asked) == [Get("a")]
-
-
-def test_pieces_come_in_ascending_order() -> None:
-    """Of two at one place the empty one comes first: it covers nothing of the other."""
-    assert check_pieces("k", [(2, b"c"), (0, b"ab")]) == ((0, b"ab"), (2, b"c"))
-    assert check_pieces("k", [(1, b"b"), (1, b"")]) == ((1, b""), (1, b"b"))
-    assert check_pieces("k", [(0, memoryview(b"ab")), (0, b"")])[0] == (0, b"")
-    assert check_pieces("k", [(-5, b"b")]) == ((-5, b"b"),)
-    with pytest.raises(SpecError, match="key 'k': each start is a whole number"):
-        check_pieces("k", [("0", b"x")])  # type: ignore[list-item]
-    with pytest.raises(SpecError, match="start -1 counts from the end"):
-        check_pieces("k", [(0, b"x"), (-1, b"y")])
-    with pytest.raises(SpecError, match=r"the values at 0 \(of 2 bytes\) and at 1 overlap"):
-        check_pieces("k", [(1, b"x"), (0, b"xy")])

@@ -6,7 +6,7 @@ import pytest
 
 from tests.unit.flows import Recorder
 from zarr_shardstore.shards import shard_listing
-from zarr_shardstore.shards.requests import CloseListing, ListPage
+from zarr_shardstore.shards.requests import ListPage
 from zarr_shardstore.shards.shard_listing import KeyPages
 
 
@@ -39,8 +39,8 @@ def test_closing_names_what_is_open() -> None:
     recorder.run(pages.next_page())
     recorder.run(pages.close())
     (last,) = recorder.batches[-1]
-    assert isinstance(last, CloseListing)
-    assert last.cursor.prefix == "a/"
+    assert isinstance(last, ListPage)
+    assert (last.cursor.prefix, last.n_keys) == ("a/", 0)
     pages = KeyPages(["b/"])
     recorder.run(pages.next_page())
     n_batches = len(recorder.batches)

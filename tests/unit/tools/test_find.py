@@ -30,7 +30,7 @@ from zarr_shardstore import SpecError
 from zarr_shardstore.format import keys
 from zarr_shardstore.io.backends.mapping import MappingBackend
 from zarr_shardstore.metadata.documents import Node
-from zarr_shardstore.shards.requests import Get, ListDir, ListPrefix
+from zarr_shardstore.shards.requests import Get, ListDir, ListPage
 from zarr_shardstore.store.base_handle import open_base
 from zarr_shardstore.tools.inspect import find as find_module
 from zarr_shardstore.tools.inspect.find import find_contents
@@ -53,8 +53,12 @@ def find(objects: dict[str, bytes]) -> tuple[Any, list[Any]]:
 
 def listings(rounds: list[Any]) -> list[str]:
     requests = [request for some in rounds for request in some]
-    assert all(isinstance(r, ListDir | ListPrefix | Get) for r in requests)
-    return [r.prefix for r in requests if isinstance(r, ListDir | ListPrefix)]
+    assert all(isinstance(r, ListDir | ListPage | Get) for r in requests)
+    return [
+        r.cursor.prefix if isinstance(r, ListPage) else r.prefix
+        for r in requests
+        if isinstance(r, ListDir | ListPage)
+    ]
 
 
 def full(kind: Kind, path: str, grid: tuple[int, ...] = (3, 1, 2)) -> ArrayOf:
@@ -194,7 +198,7 @@ def test_a_group_named_meta_is_no_draft_hierarchy() -> None:
     objects = full(V3, "meta/a").objects() | full(V3, "meta/root2/b").objects()
     found, rounds = find(objects)
     assert [node.path for node in found.arrays] == ["meta/a", "meta/root2/b"]
-    assert not any(isinstance(r, ListPrefix) for some in rounds for r in some)
+    assert not any(isinstance(r, ListPage) for some in rounds for r in some)
 
 
 def test_rounds_are_as_many_as_directories_are_deep() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -87,46 +86,6 @@ def test_zstd_is_that_of_numcodecs(kind: str, values: list[int]) -> None:
         np.testing.assert_array_equal(expected, array)
 
 
-def values_or_error(decode: Callable[[], Any]) -> list[list[int]] | type[Exception]:
-    try:
-        return [array.tolist() for array in decode()]
-    except (RuntimeError, ValueError) as error:
-        return type(error)
-
-
-@pytest.mark.parametrize("kind", FRAMES)
-@settings(max_examples=rounds(5))
-@given(
-    number=st.integers(0, 2**16 - 1),
-    at=st.integers(0, 12),
-    change=st.integers(0, 255),
-    where=st.floats(0, 0.999),
-)
-def test_many_frames_are_decoded_as_each_of_them(
-    kind: str, number: int, at: int, change: int, where: float
-) -> None:
-    """Also if one of them has been damaged in any byte: the same values, or the same error."""
-    array = np.arange(number, number + N).astype("<u2")
-    frames = [numcodecs.Zstd(level=3).encode(array) for _ in range(12)]
-    odd = bytearray(FRAMES[kind](array.tobytes()))
-    plain, shape = plain_zstd(), (N,)
-    for _ in range(2):
-        frames[at:at] = [bytes(odd)]
-        one_by_one = values_or_error(lambda: [plain.decode(frame, shape) for frame in frames])
-        together = values_or_error(lambda: plain.decode_many(frames, [shape] * len(frames)))
-        assert together == one_by_one
-        if odd:
-            odd[int(where * len(odd))] ^= change
-
-
-def test_chunks_of_several_shapes_are_decoded_together() -> None:
-    plain, shapes = plain_zstd(), [*[(2, 3)] * 12, (4, 3)]
-    arrays = [np.arange(math.prod(shape), dtype="<u2").reshape(shape) for shape in shapes]
-    decoded = plain.decode_many([numcodecs.Zstd().encode(array) for array in arrays], shapes)
-    for array, chunk in zip(arrays, decoded, strict=True):
-        np.testing.assert_array_equal(chunk, array)
-
-
 def test_zstd_in_many_threads() -> None:
     """One decoder of chunks serves all threads of an operation."""
     plain, rng = plain_zstd(), np.random.default_rng(0)
@@ -137,15 +96,3 @@ def test_zstd_in_many_threads() -> None:
             decoded = executor.map(lambda value: plain.decode(value, (5000,)), values)
             for array, chunk in zip(arrays, decoded, strict=True):
                 np.testing.assert_array_equal(chunk, array)
-
-
-def test_codecs_of_equal_chunks_are_equal() -> None:
-    """So a batch encodes these together, whichever call or array they are from."""
-
-    def found(level: int) -> PlainCodec | None:
-        codec = ChunkCodec.of([BytesCodec(), ZstdCodec(level=level)])
-        assert codec is not None
-        return codec.plain(spec_of())
-
-    assert found(1) == found(1)
-    assert len({found(1), found(1), found(2)}) == 2

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 import numcodecs
 import numpy as np
@@ -13,8 +12,6 @@ from hypothesis import strategies as st
 from zarr.codecs import ZstdCodec
 
 from zarr_shardstore.zarr_hooks.chunk_codec import (
-    PlainCodec,
-    ZstdCompress,
     zstd_compress_of,
     zstd_decompress,
 )
@@ -33,16 +30,6 @@ def test_numcodecs_reads_it(data: bytes, another: bytes, level: int, checksum: b
         parameters = zstandard.get_frame_parameters(frame)
         assert parameters.has_checksum == checksum
         assert parameters.content_size == len(content), "readers need it to make room"
-
-
-@given(st.lists(CHUNKS, min_size=1, max_size=5), st.integers(-20, 5), st.booleans())
-def test_many_are_compressed_to_the_same_bytes(
-    chunks: list[bytes], level: int, checksum: bool
-) -> None:
-    compress: Any = ZstdCompress(level, checksum)
-    arrays = [np.frombuffer(chunk, "u1") for chunk in chunks]
-    plain = PlainCodec(np.dtype("u1"), compress, None)
-    assert list(plain.encode_many(arrays)) == [compress(array) for array in arrays]
 
 
 @given(st.binary(min_size=1), LEVELS)

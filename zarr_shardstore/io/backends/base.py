@@ -186,18 +186,13 @@ class BlockingBackend(Backend):
     def keys(self, prefix: str, *, shows_all: bool = False) -> Iterator[str]:
         """Return the keys in a directory, recursively; with side files if it shows all."""
 
-    def list_prefix(self, request: requests.ListPrefix, _: object = None) -> list[str]:
-        return list(self.keys(request.prefix))
-
     def list_page(self, request: requests.ListPage, _: object = None) -> VersionedKeys:
         cursor = request.cursor
         cursor.pages = cursor.pages or Pages(self.keys(cursor.prefix, shows_all=cursor.shows_all))
         page: VersionedKeys = cursor.pages.next_page(request.n_keys)
+        if not request.n_keys:
+            cursor.pages.close()
         return page
-
-    def close_listing(self, request: requests.CloseListing, _: object = None) -> None:
-        if request.cursor.pages is not None:
-            request.cursor.pages.close()
 
 
 class Pages:

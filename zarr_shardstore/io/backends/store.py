@@ -35,7 +35,7 @@ Listed: TypeAlias = AsyncGenerator[tuple[str, object], None]
 _REMOVALS: set[type] = {requests.Delete, requests.DeletePrefix}
 CHANGES: set[type] = _REMOVALS | {requests.Set, requests.SetIfNotExists, requests.Move}
 _WRITES = (requests.Set, requests.SetIfNotExists, requests.Delete)
-_LISTINGS: set[type] = {requests.ListPrefix, requests.ListPage, requests.ListDir}
+_LISTINGS: set[type] = {requests.ListPage, requests.ListDir}
 
 
 def has_sync_surface(store: Store) -> bool:
@@ -240,17 +240,13 @@ class StoreBackend(base.Backend):
                 await self.store.set(to, self._buffer(to, found.value))
                 await self.store.delete(key)
 
-    async def list_prefix(self, request: requests.ListPrefix) -> list[str]:
-        return [key async for key, _ in self._listed(request.prefix) if not is_hidden(key)]
-
     async def list_page(self, request: requests.ListPage) -> VersionedKeys:
         cursor = request.cursor
         cursor.pages = cursor.pages or self._listed(cursor.prefix)
+        if not request.n_keys:
+            await cursor.pages.aclose()
+            return VersionedKeys()
         return await next_page(cursor.pages, request.n_keys, shows_all=cursor.shows_all)
-
-    async def close_listing(self, request: requests.CloseListing) -> None:
-        if request.cursor.pages is not None:
-            await request.cursor.pages.aclose()
 
     async def list_dir(self, request: requests.ListDir) -> list[str]:
         return await self._names(request.prefix)

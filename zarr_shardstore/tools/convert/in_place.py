@@ -154,7 +154,7 @@ class Manifest:
         if self.separator == "/" and self.ndim > 1:
             # Each directory is listed before its objects are removed: no name is missed.
             listed = (
-                base.perform([requests.ListPrefix(f"{top}{name}/")])[0]
+                base.perform([requests.ListPage(requests.KeyCursor(f"{top}{name}/"))])[0]
                 for name in sorted(names)
                 if encoding.decode_start(f"{top}{name}/"[len(prefix) :], self.ndim) is not None
             )

@@ -168,7 +168,8 @@ def _find_draft_arrays(found: StoreContents) -> requests.Flow[dict[str, metadata
     (names,) = yield [requests.ListDir(_DRAFT_META)]
     keys = [_DRAFT_META + name for name in names]
     if _DRAFT_ROOT in names:  # without it "meta" is an ordinary group, perhaps with many chunks
-        (below,) = yield [requests.ListPrefix(f"{_DRAFT_META}{_DRAFT_ROOT}/")]
+        cursor = requests.KeyCursor(f"{_DRAFT_META}{_DRAFT_ROOT}/")
+        (below,) = yield [requests.ListPage(cursor)]
         keys += below
     found_nodes = map(metadata.node_of_document, keys)
     nodes = [node for node in found_nodes if node and node.hierarchy == "draft"]
