@@ -18,8 +18,8 @@ from zarr_shardstore.format import layout as layouts
 from zarr_shardstore.format import ranges as byte_ranges
 from zarr_shardstore.format import shard as shard_format
 from zarr_shardstore.io import buffers
+from zarr_shardstore.io.backends import base as backends
 from zarr_shardstore.io.backends import resolve
-from zarr_shardstore.io.backends.base import RangesOfKeys, UnreadableSourceError
 from zarr_shardstore.io.backends.local import LocalBackend
 from zarr_shardstore.io.concurrency import gather_bounded
 from zarr_shardstore.io.local import files as file_keys
@@ -73,10 +73,9 @@ __all__ = [  # noqa: RUF022  # by subject
     "BaseStoreHandle",
     "LocalBackend",
     "ODD_KEY_ERRORS",
-    "RangesOfKeys",
     "STAGING",
     "StoreLike",
-    "UnreadableSourceError",
+    "backends",
     "buffers",
     "gather_bounded",
     "open_base",
