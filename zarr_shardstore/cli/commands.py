@@ -1,4 +1,4 @@
-"""Functions of the commands. `COMMANDS` has their parameters; each imports the tools that it needs."""
+"""Functions of the commands, with the parameters in `COMMANDS`. Each imports its tools."""
 
 from __future__ import annotations
 

@@ -53,8 +53,7 @@ Path: TypeAlias = str | os.PathLike[str]
 _DOCUMENT, _STAGED = "zarr.json", ".zarr.json.adopting"
 
 _MAGIC = b"\x89ZSADOPT\r\n\x1a\n\0\0\0\0"
-_MIN_MAGIC = 4
-"""Bytes of a cut magic at the end of a file that show a stopped adoption."""
+_MIN_MAGIC = 4  # bytes of a cut magic at the end of a file that show a stopped adoption
 
 _MARK = struct.Struct(f"<{len(_MAGIC)}sQQ")
 _MARK_NBYTES = _MARK.size + 4

@@ -52,11 +52,9 @@ _BLOSC_NAMES = ("blosclz", "lz4", "lz4hc", "snappy", "zlib", "zstd")
 _SLAB_NBYTES = 16 * 1024 * 1024
 """Maximum of a chunk that is a part of contiguous values, if its rows are smaller."""
 
-_MIN_SLAB_NBYTES = 16 * 1024
-"""Minimum: values in smaller slabs are one chunk."""
+_MIN_SLAB_NBYTES = 16 * 1024  # minimum: values in smaller slabs are one chunk
 
-ZSTD = {"id": "zstd", "level": 0}
-"""Compressor of chunks that are encoded again."""
+ZSTD = {"id": "zstd", "level": 0}  # compressor of chunks that are encoded again
 
 _HIDDEN = {
     "DIMENSION_LABELS",
@@ -350,9 +348,8 @@ class Parser:
         scales, labels = self._scales(dataset), np.asarray(dataset.attrs.get("DIMENSION_LABELS"))
         if labels.dtype.kind != "O" or labels.shape != (len(scales),):  # on which h5py crashes
             labels = np.full(len(scales), None)
-        return [
-            _basename(scale) or label or None for scale, label in zip(scales, labels, strict=True)
-        ]
+        bases = [scale.rpartition("/")[2].removeprefix(_NON_COORDINATE) for scale in scales]
+        return [base or label or None for base, label in zip(bases, labels, strict=True)]
 
     def _attributes(self, item: Any, path: str) -> dict[str, Any]:
         found: dict[str, Any] = {}
@@ -432,7 +429,3 @@ def _text(item: Any, name: str) -> bytes:
     """Return an attribute of fixed length, as attributes of scales are; others count as empty."""
     value = item.attrs.get(name)
     return value if isinstance(value, bytes) else b""
-
-
-def _basename(path: str) -> str:
-    return path.rpartition("/")[2].removeprefix(_NON_COORDINATE)

@@ -57,18 +57,18 @@ def load_references(source: Any, kind: str, files: SourceFiles) -> Mapping[str, 
     return found
 
 
-class _References(Mapping[str, Reference]):
+class _References:
     """References of fsspec by chunk key. Those of arrays that are encoded again are `RECODED`."""
 
     def __init__(self, files: SourceFiles, found: Mapping[str, Any]) -> None:
         self._files, self._found = files, found
         self.recoded: dict[str, str] = {}
 
-    def __getitem__(self, key: str) -> Reference:
+    def get(self, key: str, /) -> Reference | None:
         try:
             value = self._found[key]
-        except ValueError:  # fsspec raises it for a key that ends in no chunk, such as a group's
-            raise KeyError(key) from None
+        except (KeyError, ValueError):  # ValueError: the key ends in no chunk, such as a group's
+            return None
         if key.rpartition("/")[0] in self.recoded:
             return RECODED
         if isinstance(value, str):
@@ -91,16 +91,13 @@ class _References(Mapping[str, Reference]):
                     if self.get(key.removesuffix(".zarray") + name) is not None:
                         yield key.removesuffix(".zarray") + name
 
-    def __len__(self) -> int:
-        return sum(1 for _ in self)
-
 
 def parse_references(files: SourceFiles, found: Mapping[str, Any], *, recode: bool) -> ParsedSource:
     references = _References(files, found)
     documents: dict[str, Mapping[str, Any]] = {}
     for key in list(getattr(found, "zmetadata", found)):
         if key.rpartition("/")[2] in DOCUMENTS and not key.endswith(".zmetadata"):
-            value = references[key]
+            value = references.get(key)
             parsed = metadata.parse_json(value) if isinstance(value, bytes) else None
             if parsed is None:
                 raise SpecError(f"the document {key!r} of the references is no JSON object")

@@ -17,9 +17,9 @@ import os
 import re
 import threading
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
-from typing import Any, BinaryIO, NamedTuple, TypeAlias
+from typing import Any, BinaryIO, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -43,12 +43,22 @@ from zarr_shardstore.access import (
 )
 from zarr_shardstore.errors import ShardConflictError, ShardStoreError
 
-RECODED = ("", -1, 1)
-"""Reference to a chunk that is encoded again."""
+RECODED = ("", -1, 1)  # reference to a chunk that is encoded again
 
 FileRange: TypeAlias = tuple[str, int, int]
 Reference: TypeAlias = bytes | FileRange
 """Bytes; or URL, offset and size."""
+
+
+class References(Protocol):
+    """References by chunk key."""
+
+    def get(self, key: str, /) -> Reference | None:
+        """Return the reference to a chunk; ``None``: missing."""
+
+    def __iter__(self) -> Iterator[str]:
+        """Yield the keys of stored chunks."""
+
 
 _FILE = "//"
 """Prefix of the keys of files. No key of a zarr store begins with it."""
@@ -206,8 +216,7 @@ class ParsedSource:
 
     documents: Mapping[str, Mapping[str, Any]]
     """Documents of groups and arrays, by key."""
-    references: Mapping[str, Reference]
-    """References by chunk key."""
+    references: References
     decoded: Callable[[], AbstractContextManager[Callable[[str], Any]]]
     """Opens the source with its library; the result returns the array at a path."""
     refused: Mapping[str, str] = field(default_factory=dict)
@@ -226,7 +235,7 @@ class ChunkTable(NamedTuple):
     """Offset and size of each chunk, shape ``(n, 2)``; size 0: missing."""
 
 
-class ChunkTables(Mapping[str, Reference]):
+class ChunkTables:
     """References to the chunks of one file, by key. Chunks of one array are found in bulk."""
 
     def __init__(self, url: str) -> None:
@@ -251,15 +260,12 @@ class ChunkTables(Mapping[str, Reference]):
         found: npt.NDArray[np.int64] = table.ranges[np.ravel_multi_index(coords, table.grid_shape)]
         return found
 
-    def __getitem__(self, key: str) -> Reference:
-        if key in self.compact:
-            return self.compact[key]
-        try:
+    def get(self, key: str, /) -> Reference | None:
+        rows = None
+        with suppress(ValueError):  # outside the grid
             rows = self.rows([key])
-        except ValueError:  # outside the grid
-            rows = None
         if rows is None or not rows[0, 1]:
-            raise KeyError(key)
+            return self.compact.get(key)
         offset, nbytes = rows[0].tolist()
         return RECODED if offset == RECODED[1] else (self.url, offset, nbytes)
 
@@ -269,9 +275,6 @@ class ChunkTables(Mapping[str, Reference]):
             for at in np.flatnonzero(table.ranges[:, 1]).tolist():
                 coords = np.unravel_index(at, table.grid_shape) if table.grid_shape else ()
                 yield "/".join([f"{prefix}c", *map(str, coords)])
-
-    def __len__(self) -> int:
-        return sum(1 for _ in self)
 
 
 class SourceBackend(backends.BlockingBackend):

@@ -33,8 +33,7 @@ from zarr_shardstore.tools.native.as_format import ZarrFormat
 OUR_MEMBER = "zarr_shardstore"
 """Member of kerchunk's JSON with the states of shards; readers pass over it."""
 
-_AT_ONCE = 10_000
-"""References in one write."""
+_AT_ONCE = 10_000  # references in one write
 
 S_NS = 1_000_000_000
 
@@ -274,7 +273,7 @@ def _refuse_empty(found: References) -> None:
 
 
 def _to_icechunk(found: References, store: Any, url: str | None) -> Any:
-    """Write into a session, which the caller commits. Only a `url` of the caller is quoted already."""
+    """Write into a session, which the caller commits. A `url` of the caller is quoted already."""
     spec_of = _import("icechunk").VirtualChunkSpec
     _refuse_empty(found)
     url = quote(found.url, safe=":/@") if url is None else found.url

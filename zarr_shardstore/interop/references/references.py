@@ -148,7 +148,13 @@ def to_references(
     base.seal()
     client = base.store.store if url is None and type(base.store) is ObjectStore else None
     reader = _Reader(base, chunk_keys.check_prefix(arguments.array_path(group)), zarr_format, form)
-    found = References(_url(base, url), zarr_format, *reader.read(paths), client)
+    reached = base.url if url is None else url
+    if not reached:
+        raise SpecError(
+            f"no URL leads to the objects of {base.describe()}: pass url=, the prefix by which "
+            "readers reach them"
+        )
+    found = References(reached.rstrip("/"), zarr_format, *reader.read(paths), client)
     made = form.make(found)
     if on_report is not None:
         on_report(found.report(form.name))
@@ -173,16 +179,6 @@ def stale_references(
     version_of = _versions_below(base, f"{directory}/" if directory else "")
     versions = {key: version_of(key) for key in noted}
     return [key for key, now in versions.items() if now is None or not now.may_be(noted[key])]
-
-
-def _url(base: BaseStoreHandle, url: str | None) -> str:
-    url = base.url if url is None else url
-    if not url:
-        raise SpecError(
-            f"no URL leads to the objects of {base.describe()}: pass url=, the prefix by which "
-            "readers reach them"
-        )
-    return url.rstrip("/")
 
 
 def _versions_below(base: BaseStoreHandle, prefix: str) -> Callable[[str], Version | None]:
