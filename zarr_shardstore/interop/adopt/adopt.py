@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import os
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, TypeAlias, get_args
@@ -315,16 +315,10 @@ class _Adoption:
         """Give a file its place in the destination."""
         target = self.key_path(i)
         os.makedirs(os.path.dirname(target), exist_ok=True)
+        bring: dict[str, Callable[[str, str], None]]
+        bring = {"hard": os.link, "symbolic": os.symlink, "move": fs.replace, "copy": _copy}
         try:
-            match self.link:
-                case "hard":
-                    os.link(path, target)
-                case "symbolic":
-                    os.symlink(path, target)
-                case "move":
-                    fs.replace(path, target)
-                case "copy":
-                    _copy(path, target)
+            bring[self.link](path, target)
         except OSError as error:
             raise SpecError(
                 f"{path!r} cannot be brought to {target!r} by link={self.link!r}: "

@@ -21,7 +21,12 @@ from zarr_shardstore.access import chunk_keys, data_types, fs, layouts, metadata
 from zarr_shardstore.errors import SpecError, UnsupportedError
 from zarr_shardstore.interop.importing.hdf5 import Parser, rows_of_slabs
 from zarr_shardstore.interop.importing.references import tiff_references
-from zarr_shardstore.interop.importing.source import ChunkTables, faults_named, library
+from zarr_shardstore.interop.importing.source import (
+    ChunkTables,
+    faults_named,
+    format_of,
+    library,
+)
 from zarr_shardstore.tools.native.codecs import Chain, v3_array
 from zarr_shardstore.tools.native.translate import v3_of_v2
 
@@ -82,7 +87,7 @@ class FileArray:
 
 
 def read_file_array(path: str | os.PathLike[str], dataset: str | None = None) -> FileArray:
-    """Find the chunks of an array in a file; the parameters are those of `adopt`.
+    """Find the chunks of an array in a file, with parameters as in `adopt`.
 
     Raises
     ------
@@ -162,17 +167,14 @@ def _form(array: FileArray) -> dict[str, Any]:
 
 
 def _parser_of(path: str) -> Callable[[str, str | None], _Parsed]:
+    parsers = {"hdf5": _parse_hdf5, "tiff": _parse_tiff, "npy": _parse_npy, "wkw": _parse_wkw}
     with open(path, "rb") as file:
         head = file.read(2056)
-    if any(head[at : at + 8] == b"\x89HDF\r\n\x1a\n" for at in (0, 512, 1024, 2048)):
-        return _parse_hdf5
-    if head[:4] in (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+"):
-        return _parse_tiff
-    if head[:6] == b"\x93NUMPY":
-        return _parse_npy
-    if head[:3] == b"WKW":
-        return _parse_wkw
-    raise UnsupportedError("it is none of HDF5, NetCDF-4, TIFF, .npy and WKW")
+    kinds = [format_of(head[at:]) for at in (0, 512, 1024, 2048)]
+    kind = "hdf5" if "hdf5" in kinds else kinds[0]
+    if kind not in parsers:
+        raise UnsupportedError("it is none of HDF5, NetCDF-4, TIFF, .npy and WKW")
+    return parsers[kind]
 
 
 def _parse_hdf5(path: str, dataset: str | None) -> _Parsed:
@@ -263,19 +265,16 @@ def _parse_wkw(path: str, dataset: str | None) -> _Parsed:
     if 1 << 3 * (lengths >> 4) > shard_format.MAX_ENTRIES:
         raise UnsupportedError(f"it has more than {shard_format.MAX_ENTRIES} blocks")
     block, n_blocks = 1 << (lengths & 15), 1 << (lengths >> 4)
-    coords = np.indices((n_blocks,) * 3, np.uint64).reshape(3, -1)
-    rank = np.zeros(n_blocks**3, np.uint64)
-    for bit in range(lengths >> 4):
-        for dim in range(3):
-            rank |= ((coords[dim] >> np.uint64(bit)) & np.uint64(1)) << np.uint64(3 * bit + dim)
-    nbytes = block**3 * voxel_nbytes
+    ids, nbytes = np.arange(n_blocks**3), block**3 * voxel_nbytes
+    ranges = np.full((len(ids), 2), nbytes, np.uint64)
+    in_file = shard_format.order_entries(ids, (n_blocks,) * 3, "morton")
+    ranges[in_file, 0] = start + nbytes * ids.astype(np.uint64)
     n_channels = voxel_nbytes // data_type.itemsize
     channels = (n_channels,) if n_channels > 1 else ()
     shape, chunk_shape = (*channels, *(n_blocks * block,) * 3), (*channels, *(block,) * 3)
     geometry = metadata.Geometry(shape, chunk_shape, _KEYS)
     doc = v3_array(geometry, Chain(data_type, "F"), None, {})
     doc["dimension_names"] = [*(("c",) if channels else ()), "x", "y", "z"]
-    ranges = np.stack([start + rank * np.uint64(nbytes), np.full_like(rank, nbytes)], axis=1)
     return doc, ranges, None
 
 

@@ -92,12 +92,11 @@ class DraftNodes:
             is_there = array is not None or group is not None
             if is_there or (kind == "array" and await self.has_nodes_below(path)):
                 return
-        if kind == "array":
-            before, other, translate = array, group, draft.array_to_draft
-            own_key, other_key = array_key(path), group_key(path)
-        else:
-            before, other, translate = group, array, draft.group_to_draft
-            own_key, other_key = group_key(path), array_key(path)
+        own_key, other_key, before, other = array_key(path), group_key(path), array, group
+        translate = draft.array_to_draft
+        if kind == "group":
+            own_key, other_key, before, other = other_key, own_key, group, array
+            translate = draft.group_to_draft
         old = None if before is None else metadata.parse_json(before)
         await self.store.set(own_key, _translated(key, value, translate, old))
         if other is not None:

@@ -31,21 +31,12 @@ from zarr_shardstore.interop.importing.source import (
     SourceBackend,
     SourceFiles,
     file_path,
+    format_of,
     library,
 )
 from zarr_shardstore.tools.convert.api import shard_store
 from zarr_shardstore.tools.convert.report import ArrayReport, ConversionReport, OnProgress
 from zarr_shardstore.tools.inspect.find import lineage, select_paths
-
-_SIGNATURES = {
-    b"\x89HDF\r\n\x1a\n": "hdf5",
-    b"II*\0": "tiff",
-    b"MM\0*": "tiff",
-    b"II+\0": "tiff",
-    b"MM\0+": "tiff",
-    b"PK\3\4": "zip",
-    b"{": "json",
-}
 
 
 def import_store(
@@ -179,9 +170,9 @@ def _kind_of(source: Any, files: SourceFiles) -> str:
             if path is not None:
                 raise SpecError(f"there is no {url!r}") from None
             return "zarr"  # in an object store, perhaps a prefix
-        kinds = [kind for sign, kind in _SIGNATURES.items() if head.lstrip().startswith(sign)]
-        if kinds and (offset == 0 or kinds == ["hdf5"]):
-            return kinds[0].replace("zip", "zarr")
+        kind = format_of(head.lstrip())
+        if kind == "hdf5" or (kind in ("tiff", "json", "zarr") and offset == 0):
+            return kind
     raise SpecError(
         f"{url!r} is no HDF5, NetCDF-4, TIFF, zip or JSON file, and no directory: of other formats "
         "let kerchunk or VirtualiZarr make references, and import these"

@@ -25,7 +25,7 @@ import numpy as np
 import numpy.typing as npt
 import zarr
 from zarr.abc.store import RangeByteRequest, Store
-from zarr.core.buffer import cpu, default_buffer_prototype
+from zarr.core.buffer import Buffer, cpu, default_buffer_prototype
 from zarr.core.sync import sync
 from zarr.storage import MemoryStore
 
@@ -51,19 +51,24 @@ Reference: TypeAlias = bytes | FileRange
 
 
 class References(Protocol):
-    """References by chunk key."""
+    """References by chunk key. Its iterator yields the keys of stored chunks."""
 
-    def get(self, key: str, /) -> Reference | None:
-        """Return the reference to a chunk; ``None``: missing."""
+    def get(self, key: str, /) -> Reference | None: ...
+    def __iter__(self) -> Iterator[str]: ...
 
-    def __iter__(self) -> Iterator[str]:
-        """Yield the keys of stored chunks."""
 
+_SIGNATURES = {
+    b"\x89HDF\r\n\x1a\n": "hdf5",
+    **dict.fromkeys((b"II*\0", b"MM\0*", b"II+\0", b"MM\0+"), "tiff"),
+    b"\x93NUMPY": "npy",
+    b"WKW": "wkw",
+    b"PK\3\4": "zarr",  # a zip
+    b"{": "json",
+}
 
 _FILE = "//"
 """Prefix of the keys of files. No key of a zarr store begins with it."""
 
-_DOCUMENTS = ("zarr.json", ".zarray", ".zattrs")
 _BUFFER_NBYTES = 1 << 20
 _CHUNK_KEY = re.compile(r"(.*?/)?c((?:/[0-9]+)*)")
 
@@ -76,6 +81,11 @@ def library(name: str, extra: str, path: str) -> Any:
         raise ImportError(
             f"{path!r} is read with {name}: pip install zarr-shardstore[{extra}]"
         ) from error
+
+
+def format_of(head: bytes) -> str | None:
+    """Return the format of a file that begins with these bytes, if it is known."""
+    return next((name for sign, name in _SIGNATURES.items() if head.startswith(sign)), None)
 
 
 def file_path(url: str) -> str | None:
@@ -140,7 +150,7 @@ class SourceFiles:
         return data
 
     def read_all(self, ranges: Sequence[tuple[str, int, int]]) -> list[bytes | memoryview]:
-        """Read ranges, each from start to stop; those of objects concurrently."""
+        """Read ranges, each from start to stop; ranges of objects concurrently."""
         if all(file_path(url) is not None for url, *_ in ranges):
             return [self.read(*each) for each in ranges]
         replies = [self._read_object(*each) for each in ranges]
@@ -178,7 +188,7 @@ class SourceFiles:
 
 
 class _ObjectFile(io.RawIOBase):
-    """An object as a file that is only read."""
+    """An object as a file, only read."""
 
     def __init__(self, files: SourceFiles, url: str, size: int) -> None:
         self._files, self._size, self._at = files, size, 0
@@ -278,7 +288,7 @@ class ChunkTables:
 
 
 class SourceBackend(backends.BlockingBackend):
-    """A parsed source as a base store that is only read. It pickles as `reopen` and arguments.
+    """A parsed source as a base store, only read. It pickles as `reopen` and its arguments.
 
     Thread safety: any thread may call it.
     """
@@ -287,9 +297,8 @@ class SourceBackend(backends.BlockingBackend):
         self, parsed: ParsedSource, files: SourceFiles, reopen: Callable[[], tuple[Any, ...]]
     ) -> None:
         self.parsed, self._files, self._reopen = parsed, files, reopen
-        self._documents = {
-            key: metadata.dump_document(doc) for key, doc in parsed.documents.items()
-        }
+        documents = parsed.documents.items()
+        self._documents = {key: metadata.dump_document(doc) for key, doc in documents}
         if not parsed.is_local:
             self.max_requests_at_once = backends.MAX_CONCURRENCY
         self.lacks.add("delete")
@@ -297,6 +306,8 @@ class SourceBackend(backends.BlockingBackend):
         self._opened = ExitStack()
         self._array_at: Callable[[str], Any] | None = None
         self._recent: tuple[str, bytes] = ("", b"")
+        values = {key: cpu.Buffer.from_bytes(doc) for key, doc in self._documents.items()}
+        self._recoding = MemoryStore(dict[str, Buffer](values))
 
     def __reduce__(self) -> tuple[Any, ...]:
         return self._reopen()
@@ -311,7 +322,7 @@ class SourceBackend(backends.BlockingBackend):
         return "source", id(self), key
 
     def ranges_of(self, keys: Sequence[str]) -> backends.RangesOfKeys | None:
-        """Return where values lie; ``None`` if the size of one that is encoded again is unknown."""
+        """Return the ranges of values; ``None`` if one is encoded again, to an unknown size."""
         names: dict[str, int] = {}
         found = np.full((len(keys), 3), -1, np.int64)
         references = self.parsed.references
@@ -341,10 +352,8 @@ class SourceBackend(backends.BlockingBackend):
         gets = [request for request in batch if isinstance(request, requests.Get)]
         found = iter(self._read([(get.key, get.byte_range) for get in gets]))
         return [
-            next(found)
-            if isinstance(request, requests.Get)
-            else self.replies[type(request)](self, request)
-            for request in batch
+            next(found) if isinstance(each, requests.Get) else self.replies[type(each)](self, each)
+            for each in batch
         ]
 
     def get_index(self, request: requests.GetIndex) -> requests.FoundIndex:
@@ -411,11 +420,12 @@ class SourceBackend(backends.BlockingBackend):
         return (url, offset + start, offset + stop), nbytes
 
     def _array_of(self, key: str) -> str:
-        """Return the path of the array that a chunk key belongs to."""
+        """Return the path of the array of a chunk key."""
         path = key
         while path:
             path = path.rpartition("/")[0]
-            if any(f"{path}/{name}".lstrip("/") in self._documents for name in _DOCUMENTS[:2]):
+            names = (f"{path}/{name}".lstrip("/") for name in ("zarr.json", ".zarray"))
+            if any(name in self._documents for name in names):
                 break
         return path
 
@@ -427,21 +437,16 @@ class SourceBackend(backends.BlockingBackend):
             if self._array_at is None:
                 self._array_at = self._opened.enter_context(self.parsed.decoded())
             path = self._array_of(key)
-            prefix = f"{path}/" if path else ""
-            own = {name: self._documents.get(prefix + name) for name in _DOCUMENTS}
-            store = MemoryStore(
-                {name: cpu.Buffer.from_bytes(doc) for name, doc in own.items() if doc}
-            )
             with zarr.config.set({"array.write_empty_chunks": True}):
-                array = zarr.open_array(store)
-                coords = [*map(int, re.findall("[0-9]+", key[len(prefix) :]))][: array.ndim]
+                array = zarr.open_array(self._recoding, path=path)
+                coords = [*map(int, re.findall("[0-9]+", key[len(path) :]))][: array.ndim]
                 bounds = zip(coords, array.chunks, array.shape, strict=True)
                 box = tuple(slice(c * n, min((c + 1) * n, size)) for c, n, size in bounds)
                 with faults_named():
                     values = self._array_at(path)[box]  # of netCDF it may end before the array
                 starts = zip(box, np.shape(values), strict=True)
                 array[tuple(slice(b.start, b.start + n) for b, n in starts)] = values
-            value = store._store_dict[key[len(prefix) :]].to_bytes()
+            value = self._recoding._store_dict.pop(key).to_bytes()
             self._recent = (key, value)
             return value
 
