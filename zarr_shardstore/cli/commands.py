@@ -1,4 +1,4 @@
-"""Functions of the commands, with the parameters in `COMMANDS`. Each imports its tools."""
+"""Functions of the commands, with the parameters in `COMMANDS`. A call imports its tools."""
 
 from __future__ import annotations
 
@@ -7,26 +7,20 @@ import sys
 import webbrowser
 from contextlib import suppress
 from functools import partial
-from importlib import import_module
 from pathlib import Path
 from shutil import get_terminal_size
 from typing import Any
 
 import typer
 
+import zarr_shardstore
 from zarr_shardstore.access import ShardingMapping, ShardingStore, open_base
 from zarr_shardstore.cli import output
 from zarr_shardstore.cli.arguments import Work, confirm, is_same
 from zarr_shardstore.errors import SpecError
+from zarr_shardstore.tools.inspect import shard_map
 from zarr_shardstore.tools.inspect.readers import ONLY_HERE
 from zarr_shardstore.tools.inspect.shard_map import printable
-
-
-def _tool(path: str) -> Any:
-    """Import a function by its path in the package, such as ``tools.convert.api.shard_store``."""
-    module, _, name = path.rpartition(".")
-    return getattr(import_module(f"zarr_shardstore.{module}"), name)
-
 
 # ---------------------------------------------------------------- conversions
 
@@ -43,7 +37,7 @@ def _convert(
     arguments: list[Any] = [source, destination]
     if tool == "reshard":
         arguments.insert(1, options.pop("chunks_per_shard"))
-    convert = _tool(f"tools.convert.api.{tool}")
+    convert = getattr(zarr_shardstore, tool)
     warnings, other_ways = [], []
     if destination is None or is_same(source, destination):
         warnings = [f"the stored objects of {source!r} are replaced, after they were verified"]
@@ -74,7 +68,7 @@ def _translate(tool: str, store: str, yes: bool, as_json: bool, **options: Any) 
     if tool == "from_native":
         warning += f", and its shards are read {ONLY_HERE}"
     confirm(warning, "--dry-run to see which", is_confirmed=yes or options["dry_run"])
-    report = _tool(f"tools.native.bridge.{tool}")(store, **options)
+    report = getattr(zarr_shardstore, tool)(store, **options)
     output.check_arrays(report.entries, store)
     output.print_report(as_json, report.as_dict(), output.native_text(report))
 
@@ -86,8 +80,7 @@ run_from_native = partial(_translate, "from_native")
 def run_import(imported: str, imported_to: str, work: Work, as_json: bool, **options: Any) -> None:
     given = {name: value for name, value in options.items() if value is not ...}
     with work() as workers:
-        import_store = _tool("interop.importing.importing.import_store")
-        report = import_store(imported, imported_to, **workers, **given)
+        report = zarr_shardstore.import_store(imported, imported_to, **workers, **given)
     output.print_report(as_json, report.as_dict(), output.conversion_text(report))
     output.fail_if_left(report.n_left)
 
@@ -96,7 +89,7 @@ def run_import(imported: str, imported_to: str, work: Work, as_json: bool, **opt
 
 
 def run_info(store: str, as_json: bool, **options: Any) -> None:
-    found = _tool("tools.inspect.info.get_shard_info")(store, **options)
+    found = zarr_shardstore.get_shard_info(store, **options)
     output.check_arrays(found.arrays, store)
     output.print_report(as_json, found.as_dict(), output.info_text(found))
     if any(array.n_errors for array in found.arrays):
@@ -107,12 +100,11 @@ def run_info(store: str, as_json: bool, **options: Any) -> None:
 def run_map(
     store: str, path: str, png: Path | None, html: Path | None, as_json: bool, **options: Any
 ) -> None:
-    tools = import_module("zarr_shardstore.tools.inspect.shard_map")
-    shards = tools.shard_map(store, path, **options)
+    shards = shard_map.shard_map(store, path, **options)
     if png is not None:
-        png.write_bytes(tools.render_figure(shards, "png"))
+        png.write_bytes(shard_map.render_figure(shards, "png"))
     if html is not None:
-        html.write_text(tools.render_html(shards), encoding="utf-8")
+        html.write_text(shard_map.render_html(shards), encoding="utf-8")
     drawn = [file for file in (png, html) if file is not None]
     for file in drawn:
         typer.echo(f"drawn: {file}", err=as_json)
@@ -122,19 +114,20 @@ def run_map(
         width, n_lines = get_terminal_size((80, 46))
         is_ascii = not (sys.stdout.encoding or "").lower().startswith("utf")
         height = max(8, n_lines - 6)
-        text = tools.render_text(shards, width=width, height=height, is_ascii=is_ascii)
+        text = shard_map.render_text(shards, width=width, height=height, is_ascii=is_ascii)
         typer.echo(text, nl=False)
     output.fail_if_damaged(shards.errors)
 
 
 def run_fsck(store: str, arrays: Any, storage_options: Any, as_json: bool, **options: Any) -> None:
     if options["restore"] is not None:
-        base = open_base(store, storage_options)
-        keys = _tool("tools.check.quarantine.restore_quarantine")(base, options["restore"])
+        base: Any = open_base(store, storage_options)
+        keys = zarr_shardstore.restore_quarantine(base, options["restore"])
         text = "\n".join(f"restored: {key}" for key in keys)
         output.print_report(as_json, {"restored": keys}, text)
     elif options["chunks"] or options["missing"]:
-        presence = _tool("tools.check.presence.presence")
+        from zarr_shardstore.tools.check.presence import presence
+
         found = presence(store, arrays, region=options["region"], storage_options=storage_options)
         states = {"stored": options["chunks"], "missing": options["missing"]}
         output.fail_if_damaged(output.print_presence(found, **states, as_json=as_json))
@@ -147,14 +140,13 @@ def _check(
 ) -> None:
     """Check a store; repair it with the option for that."""
     given = {"notes": options["resume"], "storage_options": storage_options}
-    level = "decode" if options["decode"] else options["level"]
+    level: Any = "decode" if options["decode"] else options["level"]
     with work() as workers:
-        check_store = _tool("tools.check.check_store.check_store")
-        report = check_store(store, arrays, level=level, **given, **workers)
+        report = zarr_shardstore.check_store(store, arrays, level=level, **given, **workers)
     if options["repair"] and not report.is_clean:
         how = {"keep": options["keep"], "order": options["full_order"]}
         how |= {"source": options["replica"], "dry_run": not options["yes"]}
-        fixed = _tool("tools.check.repair.repair_store")(report, **how)
+        fixed = zarr_shardstore.repair_store(report, **how)
         output.print_report(as_json, fixed.as_dict(), output.repair_text(fixed, store))
         report = fixed.check or report
     else:
@@ -166,7 +158,9 @@ def _check(
 
 
 def run_compact(store: str, as_json: bool, **options: Any) -> None:
-    report = _tool("tools.convert.api.compact_store")(store, **options)
+    from zarr_shardstore.tools.convert.api import compact_store
+
+    report = compact_store(store, **options)
     output.print_report(as_json, report.as_dict(), output.compaction_text(report, store))
     output.fail_if_damaged(report.errors)
 
@@ -176,8 +170,10 @@ def run_consolidate(
 ) -> None:
     mapping = ShardingMapping(store, storage_options=storage_options)
     if dry_run:
+        from zarr_shardstore.tools.inspect.info import sharded_paths
+
         mapping._engine.check_consolidation()
-        paths = _tool("tools.inspect.info.sharded_paths")(mapping, path)
+        paths = sharded_paths(mapping, path)
     else:
         paths = mapping.consolidate_index(path)
     if not paths:
@@ -193,15 +189,16 @@ def run_consolidate(
 def run_serve(
     store: str, shown_as: str | None, in_browser: bool, storage_options: Any, **address: Any
 ) -> None:
+    from zarr_shardstore.interop.serve.server import serve_store
+
     def say(url: str) -> None:
         typer.echo(f"{printable(store)} is served at {url} until Ctrl-C")
         if in_browser:
             webbrowser.open(url)
 
     opened = ShardingStore(store, None, storage_options=storage_options, read_only=True)
-    serve_store = _tool("interop.serve.server.serve_store")
     title = store.rstrip("/").rpartition("/")[2]
-    formats = {"v2": 2, "v3": 3, None: None}
+    formats: dict[str | None, Any] = {"v2": 2, "v3": 3, None: None}
     with suppress(KeyboardInterrupt):  # uvicorn may also return as if there had been none
         serve_store(opened, zarr_format=formats[shown_as], title=title, on_start=say, **address)
     typer.echo("the server has ended", err=True)
@@ -210,32 +207,31 @@ def run_serve(
 def run_adopt(
     files_and_store: list[str], undo: bool, yes: bool, dry_run: bool, as_json: bool, **options: Any
 ) -> None:
-    tools = import_module("zarr_shardstore.interop.adopt.adopt")
     *files, store = files_and_store
     if undo:
         if files:
             raise SpecError("--undo takes the array alone: it knows its files")
-        paths = tools.undo_adoption(store, discard=yes, dry_run=dry_run)
+        paths = zarr_shardstore.undo_adoption(store, discard=yes, dry_run=dry_run)
         verb = "would have" if dry_run else "has"
         text = "\n".join(f"{printable(path)} {verb} its own bytes again" for path in paths)
         output.print_report(as_json, {"restored": paths, "dry_run": dry_run}, text)
         return
-    report = tools.adopt(files, store, dry_run=dry_run, **options)
+    report = zarr_shardstore.adopt(files, store, dry_run=dry_run, **options)
     output.print_report(as_json, report.as_dict(), output.adoption_text(report))
 
 
 def run_references(
     store: str, out: str, documents_format: Any, stale: bool, as_json: bool, **options: Any
 ) -> None:
-    tools = import_module("zarr_shardstore.interop.references.references")
     if stale:
-        keys = tools.stale_references(store, out, storage_options=options["storage_options"])
+        given = {"storage_options": options["storage_options"]}
+        keys = zarr_shardstore.stale_references(store, out, **given)
         text = "\n".join(f"changed: {printable(key)}" for key in keys) or "no shard has changed"
         output.print_report(as_json, {"stale": keys}, text)
         raise typer.Exit(1 if keys else 0)
     to = "kerchunk-parquet" if out.endswith((".parq", ".parquet")) else "kerchunk-json"
     reports: list[Any] = []
     options |= {"out": out, "to": to, "zarr_format": documents_format}
-    tools.to_references(store, **options, on_report=reports.append)
+    zarr_shardstore.to_references(store, **options, on_report=reports.append)
     text = output.references_text(reports[0], out)
     output.print_report(as_json, {**reports[0], "out": out}, text)

@@ -33,16 +33,9 @@ from zarr_shardstore.tools.inspect.find import NO_ARRAY_HINT
 from zarr_shardstore.tools.inspect.shard_map import by, printable
 
 if TYPE_CHECKING:
-    from zarr_shardstore.interop.adopt.adopt import AdoptionReport
-    from zarr_shardstore.tools.check.findings import CheckReport
+    from zarr_shardstore import AdoptionReport, CheckReport, ConversionReport, RepairReport
     from zarr_shardstore.tools.check.presence import ArrayPresence
-    from zarr_shardstore.tools.check.repair import RepairReport
-    from zarr_shardstore.tools.convert.report import (
-        CompactionReport,
-        ConversionReport,
-        OnProgress,
-        Progress,
-    )
+    from zarr_shardstore.tools.convert.report import CompactionReport, OnProgress, Progress
     from zarr_shardstore.tools.inspect.info import ArrayInfo, StoreInfo
     from zarr_shardstore.tools.native.bridge import NativeReport
 
