@@ -227,10 +227,7 @@ class _Reader:
     def read(
         self, paths: Iterable[str] | str | None
     ) -> tuple[dict[str, declarations.Document], list[ReferencedArray]]:
-        """Return attributes of groups by path, and arrays.
-
-        All documents are translated before any index is read.
-        """
+        """Return attributes of groups by path, and arrays. Indexes are read last."""
         contents = self.base.run(find_contents())
         arrays = {array.node.path: array for array in contents.broken}
         for hierarchy in ("draft", "v2", "v3"):  # the last of several arrays at a path counts
@@ -241,8 +238,8 @@ class _Reader:
         planned = [self._plan(arrays[path]) for path in sorted(selected) if path in arrays]
         shown = {self._at(path): groups[path] for path in groups}
         wanted = {self._at(path) for path in selected if path in groups}
-        for at in map(self._at, selected):
-            wanted |= {*lineage(at)[:-1]} if at else set()
+        for at in filter(None, map(self._at, selected)):
+            wanted |= {*lineage(at)[:-1]}
         groups = {path: shown.get(path, {}) for path in wanted}
         return groups, [self._with_ranges(*each) for each in planned]
 
@@ -255,17 +252,16 @@ class _Reader:
     def _groups(self, keys: Iterable[str]) -> dict[str, declarations.Document]:
         """Return the attributes of groups by path; of two at a path the attributes of v3."""
         found: list[tuple[str, str]] = []
-        for key in sorted(keys):  # .zgroup comes before zarr.json
+        for key in sorted(keys):  # .zgroup before zarr.json
             path, _, name = key.rpartition("/")
-            draft_path = node_of_meta_key(key) if name.endswith(".group.json") else None
-            if draft_path is not None or name in (".zgroup", "zarr.json"):
-                found.append((path if draft_path is None else draft_path, key))
-        attributes = [f"{path}/.zattrs".lstrip("/") for path, _ in found]
+            if name in (".zgroup", "zarr.json"):
+                found.append((path, key))
+            elif name.endswith(".group.json") and (at := node_of_meta_key(key)) is not None:
+                found.append((at, key))
         groups: dict[str, declarations.Document] = {}
-        docs, others = (
-            self.base.documents(each) for each in ([key for _, key in found], attributes)
-        )
-        for (path, key), doc, of_v2 in zip(found, docs, others, strict=True):
+        docs = self.base.documents([key for _, key in found])
+        attributes = self.base.documents([f"{path}/.zattrs".lstrip("/") for path, _ in found])
+        for (path, key), doc, of_v2 in zip(found, docs, attributes, strict=True):
             if doc is None:
                 raise SpecError(f"{key!r} holds no JSON object")
             if key.endswith(".zgroup"):
@@ -307,13 +303,10 @@ class _Reader:
             options = {"separator": encoding.separator}
             doc = {**doc, "chunk_key_encoding": {"name": encoding.style, "configuration": options}}
         # xarray takes the fill value of v2 for missing data. In v3 an attribute says so.
-        is_masked = found.node.hierarchy == "v2" or "_FillValue" in (
-            found.doc.get("attributes") or {}
-        )
-        has_names = "_ARRAY_DIMENSIONS" in attributes
-        note = (
-            _MASKED if has_names and not is_masked and doc["fill_value"] in (0, _null(doc)) else ""
-        )
+        own = found.doc.get("attributes") or {}
+        is_unmasked = found.node.hierarchy != "v2" and "_FillValue" not in own
+        is_for_xarray = is_unmasked and "_ARRAY_DIMENSIONS" in attributes
+        note = _MASKED if is_for_xarray and doc["fill_value"] in (0, _null(doc)) else ""
         at = self._at(path)
         shown = ReferencedArray(at, doc, attributes, encoding, array.grid_shape, note=note)
         return walks.ObjectGrid.of_array(array), shown
