@@ -412,9 +412,6 @@ class _Adoption:
         return []
 
 
-# --------------------------------------------------------------------------- files
-
-
 @contextmanager
 def _reading(path: str) -> Iterator[int]:
     fd = fs.open_to_read(path)

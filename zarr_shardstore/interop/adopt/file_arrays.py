@@ -163,9 +163,6 @@ def _form(array: FileArray) -> dict[str, Any]:
     }
 
 
-# ------------------------------------------------------------------------- formats
-
-
 def _parser_of(path: str) -> Callable[[str, str | None], _Parsed]:
     parsers = {"hdf5": _parse_hdf5, "tiff": _parse_tiff, "npy": _parse_npy, "wkw": _parse_wkw}
     with open(path, "rb") as file:
@@ -234,8 +231,7 @@ def _parse_npy(path: str, dataset: str | None) -> _Parsed:
     if dataset is not None:
         raise SpecError(f"a .npy file has one array, and no dataset {dataset!r}")
     try:
-        # It reads the header only.
-        values = np.lib.format.open_memmap(path, mode="r")
+        values = np.lib.format.open_memmap(path, mode="r")  # it reads the header only
     except ValueError as error:
         raise UnsupportedError(f"it is no whole .npy file of values: {error}") from error
     shape, dtype = values.shape, values.dtype

@@ -132,7 +132,7 @@ class DraftNodes:
         return {path: geometry for path, geometry in found.items() if geometry is not None}
 
     async def places(self, keys: Sequence[str]) -> list[tuple[str, ...]]:
-        """Return the keys below of v3 keys that are no documents; the first is for writing.
+        """Return the keys in the store below for v3 keys of values; the first is for writing.
 
         The tuple is empty for a key that the draft would take for a chunk, and for the key of a
         Zarr v2 document, which zarr-python requests last.
@@ -158,7 +158,7 @@ class DraftNodes:
     async def _chunks(
         self, keys: Sequence[str], leading: bool = False
     ) -> list[tuple[tuple[str, ...], str | None]]:
-        """Return the keys below of chunks by v3 keys, and the v3 keys of chunks by draft keys."""
+        """Return the keys below of each key as a v3 chunk, and its v3 key as a draft chunk."""
         as_v3 = [draft.v3_candidate(key) for key in keys]
         as_draft = [draft.draft_candidate_of(key) for key in keys]
         known = await self.arrays(found[0] for found in (*as_v3, *as_draft) if found is not None)

@@ -143,9 +143,6 @@ def import_store(
     return replace(report, arrays=tuple(arrays), notes=notes + report.notes)
 
 
-# ---------------------------------------------------------------- kinds of sources
-
-
 def _kind_of(source: Any, files: SourceFiles) -> str:
     if hasattr(source, "vz"):
         return "references"
@@ -188,9 +185,6 @@ def _open_icechunk(path: str) -> Any:
     may_read = dict.fromkeys(prefixes)
     repository = icechunk.Repository.open(storage, authorize_virtual_chunk_access=may_read)
     return repository.readonly_session("main").store
-
-
-# ------------------------------------------------------------------- parsed sources
 
 
 def _open_references(

@@ -344,8 +344,6 @@ class SourceBackend(backends.BlockingBackend):
                     found[i] = names.setdefault(_FILE + url, len(names)), start, start + nbytes
         return backends.RangesOfKeys(list(names), *found.T)
 
-    # ----------------------------------------------------------------- requests
-
     def perform(
         self, batch: list[requests.Request], _: backends.OpenFiles | None = None
     ) -> list[Any]:
@@ -443,7 +441,7 @@ class SourceBackend(backends.BlockingBackend):
                 bounds = zip(coords, array.chunks, array.shape, strict=True)
                 box = tuple(slice(c * n, min((c + 1) * n, size)) for c, n, size in bounds)
                 with faults_named():
-                    values = self._array_at(path)[box]  # of netCDF it may end before the array
+                    values = self._array_at(path)[box]  # a netCDF variable may end earlier
                 starts = zip(box, np.shape(values), strict=True)
                 array[tuple(slice(b.start, b.start + n) for b, n in starts)] = values
             value = self._recoding._store_dict.pop(key).to_bytes()

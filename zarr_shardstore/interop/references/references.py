@@ -247,8 +247,6 @@ class _Reader:
         """Return the path of a node in the references."""
         return f"{self.group}/{path}".strip("/")
 
-    # ---------------------------------------------------------------- documents
-
     def _groups(self, keys: Iterable[str]) -> dict[str, declarations.Document]:
         """Return the attributes of groups by path; of two at a path the attributes of v3."""
         found: list[tuple[str, str]] = []
@@ -323,8 +321,6 @@ class _Reader:
             doc = array_of_draft({name: doc[name] for name in doc if name != _TRANSFORMERS})
         named = documents_in(self.zarr_format, doc, attributes)
         return named.get("zarr.json") or named[".zarray"], named.get(".zattrs", {})
-
-    # ------------------------------------------------------------------- chunks
 
     def _with_ranges(self, grid: walks.ObjectGrid, array: ReferencedArray) -> ReferencedArray:
         array = replace(array, ranges=tuple(self._ranges(grid)))

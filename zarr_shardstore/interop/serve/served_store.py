@@ -75,8 +75,6 @@ class ServedStore:
         leads_out = root and not os.path.realpath(root + key).startswith(root)
         return None if leads_out else key
 
-    # ---------------------------------------------------------------- documents
-
     async def _document(self, path: str, name: str) -> bytes | None:
         if self._format is None:
             (value,) = await self._values([_join(path, name)])

@@ -1,4 +1,4 @@
-"""HTTP server of a store: chunks, documents, and a page that draws slices. It is only read.
+"""HTTP server of a store: chunks, documents, and a page of slices. The store is only read.
 
 ======================  ======================================================================
 ``GET /``               the page; with ``?array=PATH``, a slice of an array, a byte for a pixel
