@@ -21,7 +21,7 @@ from zarr_shardstore.io import buffers
 from zarr_shardstore.io.backends import base as backends
 from zarr_shardstore.io.backends import resolve
 from zarr_shardstore.io.backends.local import LocalBackend
-from zarr_shardstore.io.concurrency import gather_bounded
+from zarr_shardstore.io.concurrency import PerLoop, gather_bounded
 from zarr_shardstore.io.local import files as file_keys
 from zarr_shardstore.io.local import fs, locks
 from zarr_shardstore.io.local.open_shards import open_shards
@@ -73,6 +73,7 @@ __all__ = [  # noqa: RUF022  # by subject
     "BaseStoreHandle",
     "LocalBackend",
     "ODD_KEY_ERRORS",
+    "PerLoop",
     "STAGING",
     "StoreLike",
     "backends",

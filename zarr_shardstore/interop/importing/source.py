@@ -10,6 +10,7 @@ between two reads raises `ShardConflictError`.
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import importlib
 import io
@@ -30,6 +31,7 @@ from zarr.core.sync import sync
 from zarr.storage import MemoryStore
 
 from zarr_shardstore.access import (
+    PerLoop,
     backends,
     byte_ranges,
     chunk_keys,
@@ -115,6 +117,7 @@ class SourceFiles:
         self.states: dict[str, tuple[int, int, int]] = {}
         """Size, time and inode of each local file at its first read."""
         self._stores: dict[str, Store] = {}
+        self._slots = PerLoop(lambda: asyncio.Semaphore(backends.MAX_CONCURRENCY))
 
     def _object(self, url: str) -> tuple[Store, str]:
         directory, _, name = url.rpartition("/")
@@ -162,8 +165,9 @@ class SourceFiles:
         if file_path(url) is not None:
             return self.read(url, start, stop)
         store, name = self._object(url)
-        wanted = RangeByteRequest(start, stop)
-        found = await store.get(name, default_buffer_prototype(), wanted)
+        async with self._slots.here():  # for all threads
+            wanted = RangeByteRequest(start, stop)
+            found = await store.get(name, default_buffer_prototype(), wanted)
         if found is None:
             raise FileNotFoundError(url)
         return found.to_bytes()
