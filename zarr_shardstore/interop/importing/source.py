@@ -13,7 +13,6 @@ from __future__ import annotations
 import asyncio
 import gc
 import importlib
-import io
 import os
 import re
 import threading
@@ -25,6 +24,7 @@ from typing import Any, BinaryIO, NamedTuple, Protocol, TypeAlias
 import numpy as np
 import numpy.typing as npt
 import zarr
+from fsspec.spec import AbstractBufferedFile
 from zarr.abc.store import RangeByteRequest, Store
 from zarr.core.buffer import Buffer, cpu, default_buffer_prototype
 from zarr.core.sync import sync
@@ -188,40 +188,23 @@ class SourceFiles:
         path = file_path(url)
         if path is not None:
             return open(path, "rb")
-        return io.BufferedReader(_ObjectFile(self, url, size), _BUFFER_NBYTES)
+        file: BinaryIO = _ObjectFile(self, url, block_size=_BUFFER_NBYTES, size=size)
+        return file
 
 
-class _ObjectFile(io.RawIOBase):
+class _ObjectFile(AbstractBufferedFile):  # type: ignore[misc]
     """An object as a file, only read."""
 
-    def __init__(self, files: SourceFiles, url: str, size: int) -> None:
-        self._files, self._size, self._at = files, size, 0
-        self.name = url
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        self._at = offset + (0, self._at, self._size)[whence]
-        return self._at
-
-    def readinto(self, buffer: Any) -> int:
-        stop = max(self._at, min(self._size, self._at + len(buffer)))
+    def _fetch_range(self, start: int, end: int) -> bytes:
         # h5py calls this with its lock, and frees its objects with it. The thread that answers
         # would wait for ever if it met one among garbage. Source: h5py, "Python file-like objects".
         collects = gc.isenabled()
         try:
             gc.disable()
-            data = self._files.read(self.name, self._at, stop)
+            return bytes(self.fs.read(self.path, start, min(end, self.size)))
         finally:
             if collects:
                 gc.enable()
-        buffer[: len(data)] = data
-        self._at += len(data)
-        return len(data)
 
 
 @dataclass(frozen=True, slots=True)
