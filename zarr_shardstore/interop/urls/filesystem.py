@@ -58,7 +58,7 @@ _N_SIZES_AT_ONCE = 64
 
 
 class ShardFileSystem(AsyncFileSystem):  # type: ignore[misc]
-    """The keys of a `ShardingStore` as files.
+    """The keys of a `ShardingStore` as files. A directory exists as long as a file below it.
 
     Parameters
     ----------
@@ -283,12 +283,6 @@ class ShardFileSystem(AsyncFileSystem):  # type: ignore[misc]
             else:
                 await self.sharding_store.delete_dir(self._strip_protocol(each))
 
-    async def _mkdir(self, path: str, create_parents: bool = True, **_: Any) -> None:
-        """Do nothing: a directory exists as long as a file below it."""
-
-    async def _makedirs(self, path: str, exist_ok: bool = False) -> None:
-        """Do nothing, as `_mkdir`."""
-
     def _open(
         self, path: str, mode: str = "rb", block_size: Any = "default", **options: Any
     ) -> _ShardFile:
@@ -308,10 +302,6 @@ class ShardFileSystem(AsyncFileSystem):  # type: ignore[misc]
 class _ShardFile(AbstractBufferedFile):  # type: ignore[misc]
     """One value, stored in one piece at its close or the end of its transaction."""
 
-    def _fetch_range(self, start: int, end: int) -> bytes:
-        value: bytes = self.fs.cat_file(self.path, start, end)
-        return value
-
     def _upload_chunk(self, final: bool = False) -> bool:
         if final and self.autocommit:
             self.commit()
@@ -320,9 +310,6 @@ class _ShardFile(AbstractBufferedFile):  # type: ignore[misc]
     def commit(self) -> None:
         mode = "create" if self.mode == "xb" else "overwrite"
         self.fs.pipe_file(self.path, self.buffer.getvalue(), mode=mode)
-
-    def discard(self) -> None:
-        """Do nothing: the value was not stored."""
 
 
 def _open(
@@ -341,9 +328,8 @@ def _open(
         )
     if is_local:
         if str(fo).endswith(":"):  # fsspec has made "v:" of "shard::v"
-            raise SpecError(
-                f"fsspec takes the path {fo[-2:-1]!r} for a protocol: write ./{fo[-2:-1]}"
-            )
+            name = fo[-2:-1]
+            raise SpecError(f"fsspec takes the path {name!r} for a protocol: write ./{name}")
         return ShardingStore(fo, **options)
     if protocol is None or protocol in resolve.EXTRAS:
         url = fo if protocol is None else f"{protocol}://{fo.removeprefix(f'{protocol}://')}"
