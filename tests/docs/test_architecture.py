@@ -44,8 +44,8 @@ ROOMS = {
     "core/zarr_hooks": 1_250,
     "core/store": 2_750,
     "tools": 8_800,
-    "cli": 1_300,
-    "interop": 4_650,
+    "cli": 1_180,
+    "interop": 4_400,
 }
 """Lines that each room may have. The core is what is neither `tools`, `cli` nor `interop`."""
 

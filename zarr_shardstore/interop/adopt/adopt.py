@@ -270,13 +270,13 @@ def _adopt(
         try:
             with fs.new_file(staged, os.path.dirname(root)) as fd:
                 fs.write_at(fd, [metadata.dump_document(doc)], 0)
-            for i, array in enumerate(arrays):
-                adoption.bring(i, array.path)
-            for i, array in enumerate(arrays):
+            for array, target in zip(arrays, adoption.targets, strict=True):
+                adoption.bring(array.path, target)
+            for array, target in zip(arrays, adoption.targets, strict=True):
                 index = array.index(spec.chunks_per_shard).encode(spec.index)
-                state = array.state if link != "copy" else fs.state_of(adoption.key_path(i))
-                _append(os.path.realpath(adoption.key_path(i)), array, state, index)
-            fs.sync_directories(adoption.key_path(0), root)
+                state = array.state if link != "copy" else fs.state_of(target)
+                _append(os.path.realpath(target), array, state, index)
+            fs.sync_directories(adoption.targets[0], root)
             fs.replace(staged, os.path.join(root, _DOCUMENT))
             fs.sync_directories(staged, os.path.dirname(root))
         except BaseException:
@@ -304,16 +304,14 @@ class _Adoption:
         note = doc[metadata.ADOPTED]
         self.root, self.link, self.files = root, note["link"], note["files"]
         self.added_nbytes = int(note["added_nbytes"])
-        self._ndim = len(doc["shape"])
         self._index_nbytes = self.added_nbytes - _MARK_NBYTES
         self._is_in_place = os.path.realpath(root) == os.path.realpath(note["destination"])
+        zeros = ["0"] * (len(doc["shape"]) - 1)
+        self.targets = [os.path.join(root, "c", str(i), *zeros) for i in range(len(self.files))]
+        """Path of the shard of each file."""
 
-    def key_path(self, i: int) -> str:
-        return os.path.join(self.root, "c", str(i), *["0"] * (self._ndim - 1))
-
-    def bring(self, i: int, path: str) -> None:
+    def bring(self, path: str, target: str) -> None:
         """Give a file its place in the destination."""
-        target = self.key_path(i)
         os.makedirs(os.path.dirname(target), exist_ok=True)
         bring: dict[str, Callable[[str, str], None]]
         bring = {"hard": os.link, "symbolic": os.symlink, "move": fs.replace, "copy": _copy}
@@ -327,7 +325,7 @@ class _Adoption:
 
     def written(self) -> list[str]:
         """Return the files in the destination that a store has written or changed."""
-        ours = {self.key_path(i): file for i, file in enumerate(self.files)}
+        ours = dict(zip(self.targets, self.files, strict=True))
         found = [path for path, file in ours.items() if self._differs(path, file)]
         known = {_DOCUMENT, _STAGED}
         for top, _, names in os.walk(self.root):
@@ -336,7 +334,7 @@ class _Adoption:
         return [os.path.relpath(path, self.root) for path in found]
 
     def _differs(self, path: str, file: dict[str, Any]) -> bool:
-        """Whether a store has changed the shard of a file, which is at this path."""
+        """Whether a store has changed the shard of a file."""
         if not os.path.lexists(path):
             return False
         if self.link == "symbolic":
@@ -363,8 +361,8 @@ class _Adoption:
         """Cut the files and remove the destination; return sentences about files that are left."""
         left: list[str] = []
         is_stuck = False
-        for i, file in enumerate(self.files):
-            path, target = file["path"], self.key_path(i)
+        for file, target in zip(self.files, self.targets, strict=True):
+            path = file["path"]
             is_there, is_home = os.path.lexists(target), os.path.lexists(path)
             if is_there and not is_home and not os.path.islink(target):
                 # Moved there, or its first name was removed: it may be the only copy.

@@ -267,7 +267,6 @@ class ChunkTables:
         return RECODED if offset == RECODED[1] else (self.url, offset, nbytes)
 
     def __iter__(self) -> Iterator[str]:
-        yield from self.compact
         for prefix, table in self.tables.items():
             for at in np.flatnonzero(table.ranges[:, 1]).tolist():
                 coords = np.unravel_index(at, table.grid_shape) if table.grid_shape else ()
