@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from zarr_shardstore.access import chunk_keys, data_types, fs, layouts, metadata, shard_format
 from zarr_shardstore.errors import SpecError, UnsupportedError
-from zarr_shardstore.interop.importing.hdf5 import Parser, rows_of_slabs
+from zarr_shardstore.interop.importing.hdf5 import KEYS, Parser, rows_of_slabs
 from zarr_shardstore.interop.importing.references import tiff_references
 from zarr_shardstore.interop.importing.source import (
     ChunkTables,
@@ -32,7 +32,6 @@ from zarr_shardstore.tools.native.translate import v3_of_v2
 
 _WKW = struct.Struct("<3xBBBBBQ")
 _WKW_TYPES = ("<u1", "<u2", "<u4", "<u8", "<f4", "<f8", "<i1", "<i2", "<i4", "<i8")
-_KEYS = chunk_keys.ChunkKeyEncoding("default", "/")
 _KEY_ENCODING = {"name": "default", "configuration": {"separator": "/"}}
 
 _Parsed: TypeAlias = tuple[Mapping[str, Any], npt.NDArray[np.uint64], int | None]
@@ -240,7 +239,7 @@ def _parse_npy(path: str, dataset: str | None) -> _Parsed:
     if not values.flags.c_contiguous:
         raise UnsupportedError("it is in Fortran order: save it again in C order")
     chain = Chain(data_types.parse_numpy(dtype.str, str(dtype)), "C")
-    doc = v3_array(metadata.Geometry(shape, shape, _KEYS), chain, None, {})
+    doc = v3_array(metadata.Geometry(shape, shape, KEYS), chain, None, {})
     ranges = np.array([[values.offset, values.nbytes]], np.uint64)
     return doc, ranges, _row_nbytes(shape, dtype)
 
@@ -268,7 +267,7 @@ def _parse_wkw(path: str, dataset: str | None) -> _Parsed:
     n_channels = voxel_nbytes // data_type.itemsize
     channels = (n_channels,) if n_channels > 1 else ()
     shape, chunk_shape = (*channels, *(n_blocks * block,) * 3), (*channels, *(block,) * 3)
-    geometry = metadata.Geometry(shape, chunk_shape, _KEYS)
+    geometry = metadata.Geometry(shape, chunk_shape, KEYS)
     doc = v3_array(geometry, Chain(data_type, "F"), None, {})
     doc["dimension_names"] = [*(("c",) if channels else ()), "x", "y", "z"]
     return doc, ranges, None

@@ -48,23 +48,15 @@ from zarr_shardstore.tools.native.codecs import Chain, Config, v3_array
 from zarr_shardstore.tools.native.translate import to_dimension_names
 
 _BLOSC_NAMES = ("blosclz", "lz4", "lz4hc", "snappy", "zlib", "zstd")
-
 _SLAB_NBYTES = 16 * 1024 * 1024
 """Maximum of a chunk that is a part of contiguous values, if its rows are smaller."""
-
 _MIN_SLAB_NBYTES = 16 * 1024  # minimum: values in smaller slabs are one chunk
 
+KEYS = chunk_keys.ChunkKeyEncoding("default", "/")
 ZSTD = {"id": "zstd", "level": 0}  # compressor of chunks that are encoded again
 
-_HIDDEN = {
-    "DIMENSION_LABELS",
-    "DIMENSION_LIST",
-    "REFERENCE_LIST",
-    "_NCProperties",
-    "_Netcdf4Coordinates",
-    "_Netcdf4Dimid",
-    "_nc3_strict",
-}
+_OF_SCALES = {"DIMENSION_LABELS", "DIMENSION_LIST", "REFERENCE_LIST"}
+_OF_SCALES |= {"_NCProperties", "_Netcdf4Coordinates", "_Netcdf4Dimid", "_nc3_strict"}
 """Attributes for dimension scales of HDF5 and netCDF."""
 
 _NOT_A_VARIABLE = b"This is a netCDF dimension but not a netCDF variable"
@@ -198,12 +190,12 @@ class Parser:
         return tuple(max(size, self.lengths.get(scale, 0) if scale else 0) for size, scale in named)
 
     def add_group(self, group: Any, prefix: str, above: tuple[Any, ...]) -> None:
-        attributes = self._attributes(group, prefix)
-        self.documents[f"{prefix}zarr.json"] = {
+        doc = {
             "zarr_format": 3,
             "node_type": "group",
-            "attributes": attributes,
+            "attributes": self._attributes(group, prefix),
         }
+        self.documents[f"{prefix}zarr.json"] = doc
         above = (*above, group)
         for name in group:
             path = f"{prefix}{name}"
@@ -274,9 +266,7 @@ class Parser:
             with suppress(SpecError):  # no value of the type: it stays as it is
                 attributes |= to_dimension_names(as_of_v2, len(names), masked, data_type)[0]
         shape = self._shape(dataset)
-        geometry = metadata.Geometry(
-            shape, chunk_shape, chunk_keys.ChunkKeyEncoding("default", "/")
-        )
+        geometry = metadata.Geometry(shape, chunk_shape, KEYS)
         doc = v3_array(geometry, Chain(data_type, "C", filters), fill_value, attributes)
         if any(names):
             doc["dimension_names"] = names
@@ -353,9 +343,9 @@ class Parser:
 
     def _attributes(self, item: Any, path: str) -> dict[str, Any]:
         found: dict[str, Any] = {}
-        of_scale = {"CLASS", "NAME"} if _text(item, "CLASS") == b"DIMENSION_SCALE" else set()
+        is_scale = _text(item, "CLASS") == b"DIMENSION_SCALE"
         for name in item.attrs:
-            if name in _HIDDEN | of_scale:
+            if name in _OF_SCALES or (is_scale and name in ("CLASS", "NAME")):
                 continue
             try:
                 value = item.attrs[name]

@@ -40,15 +40,8 @@ from zarr.core.sync import sync
 from zarr_shardstore.access import ShardingMapping, ShardingStore, gather_bounded, metadata, resolve
 from zarr_shardstore.errors import SpecError, UnsupportedError
 
-_OF_FSSPEC = (
-    "asynchronous",
-    "batch_size",
-    "listings_expiry_time",
-    "max_paths",
-    "skip_instance_cache",
-    "use_listings_cache",
-)
-
+_OF_FSSPEC = {"asynchronous", "batch_size", "listings_expiry_time", "max_paths"}
+_OF_FSSPEC |= {"skip_instance_cache", "use_listings_cache"}
 _OF_STORE = signature(ShardingStore).parameters.keys() - {"store", "storage_options"}
 
 _QUERY = re.compile(r"\?(?=\w+=)")
