@@ -21,12 +21,7 @@ from zarr_shardstore.access import chunk_keys, data_types, fs, layouts, metadata
 from zarr_shardstore.errors import SpecError, UnsupportedError
 from zarr_shardstore.interop.importing.hdf5 import KEYS, Parser, rows_of_slabs
 from zarr_shardstore.interop.importing.references import tiff_references
-from zarr_shardstore.interop.importing.source import (
-    ChunkTables,
-    faults_named,
-    format_of,
-    library,
-)
+from zarr_shardstore.interop.importing.source import ChunkTables, faults_named, format_of, library
 from zarr_shardstore.tools.native.codecs import Chain, v3_array
 from zarr_shardstore.tools.native.translate import v3_of_v2
 

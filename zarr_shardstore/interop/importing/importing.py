@@ -188,12 +188,7 @@ def _open_icechunk(path: str) -> Any:
 
 
 def _open_references(
-    source: Any,
-    kind: str,
-    files: SourceFiles,
-    paths: Iterable[str] | str | None,
-    *,
-    recode: bool,
+    source: Any, kind: str, files: SourceFiles, paths: Iterable[str] | str | None, *, recode: bool
 ) -> SourceBackend:
     paths = paths if paths is None or isinstance(paths, str) else tuple(paths)
     if kind == "hdf5":
