@@ -42,6 +42,7 @@ from zarr_shardstore.interop.importing.source import (
     SourceFiles,
     faults_named,
     file_path,
+    library,
 )
 from zarr_shardstore.tools.inspect.find import DOCUMENTS
 from zarr_shardstore.tools.native.codecs import Chain, Config, v3_array
@@ -63,12 +64,12 @@ _NOT_A_VARIABLE = b"This is a netCDF dimension but not a netCDF variable"
 _NON_COORDINATE = "_nc4_non_coord_"
 
 
-def parse_hdf5(files: SourceFiles, url: str, *, recode: bool) -> ParsedSource:
+def parse_hdf5(files: SourceFiles, name: str, *, recode: bool) -> ParsedSource:
     """Find the groups and datasets of a file. Cost: a read of its metadata, not of its chunks."""
-    import h5py
+    h5py, url = library("h5py", "hdf5", name), files.url_of(name)
+    path = file_path(url)
 
     def open_file() -> Any:
-        path = file_path(url)
         files.size(url)  # notes the state of the file before its first read
         return h5py.File(files.open(url) if path is None else path, "r")
 
@@ -92,7 +93,7 @@ def parse_hdf5(files: SourceFiles, url: str, *, recode: bool) -> ParsedSource:
             parser.refused,
             parser.recoded,
             parser.notes,
-            is_local=file_path(url) is not None,
+            is_local=path is not None,
         )
 
 

@@ -38,6 +38,8 @@ from zarr_shardstore.tools.convert.api import shard_store
 from zarr_shardstore.tools.convert.report import ArrayReport, ConversionReport, OnProgress
 from zarr_shardstore.tools.inspect.find import lineage, select_paths
 
+_PARSERS = {"hdf5": parse_hdf5, "tiff": parse_tiff}
+
 
 def import_store(
     source: StoreLike | Mapping[str, Any],
@@ -191,11 +193,8 @@ def _open_references(
     source: Any, kind: str, files: SourceFiles, paths: Iterable[str] | str | None, *, recode: bool
 ) -> SourceBackend:
     paths = paths if paths is None or isinstance(paths, str) else tuple(paths)
-    if kind == "hdf5":
-        library("h5py", "hdf5", fspath(source))
-        parsed = parse_hdf5(files, files.url_of(fspath(source)), recode=recode)
-    elif kind == "tiff":
-        parsed = parse_tiff(files, fspath(source), recode=recode)
+    if kind in _PARSERS:
+        parsed = _PARSERS[kind](files, fspath(source), recode=recode)
     else:
         parsed = parse_references(files, load_references(source, kind, files), recode=recode)
     parsed = _only(parsed, paths)
