@@ -1,10 +1,9 @@
-"""Table of the commands: help, example and parameters. The module of a command is imported when it
-is called, so that help and version are shown without zarr."""
+"""Table of the commands: help, example and parameters. A call imports the function of a command, so
+help and version need no zarr."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from importlib import import_module
 from inspect import Signature
 from typing import Annotated, Any, NamedTuple
 
@@ -38,30 +37,29 @@ def _all_commands(
 
 
 class Command(NamedTuple):
-    """A command of the command line."""
+    """A command. Its function in `commands` begins with ``run_``."""
 
     example: str
-    function: str
-    """Module in this folder, and function in it. The parameters are its keyword arguments."""
+    """Arguments of an example; the first is the name of the command."""
     parameters: str
-    """Names in `PARAMETERS`."""
+    """Names in `PARAMETERS`, the keyword arguments of the function."""
     help: str
     failed: int = 1
     """Exit status of a command that cannot do its work."""
 
 
-def _callback(command: Command) -> Callable[..., None]:
-    """Return a function with the parameters and the help of a command; it imports and calls the
-    true one. A failure is one sentence."""
+def _callback(command: Command, name: str) -> Callable[..., None]:
+    """Return a function with the parameters and the help of a command, which calls its function.
+
+    A failure is one sentence.
+    """
 
     def run(*, debug: bool, **options: Any) -> None:
-        from zarr_shardstore.cli import arguments, output
+        from zarr_shardstore.cli import arguments, commands, output
 
         resume = options.get("dry_run") is False or options.get("resume") is not None
         with output.failures_as_sentences(debug=debug, resume=resume, status=command.failed):
-            module, _, name = command.function.partition(".")
-            function = getattr(import_module(f"zarr_shardstore.cli.{module}"), name)
-            function(**arguments.parse_all(options))
+            getattr(commands, f"run_{name}")(**arguments.parse_all(options))
 
     run.__doc__ = command.help
     parameters = [PARAMETERS[name] for name in (*command.parameters.split(), "debug")]
@@ -76,7 +74,6 @@ _TRANSLATION = "paths storage_options dry_run yes as_json"
 COMMANDS = (
     Command(
         "shard volume.zarr packed.zarr --native",
-        "conversions.shard",
         f"source destination chunks_per_shard shard_nbytes native ome {_FORM} {_CONVERSION}",
         """Pack the chunks of a store into shards.
 
@@ -86,19 +83,16 @@ COMMANDS = (
     ),
     Command(
         "unshard packed.zarr volume-again.zarr",
-        "conversions.unshard",
         f"source destination {_CONVERSION}",
         "Store each chunk as an object of its own again.",
     ),
     Command(
         "reshard packed.zarr --chunks-per-shard 4 --yes",
-        "conversions.reshard",
         f"source destination chunks_per_shard shard_nbytes {_FORM} {_CONVERSION}",
         "Give a store shards of another size.",
     ),
     Command(
         "to-native volume.zarr --dry-run",
-        "conversions.to_native",
         f"store ome {_TRANSLATION}",
         """Let every Zarr v3 reader read the shards.
 
@@ -107,7 +101,6 @@ COMMANDS = (
     ),
     Command(
         "from-native packed.zarr --dry-run",
-        "conversions.from_native",
         f"store zarr_format {_TRANSLATION}",
         """Declare native shards in the other ways.
 
@@ -116,7 +109,6 @@ COMMANDS = (
     ),
     Command(
         "info packed.zarr",
-        "reports.info",
         "store paths storage_options as_json",
         """Show arrays, and what their shards hold.
 
@@ -125,7 +117,6 @@ COMMANDS = (
     ),
     Command(
         "fsck packed.zarr --decode",
-        "fsck.fsck",
         "store arrays level decode chunks missing region repair keep replica full_order restore "
         f"{EXECUTOR} resume yes storage_options as_json",
         """Check documents, indexes and chunks, or repair them.
@@ -138,7 +129,6 @@ COMMANDS = (
     ),
     Command(
         "compact packed.zarr",
-        "conversions.compact",
         "store prefix storage_options dry_run as_json",
         """Remove the dead bytes of shards.
 
@@ -148,7 +138,6 @@ COMMANDS = (
     ),
     Command(
         "consolidate packed.zarr raw",
-        "conversions.consolidate",
         "store path storage_options dry_run as_json",
         """Store the indexes of all shards of an array in one object.
 
@@ -158,7 +147,6 @@ COMMANDS = (
     ),
     Command(
         "map packed.zarr raw --html map.html",
-        "reports.draw_map",
         "store path png html storage_options as_json",
         """Draw which shards there are, and how full.
 
@@ -167,7 +155,6 @@ COMMANDS = (
     ),
     Command(
         "serve packed.zarr --as v2 --open",
-        "interop.serve",
         "store shown_as host port in_browser storage_options",
         """Serve chunks over HTTP, and a page with slices.
 
@@ -177,7 +164,6 @@ COMMANDS = (
     ),
     Command(
         "adopt a.h5 b.h5 mosaic.zarr",
-        "interop.adopt_files",
         "files_and_store dataset link undo dry_run yes as_json",
         """Make shards of HDF5, TIFF and .npy files, without a copy.
 
@@ -188,7 +174,6 @@ COMMANDS = (
     ),
     Command(
         "references packed.zarr refs.json --zarr-format 2",
-        "interop.references",
         "store out paths documents_format url group stale storage_options as_json",
         """Refer to each chunk as bytes of a stored object.
 
@@ -199,8 +184,7 @@ COMMANDS = (
     ),
     Command(
         "import in.h5 out.zarr",
-        "interop.import_files",
-        f"foreign imported chunks_per_shard shard_nbytes recode paths {EXECUTOR} "
+        f"imported imported_to chunks_per_shard shard_nbytes recode paths {EXECUTOR} "
         "source_options destination_options dry_run as_json",
         """Copy the chunks of HDF5, TIFF or references into shards.
 
@@ -211,5 +195,6 @@ COMMANDS = (
 )
 
 for command in COMMANDS:
+    name = command.example.split()[0]
     epilog = f"Example: zarr-shardstore {command.example}"
-    app.command(command.example.split()[0], epilog=epilog)(_callback(command))
+    app.command(name, epilog=epilog)(_callback(command, name.replace("-", "_")))

@@ -1,4 +1,4 @@
-"""Arguments of the commands: the parsing of their texts, questions to the user, and executors."""
+"""Arguments of the commands: parsers of texts, questions to the user, and executors."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _DASK_WAIT_S = 10
 
 
 def parse_all(options: dict[str, Any]) -> dict[str, Any]:
-    """Parse the options of a command; `work` takes the place of the three options of `EXECUTOR`."""
+    """Parse the options of a command; `work` replaces the three options of `EXECUTOR`."""
     options = {name: _parse(name, value) for name, value in options.items()}
     if "workers" in options:
         options["work"] = partial(working, *[options.pop(name) for name in EXECUTOR.split()])
@@ -54,7 +54,7 @@ def _parse(name: str, value: Any) -> Any:
 
 
 def parse_chunks_per_shard(values: Sequence[str]) -> Rule | dict[str, Rule]:
-    """Parse the option ``--chunks-per-shard``, given once or once for each pattern."""
+    """Parse the option ``--chunks-per-shard``, one value or one for each pattern."""
     if len(values) == 1 and "=" not in values[0]:
         return _rule_of(values[0])
     rules: dict[str, Rule] = {}
@@ -68,10 +68,8 @@ def parse_chunks_per_shard(values: Sequence[str]) -> Rule | dict[str, Rule]:
         elif sign:
             rules[pattern] = _rule_of(rule)
         else:
-            raise typer.BadParameter(
-                f"{value!r} is for all arrays, and so cannot be one of several: write '*={value}'",
-                param_hint="'--chunks-per-shard'",
-            )
+            why = f"{value!r} is for all arrays, and so cannot be one of several: write '*={value}'"
+            raise _bad("--chunks-per-shard", why)
     return {**rules, "*": rules.pop("*")} if "*" in rules else rules
 
 
@@ -83,12 +81,16 @@ def _rule_of(text: str) -> Rule:
     except ValueError:
         numbers = (0,)
     if min(numbers) < 1:
-        raise typer.BadParameter(
+        raise _bad(
+            "--chunks-per-shard",
             f"{text!r} is no number of chunks: write 'auto', 'none', '8' for every dimension, "
             "or '8,8,4', or these for a pattern of paths: 'raw/*=8,8,4'",
-            param_hint="'--chunks-per-shard'",
         )
     return numbers[0] if len(numbers) == 1 else numbers
+
+
+def _bad(option: str, why: str) -> typer.BadParameter:
+    return typer.BadParameter(why, param_hint=f"'{option}'")
 
 
 def parse_storage_options(values: Sequence[str] | None) -> dict[str, Any] | None:
@@ -111,17 +113,15 @@ def parse_region(text: str | None) -> tuple[slice, ...] | None:
     ranges = []
     for part in parts:
         if part is None:
-            raise typer.BadParameter(
-                f"{text!r} is no region: write a range for each dimension, as '0:100,:'",
-                param_hint="'--region'",
-            )
+            why = f"{text!r} is no region: write a range for each dimension, as '0:100,:'"
+            raise _bad("--region", why)
         start, stop, only = (None if not n else int(n) for n in part.groups())
         ranges.append(slice(start, stop) if only is None else slice(only, only + 1))
     return tuple(ranges)
 
 
 def check_source(store: str) -> str:
-    """Refuse a local store that does not exist: opening it would find an empty one."""
+    """Refuse a missing local store, which would open as an empty one."""
     path = _local_path(store)
     if path is not None and not path.is_dir() and not zipfile.is_zipfile(path):
         what = "is a file, not a directory" if path.exists() else "does not exist"
@@ -130,20 +130,18 @@ def check_source(store: str) -> str:
 
 
 def _local_path(store: str) -> Path | None:
-    """Return the path of a local store; ``None`` for the URL of another one."""
+    """Return the path of a local store; ``None`` for a URL of another."""
     if "://" in store and not store.startswith("file://"):
         return None
     return resolve.local_path(store)
 
 
 def confirm(warning: str, other_way: str, *, is_confirmed: bool) -> None:
-    """Ask whether to continue, unless that is confirmed; without a terminal it is an error."""
+    """Ask before the command continues, unless confirmed; refuse without a terminal."""
     if is_confirmed:
         return
     if not _can_ask():
-        raise typer.BadParameter(
-            f"{warning}: say --yes to do that, or {other_way}", param_hint="'--yes'"
-        )
+        raise _bad("--yes", f"{warning}: say --yes to do that, or {other_way}")
     question = f"{warning[0].upper()}{warning[1:]} (or {other_way}). Go on?"
     typer.confirm(question, abort=True, err=True)
 
@@ -162,10 +160,7 @@ def is_same(source: str, destination: str) -> bool:
 @contextmanager
 def working(workers: int | None, processes: bool, dask: str | None) -> Iterator[dict[str, Any]]:
     """Make the arguments of a tool that runs tasks: an executor, and a display of progress."""
-    with (
-        executor_of(workers, processes, dask) as executor,
-        output.progress_on_stderr() as progress,
-    ):
+    with executor_of(workers, processes, dask) as executor, output.progress_on_stderr() as progress:
         yield {"executor": executor, "progress": progress}
 
 
@@ -173,13 +168,11 @@ def working(workers: int | None, processes: bool, dask: str | None) -> Iterator[
 def executor_of(
     workers: int | None, processes: bool, dask: str | None = None
 ) -> Iterator[Executor | None]:
-    """Make the executor that three options ask for; ``None``: the tools make theirs."""
+    """Make the executor that three options select; ``None``: the tools make their own."""
     if dask is not None:
         if workers is not None or processes:
-            raise typer.BadParameter(
-                "a dask cluster has workers of its own: leave --workers and --processes away",
-                param_hint="'--dask'",
-            )
+            why = "a dask cluster has workers of its own: leave --workers and --processes away"
+            raise _bad("--dask", why)
         with _dask_client(dask) as client:
             yield client.get_executor(pure=False)
         return
@@ -205,7 +198,7 @@ def executor_of(
 
 
 def _dask_client(scheduler: str) -> Any:
-    """Connect to a dask cluster, by the address of its scheduler or the file it has written."""
+    """Connect to a dask cluster, by the address of its scheduler or its scheduler file."""
     try:
         from distributed import Client
     except ImportError as error:

@@ -1,6 +1,6 @@
 """Output of the commands: reports on stdout; progress and failures on stderr.
 
-Reports do not depend on the width of a terminal, and no name in them can move its cursor.
+Reports are the same for each width of a terminal. Names in them are printable.
 
 Exit codes:
 
@@ -33,37 +33,22 @@ from zarr_shardstore.tools.inspect.find import NO_ARRAY_HINT
 from zarr_shardstore.tools.inspect.shard_map import by, printable
 
 if TYPE_CHECKING:
-    from zarr_shardstore.interop.adopt.adopt import AdoptionReport
-    from zarr_shardstore.tools.check.findings import CheckReport
+    from zarr_shardstore import AdoptionReport, CheckReport, ConversionReport, RepairReport
     from zarr_shardstore.tools.check.presence import ArrayPresence
-    from zarr_shardstore.tools.check.repair import RepairReport
-    from zarr_shardstore.tools.convert.report import (
-        CompactionReport,
-        ConversionReport,
-        OnProgress,
-        Progress,
-    )
+    from zarr_shardstore.tools.convert.report import CompactionReport, OnProgress, Progress
     from zarr_shardstore.tools.inspect.info import ArrayInfo, StoreInfo
     from zarr_shardstore.tools.native.bridge import NativeReport
 
-_INTERRUPTED = 130
-"""As shells have it: 128 and the number of SIGINT."""
-
 _LEFT = 3
-
-_MAX_ERRORS = 20
-"""Most damaged shards that a command names."""
-
-_MAX_BARS = 8
-"""Most arrays with a bar; finished ones make room."""
-
-_PAUSE_S = 1.0
-"""Between two lines, where there is no terminal."""
+_INTERRUPTED = 130  # as in shells: 128 and the number of SIGINT
+_MAX_ERRORS = 20  # damaged shards that a command names
+_MAX_BARS = 8  # arrays with a bar; bars of finished ones go first
+_PAUSE_S = 1.0  # between two lines, without a terminal
 
 
 @contextmanager
 def failures_as_sentences(*, debug: bool, resume: bool = False, status: int = 1) -> Iterator[None]:
-    """Turn exceptions into a sentence and an exit code; with `resume` it says how to go on."""
+    """Turn exceptions into a sentence and an exit code; with `resume` it tells how to resume."""
     try:
         yield
     except (typer.Exit, typer.Abort, typer.BadParameter, BrokenPipeError):
@@ -113,7 +98,7 @@ def fail_if_damaged(errors: Sequence[str]) -> None:
 
 
 class ProgressBars(Bars):
-    """Bars of the arrays that are converted. Call it with each step, as a context."""
+    """Progress bars of arrays, a context. Call it with each step."""
 
     def __init__(self, console: Console) -> None:
         super().__init__(
@@ -141,7 +126,7 @@ class ProgressBars(Bars):
 def progress_lines(
     write: Callable[[str], object], clock: Callable[[], float] = time.monotonic
 ) -> Iterator[OnProgress]:
-    """Write plain lines: at most one a second, and the last one."""
+    """Write plain lines: at most one a second, and the last."""
     started: dict[str, float] = {}
     written_at, unwritten = clock(), ""
 
@@ -222,7 +207,7 @@ def _head(array: ArrayInfo) -> str:
 
 
 def _figures(array: ArrayInfo) -> list[list[str]]:
-    """Return title, shape, count, fraction and size of the chunks, and of the shards."""
+    """Return title, shape, count, fraction and size of the chunks and of the shards."""
     if array.chunk_shape is None:
         return []
     is_almost = 0 < array.fill < 0.01 or 0.99 < array.fill < 1
@@ -244,7 +229,7 @@ def _figures(array: ArrayInfo) -> list[list[str]]:
 
 
 def conversion_text(report: ConversionReport) -> str:
-    """List what was done with each array, or in a dry run would be, then the sum."""
+    """List the result, or with a dry run the plan, for each array and in sum."""
     would_be = "would be " if report.dry_run else ""
     counted = ["", "", ""] if report.dry_run else ["chunks", "objects", "bytes"]
     rows = [["array", "", "", "per shard", *counted, ""]]
@@ -307,7 +292,7 @@ def repair_text(report: RepairReport, store: str) -> str:
 
 
 def _orders_to_assume(report: RepairReport, store: str) -> list[str]:
-    """Return the commands that give chunks a key by the order in which they were written."""
+    """Return the commands that give chunks their keys by an assumed order."""
     unnamed = [action for action in report.actions if action.n_unnamed]
     command = f"zarr-shardstore fsck {shlex.quote(store)}"
     texts = []
@@ -326,7 +311,7 @@ def _orders_to_assume(report: RepairReport, store: str) -> list[str]:
 def print_presence(
     arrays: Iterable[ArrayPresence], *, stored: bool, missing: bool, as_json: bool
 ) -> list[str]:
-    """Print the stored or missing chunks of arrays, or both; return errors of their shards."""
+    """Print the stored or missing chunks of arrays, or both; return errors of shards."""
     errors: list[str] = []
     states = [name for name, is_asked in (("stored", stored), ("missing", missing)) if is_asked]
     report: list[dict[str, Any]] = []
@@ -382,12 +367,8 @@ def native_text(report: NativeReport) -> str:
 
 def references_text(report: dict[str, Any], out: str) -> str:
     rows = [
-        [
-            path_text(each["path"]),
-            count(each["n_chunks"], "chunk"),
-            count(each["n_objects"], "object"),
-        ]
-        for each in report["arrays"]
+        [path_text(a["path"]), count(a["n_chunks"], "chunk"), count(a["n_objects"], "object")]
+        for a in report["arrays"]
     ]
     notes = {f"note: {path_text(a['path'])}: {a['note']}" for a in report["arrays"] if a["note"]}
     made = f"{printable(out)}, zarr_format {report['zarr_format']}: bytes below {report['url']}"
@@ -400,11 +381,8 @@ def count(n: int, noun: str) -> str:
 
 def _table(rows: Sequence[Sequence[str]], right: Sequence[int] = ()) -> list[str]:
     """Align the cells of rows; columns in `right` to the right."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return [
-        "  ".join(
-            cell.rjust(width) if i in right else cell.ljust(width)
-            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in rows
-    ]
+    columns = []
+    for i, column in enumerate(zip(*rows, strict=True)):
+        width = max(map(len, column))
+        columns.append([f"{cell:{'>' if i in right else '<'}{width}}" for cell in column])
+    return ["  ".join(row).rstrip() for row in zip(*columns, strict=True)]

@@ -9,11 +9,11 @@ from typing import Any, Literal
 import typer
 
 EXECUTOR = "workers processes dask"
-"""Parameters of each command that runs tasks; they are the arguments of `working`."""
+"""Parameters of each command that runs tasks, and arguments of `working`."""
 
 _Texts = list[str] | None
 
-# The same choices as in the core, which would import zarr.
+# The choices of the core, whose import would take zarr.
 V3Declaration = Literal["codec", "storage_transformers"]
 EntryOrder = Literal["C", "F", "morton"]
 Level = Literal["index", "entries", "decode"]
@@ -48,40 +48,23 @@ def _option(
 
 _argument("store", _STORE, ...)
 _argument("source", f"The store to convert. {_STORE}", ...)
-_argument(
-    "destination",
-    "Where the result goes. Without it the store is converted in place.",
-    None,
-    str | None,
-)
-_argument("foreign", "HDF5, NetCDF-4 or TIFF, references, zip or icechunk: path or URL.", ...)
-_argument("imported", f"Where the shards go. {_STORE}", ...)
+_DESTINATION = "Where the result goes. Without it the store is converted in place."
+_argument("destination", _DESTINATION, None, str | None)
+_IMPORTED = "HDF5, NetCDF-4 or TIFF, references, zip or icechunk: path or URL."
+_argument("imported", _IMPORTED, ..., metavar="SOURCE")
+_argument("imported_to", f"Where the shards go. {_STORE}", ..., metavar="DESTINATION")
 _argument("path", "Of an array, or to consolidate of a group; the root, if left out.")
 _argument("arrays", "Only these arrays or groups.", None, _Texts, metavar="[PATHS]...")
-_argument(
-    "files_and_store",
-    "The files in their order, and the new array.",
-    ...,
-    _Texts,
-    metavar="FILES... STORE",
-)
+_FILES = "The files in their order, and the new array."
+_argument("files_and_store", _FILES, ..., _Texts, metavar="FILES... STORE")
 _argument("prefix", "Only chunks whose keys start with it.")
 _option("chunks_per_shard", _Texts, _CHUNKS_PER_SHARD)
 _option("shard_nbytes", str | None, "Bytes of a shard before compression, as '64 MB', instead.")
 _option("paths", _Texts, "Only this array, group or pattern; repeatable.", flag="--path")
 _option("recode", bool, "Encode again what cannot be copied.", False)
-_option(
-    "declaration",
-    V3Declaration | None,
-    "How v3 metadata says that an array is sharded.",
-)
+_option("declaration", V3Declaration | None, "How v3 metadata says that an array is sharded.")
 _option("index_location", Literal["start", "end"] | None, "Where in a shard its index is.")
-_option(
-    "order",
-    EntryOrder,
-    "In which order the chunks of a shard are written.",
-    "morton",
-)
+_option("order", EntryOrder, "In which order the chunks of a shard are written.", "morton")
 _option("workers", int | None, "Threads, or processes, that work.", min=1)
 _option("processes", bool, "Work in processes instead of threads.", False)
 _option("dask", str | None, "Work on the dask cluster with this address of its scheduler, or file.")
@@ -98,22 +81,14 @@ _option("missing", bool, "List the missing chunks, and check nothing.", False)
 _option("region", str | None, "List only these, in chunk coordinates, as '0:100,:'.")
 _option("repair", bool, "Say what a repair would do; with --yes do it.", False)
 _option("keep", Keep, "Chunks of a damaged shard that stay: all whole ones, or fewer.", "salvage")
-_option(
-    "full_order",
-    EntryOrder | None,
-    "Shards without an index were full, in this order.",
-    flag="--assume-order",
-)
+_FULL_ORDER = "Shards without an index were full, in this order."
+_option("full_order", EntryOrder | None, _FULL_ORDER, flag="--assume-order")
 _option("replica", str | None, "Fetch lost chunks from this store.", flag="--source")
 _option("restore", str | None, "Put the originals in this quarantine of a repair back.")
 _option("resume", Path | None, "Note here what is checked; the next run continues there.")
 _option("dataset", str | None, "Of HDF5 files: its path; of TIFF files: number of the series.")
-_option(
-    "link",
-    Literal["hard", "symbolic", "move", "copy"],
-    "How the files come into the array; 'copy' leaves them alone.",
-    "hard",
-)
+_LINK = "How the files come into the array; 'copy' leaves them alone."
+_option("link", Literal["hard", "symbolic", "move", "copy"], _LINK, "hard")
 _option("undo", bool, "Give the files of this array their bytes back, and remove it.", False)
 _option("png", Path | None, "Draw into this file, with matplotlib.")
 _option("html", Path | None, "Draw into a page, which loads nothing.")

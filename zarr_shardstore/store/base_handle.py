@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Generator, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Generator, Hashable, Iterable, Mapping, MutableMapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias, TypeVar
@@ -161,7 +161,9 @@ class BaseStoreHandle:
     @property
     def is_in_memory(self) -> bool:
         """True if another process would get a copy instead of the store itself."""
-        return not isinstance(self.store, Store) or store_traits.is_in_memory(self.store)
+        if isinstance(self.store, Store):
+            return store_traits.is_in_memory(self.store)
+        return isinstance(self.store, MutableMapping)
 
     @property
     def supports_deletes(self) -> bool:
@@ -223,13 +225,16 @@ class BaseStoreHandle:
 
 
 def open_base(
-    store: StoreLike | BaseStoreHandle, storage_options: Mapping[str, Any] | None = None
+    store: StoreLike | BaseStoreHandle | Backend, storage_options: Mapping[str, Any] | None = None
 ) -> BaseStoreHandle:
     """Open everything that `ShardingStore` takes; for a sharding store, its base store. The path of
     a file raises `SpecError`, a store without listing `UnsupportedError`."""
     is_read_only, path = False, ""
     if isinstance(store, BaseStoreHandle):
         return store
+    if isinstance(store, Backend):  # a parsed source
+        source: Any = store
+        return BaseStoreHandle(source, Driver(store, _refuse_update), is_read_only=True)
     if isinstance(store, Group | StorePath) and isinstance(store.store, ShardingStore):
         path, store = store.path, store.store
     inner = getattr(store, "store", store)  # a draft hierarchy is a store on a sharding store

@@ -1,4 +1,4 @@
-"""Adoption: an index behind its end makes a file of another format a shard, and it stays that file.
+"""Adoption: a shard index after its end makes a file of another format also a shard.
 
 ::
 
@@ -6,18 +6,18 @@
 
     mark       │ magic │ nbytes of the file before │ nbytes of mark and index │ crc32c │
 
-1. The document is the journal. It names all files with their sizes and is synced, under the name
-   ``.zarr.json.adopting``, before anything is linked or written. It becomes ``zarr.json`` when
+1. The document is the journal. It has the sizes of all files, and is synced under the name
+   ``.zarr.json.adopting`` before anything is linked or written. It becomes ``zarr.json`` when
    all files have their index: until then there is no array.
-2. A file is written behind its end only, with all that is written there in order. So cutting it at
-   its noted size gives the original, byte for byte.
-3. It is cut only if the bytes behind that size are the mark, or its beginning. Otherwise another
-   program has written there, and the file is left.
+2. A file is written after its end only, in order. So a cut at its noted size gives the original,
+   byte for byte.
+3. It is cut only if the mark, or its beginning, follows that size. Otherwise another program has
+   written there, and the file is left.
 4. *Kill.* Before the document has its name, the next `adopt` into the same destination, or
    `undo_adoption`, takes all back. Afterwards the files are adopted. `undo_adoption` first takes
-   the name of the document away, so the next call finishes what a kill has stopped.
+   the name of the document away, so the next call finishes an undo that was killed.
 5. *Writers.* A file is written under HDF5's lock (``flock``), and only if it has the size and time
-   that it was read with. One process adopts into a destination at a time.
+   of its read. One process adopts into a destination at a time.
 6. An adopted shard only grows, see `zarr_shardstore.shards.append`.
 """
 
@@ -25,8 +25,8 @@ from __future__ import annotations
 
 import os
 import struct
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, TypeAlias, get_args
 
@@ -44,8 +44,7 @@ from zarr_shardstore.access import (
     transformer_list,
 )
 from zarr_shardstore.errors import ShardConflictError, ShardStoreError, SpecError
-from zarr_shardstore.interop.adopt.tiles import tiles_of
-from zarr_shardstore.interop.importing.foreign import ForeignArray, read_foreign
+from zarr_shardstore.interop.adopt.file_arrays import FileArray, read_file_array, tiles_of
 from zarr_shardstore.tools.inspect import readers
 
 Link: TypeAlias = Literal["hard", "symbolic", "move", "copy"]
@@ -54,8 +53,7 @@ Path: TypeAlias = str | os.PathLike[str]
 _DOCUMENT, _STAGED = "zarr.json", ".zarr.json.adopting"
 
 _MAGIC = b"\x89ZSADOPT\r\n\x1a\n\0\0\0\0"
-_MIN_MAGIC = 4
-"""Bytes of a cut magic at the end of a file that count as remains of an adoption."""
+_MIN_MAGIC = 4  # bytes of a cut magic at the end of a file that show a stopped adoption
 
 _MARK = struct.Struct(f"<{len(_MAGIC)}sQQ")
 _MARK_NBYTES = _MARK.size + 4
@@ -74,11 +72,11 @@ class AdoptionReport:
     files : tuple of str
         The files, in the order of the shards.
     shape, chunk_shape : tuple of int
-        Of the array, in elements.
+        Shapes of the array and its chunks, in elements.
     n_chunks : int
         Stored chunks in all files.
     added_nbytes : int
-        Bytes behind the end of each file.
+        Bytes after the end of each file.
     read_by : str
         Programs that read the array without this package.
     """
@@ -108,14 +106,14 @@ def adopt(
 ) -> AdoptionReport:
     """Make a sharded array of files of other formats, without copying their chunks.
 
-    Each file becomes one shard: a shard index is appended to it. Its own readers go on to read it.
-    Several files tile one array along its first dimension, in the order given.
+    Each file becomes one shard: a shard index is appended to it. Its own readers still read it.
+    Several files tile one array along its first dimension, in the given order.
 
     Parameters
     ----------
     files
         Local HDF5, NetCDF-4, tiled TIFF, ``.npy`` or raw WKW files, with equal chunk shape, data
-        type and codecs. All have the same shape; the last may be shorter along the first dimension.
+        type, codecs and shape. The last may be shorter along the first dimension.
     dest
         Directory of the new Zarr v3 array, which must be empty or missing.
     dataset
@@ -123,10 +121,10 @@ def adopt(
         than one.
     link
         Way of a file into `dest`. ``"hard"`` and ``"symbolic"``: the file itself gets the index,
-        and is the shard. ``"move"``: the same, and it is moved. ``"copy"``: the file stays as it
-        is, and its copy gets the index.
+        and is the shard. ``"move"``: it is also moved. ``"copy"``: the file stays as it is, and
+        its copy gets the index.
     dry_run
-        Tell what would be done, and write nothing.
+        Report what would be done, and write nothing.
 
     Raises
     ------
@@ -138,8 +136,8 @@ def adopt(
 
     Notes
     -----
-    If the process is killed, the next `adopt` into the same `dest` takes back what was begun, and
-    so does `undo_adoption`. Memory: the index of one file.
+    If the process is killed, the next `adopt` into the same `dest`, or `undo_adoption`, takes back
+    what was begun. Memory: the index of one file.
     """
     if link not in get_args(Link):
         raise SpecError(f"link is 'hard', 'symbolic', 'move' or 'copy', got {link!r}")
@@ -151,7 +149,7 @@ def adopt(
         _undo(root, only_stopped=True)
     if os.path.lexists(root) and (not os.path.isdir(root) or _names_in(root)):
         raise SpecError(f"{root!r} is not empty: name another destination, or undo its adoption")
-    arrays = tiles_of([read_foreign(path, dataset) for path in given])
+    arrays = tiles_of([read_file_array(path, dataset) for path in given])
     first = arrays[0]
     spec = shard_format.ShardingSpec(first.grid_shape, shard_format.ZEP2_INDEX)
     for array in arrays:
@@ -177,7 +175,7 @@ def adopt(
             with suppress(OSError):
                 os.rmdir(root)
             raise
-    n_chunks = sum(len(shard_format.ShardIndex(array.places).present_ids()) for array in arrays)
+    n_chunks = sum(len(shard_format.ShardIndex(array.ranges).present_ids()) for array in arrays)
     return AdoptionReport(
         store=root,
         link=link,
@@ -192,16 +190,16 @@ def adopt(
 
 
 def undo_adoption(dest: Path, *, discard: bool = False, dry_run: bool = False) -> list[str]:
-    """Give adopted files the bytes back that they had, and remove the array; return their paths.
+    """Give adopted files their old bytes back, and remove the array; return the paths of the files.
 
-    Also takes back an adoption that was stopped, or finishes an `undo_adoption` that was.
+    Also takes back a stopped adoption, or finishes a stopped `undo_adoption`.
 
     Parameters
     ----------
     dest
         Directory of the array.
     discard
-        Remove what was written through a store since, too.
+        Also remove what was written through a store since.
 
     Raises
     ------
@@ -209,8 +207,8 @@ def undo_adoption(dest: Path, *, discard: bool = False, dry_run: bool = False) -
         If there is no adoption in `dest`, or chunks were written since; then nothing is changed.
         Or a file is open in another program: close it, and call this again.
     ShardConflictError
-        If another program has changed a file behind its old end, or it is gone. Such files are
-        left as they are, all others have their bytes again.
+        If another program has changed a file after its old end, or it is gone. Such files are
+        left as they are; all others have their old bytes again.
     """
     return _undo(_local_directory(dest), discard=discard, dry_run=dry_run)
 
@@ -218,19 +216,22 @@ def undo_adoption(dest: Path, *, discard: bool = False, dry_run: bool = False) -
 def _undo(
     root: str, *, discard: bool = False, dry_run: bool = False, only_stopped: bool = False
 ) -> list[str]:
-    """As `undo_adoption`; with `only_stopped` an array that is there by now stays."""
+    """Undo an adoption; with `only_stopped` a finished array stays."""
     names = [os.path.join(root, name) for name in (_STAGED, _DOCUMENT)]
     if not any(map(os.path.isfile, names)):
         if not os.path.isdir(root) or _names_in(root) or not os.listdir(root):
             raise SpecError(f"there is no adoption in {root!r}")
-        _remove_empty(root)  # what was stopped had not begun
+        _remove_empty(root)  # the adoption was stopped before its document
         return []
     with locks.locked(names[0], "os"):
         staged, document = names
         is_whole = not os.path.isfile(staged)  # perhaps another process has just finished it
         if is_whole and (only_stopped or not os.path.isfile(document)):
             return []
-        doc = _document_at(document if is_whole else staged)
+        with open(document if is_whole else staged, "rb") as file:
+            doc = metadata.parse_json(file.read())
+        if doc is None:
+            raise SpecError(f"{file.name!r} is no document of an array")
         noted = metadata.adopted_files(doc)
         if not noted:
             raise SpecError(f"the array in {root!r} was not adopted")
@@ -257,7 +258,7 @@ def _undo(
 def _adopt(
     root: str,
     doc: dict[str, Any],
-    arrays: Sequence[ForeignArray],
+    arrays: Sequence[FileArray],
     spec: shard_format.ShardingSpec,
     link: Link,
 ) -> None:
@@ -269,13 +270,13 @@ def _adopt(
         try:
             with fs.new_file(staged, os.path.dirname(root)) as fd:
                 fs.write_at(fd, [metadata.dump_document(doc)], 0)
-            for i, array in enumerate(arrays):
-                adoption.bring(i, array.path)
-            for i, array in enumerate(arrays):
+            for array, target in zip(arrays, adoption.targets, strict=True):
+                adoption.bring(array.path, target)
+            for array, target in zip(arrays, adoption.targets, strict=True):
                 index = array.index(spec.chunks_per_shard).encode(spec.index)
-                state = array.state if link != "copy" else fs.state_of(adoption.key_path(i))
-                _append(os.path.realpath(adoption.key_path(i)), array, state, index)
-            fs.sync_directories(adoption.key_path(0), root)
+                state = array.state if link != "copy" else fs.state_of(target)
+                _append(os.path.realpath(target), array, state, index)
+            fs.sync_directories(adoption.targets[0], root)
             fs.replace(staged, os.path.join(root, _DOCUMENT))
             fs.sync_directories(staged, os.path.dirname(root))
         except BaseException:
@@ -303,27 +304,19 @@ class _Adoption:
         note = doc[metadata.ADOPTED]
         self.root, self.link, self.files = root, note["link"], note["files"]
         self.added_nbytes = int(note["added_nbytes"])
-        self._ndim = len(doc["shape"])
         self._index_nbytes = self.added_nbytes - _MARK_NBYTES
         self._is_in_place = os.path.realpath(root) == os.path.realpath(note["destination"])
+        zeros = ["0"] * (len(doc["shape"]) - 1)
+        self.targets = [os.path.join(root, "c", str(i), *zeros) for i in range(len(self.files))]
+        """Path of the shard of each file."""
 
-    def key_path(self, i: int) -> str:
-        return os.path.join(self.root, "c", str(i), *["0"] * (self._ndim - 1))
-
-    def bring(self, i: int, path: str) -> None:
+    def bring(self, path: str, target: str) -> None:
         """Give a file its place in the destination."""
-        target = self.key_path(i)
         os.makedirs(os.path.dirname(target), exist_ok=True)
+        bring: dict[str, Callable[[str, str], None]]
+        bring = {"hard": os.link, "symbolic": os.symlink, "move": fs.replace, "copy": _copy}
         try:
-            match self.link:
-                case "hard":
-                    os.link(path, target)
-                case "symbolic":
-                    os.symlink(path, target)
-                case "move":
-                    fs.replace(path, target)
-                case "copy":
-                    _copy(path, target)
+            bring[self.link](path, target)
         except OSError as error:
             raise SpecError(
                 f"{path!r} cannot be brought to {target!r} by link={self.link!r}: "
@@ -332,17 +325,16 @@ class _Adoption:
 
     def written(self) -> list[str]:
         """Return the files in the destination that a store has written or changed."""
-        ours = {self.key_path(i) for i in range(len(self.files))}
-        found = [path for path in map(self.key_path, range(len(self.files))) if self._differs(path)]
+        ours = dict(zip(self.targets, self.files, strict=True))
+        found = [path for path, file in ours.items() if self._differs(path, file)]
         known = {_DOCUMENT, _STAGED}
         for top, _, names in os.walk(self.root):
             paths = [os.path.join(top, name) for name in names if name not in known]
             found += [p for p in paths if p not in ours and not file_keys.is_hidden(p)]
         return [os.path.relpath(path, self.root) for path in found]
 
-    def _differs(self, path: str) -> bool:
-        """Whether a store has changed the shard at a path of `key_path`."""
-        file = self.files[[self.key_path(i) for i in range(len(self.files))].index(path)]
+    def _differs(self, path: str, file: dict[str, Any]) -> bool:
+        """Whether a store has changed the shard of a file."""
         if not os.path.lexists(path):
             return False
         if self.link == "symbolic":
@@ -352,27 +344,25 @@ class _Adoption:
         return self._index_of(path) not in (None, file["index_crc32c"])
 
     def _index_of(self, path: str) -> str | None:
-        """Return the checksum of the index in which a file ends; ``None`` if it has none, because
-        another program has written behind it."""
+        """Return the checksum of the index in which a file ends; ``None`` without an index, because
+        another program has written after it."""
         n_entries = (self._index_nbytes - 4) // shard_format.ENTRY_NBYTES
         spec = shard_format.ShardingSpec((n_entries,), shard_format.ZEP2_INDEX)
-        fd = fs.open_to_read(path)
-        try:
+        with _reading(path) as fd:
             size = os.fstat(fd).st_size
             index = bytes(fs.read_at(fd, max(0, size - spec.index_nbytes), size))
+        try:
             shard_format.ShardIndex.decode(index, spec)
         except shard_format.IndexDamageError:
             return None
-        finally:
-            os.close(fd)
         return index[-4:].hex()
 
     def take_back(self) -> list[str]:
         """Cut the files and remove the destination; return sentences about files that are left."""
         left: list[str] = []
         is_stuck = False
-        for i, file in enumerate(self.files):
-            path, target = file["path"], self.key_path(i)
+        for file, target in zip(self.files, self.targets, strict=True):
+            path = file["path"]
             is_there, is_home = os.path.lexists(target), os.path.lexists(path)
             if is_there and not is_home and not os.path.islink(target):
                 # Moved there, or its first name was removed: it may be the only copy.
@@ -396,7 +386,7 @@ class _Adoption:
         return left
 
     def _cut(self, path: str, file: dict[str, Any]) -> list[str]:
-        """Cut a file at its old size, if only the adoption and stores have written behind it."""
+        """Cut a file at its old size, if only the adoption and stores have written after it."""
         old = file["nbytes"]
         if not os.path.isfile(path) or not os.access(path, os.W_OK):
             return [f"{path!r} is gone, or cannot be written"]
@@ -420,11 +410,17 @@ class _Adoption:
         return []
 
 
-# --------------------------------------------------------------------------- files
+@contextmanager
+def _reading(path: str) -> Iterator[int]:
+    fd = fs.open_to_read(path)
+    try:
+        yield fd
+    finally:
+        os.close(fd)
 
 
-def _append(path: str, array: ForeignArray, state: fs.FileState, index: bytes) -> None:
-    # Closed after an interrupt, too.
+def _append(path: str, array: FileArray, state: fs.FileState, index: bytes) -> None:
+    # An interrupt also closes it.
     with open(fs.open_to_change(path), "r+b", buffering=0) as file:
         fd = file.fileno()
         _check_unlocked(fd, array.path)
@@ -435,7 +431,7 @@ def _append(path: str, array: ForeignArray, state: fs.FileState, index: bytes) -
         fs.sync(fd)
 
 
-def _noted(array: ForeignArray, spec: shard_format.ShardingSpec) -> dict[str, Any]:
+def _noted(array: FileArray, spec: shard_format.ShardingSpec) -> dict[str, Any]:
     assert array.state is not None
     _, nbytes, time_ns = array.state
     checksum = array.index(spec.chunks_per_shard).encode(spec.index)[-4:].hex()
@@ -453,31 +449,24 @@ def _check_unlocked(fd: int, path: str) -> None:
 
 
 def _copy(path: str, target: str) -> None:
-    source = fs.open_to_read(path)
-    try:
-        with fs.new_file(target) as fd:
-            fs.copy_mode(source, fd)
-            offset = 0
-            while data := fs.read_at(source, offset, offset + _COPIED_NBYTES):
-                fs.write_at(fd, [data], offset)
-                offset += len(data)
-    finally:
-        os.close(source)
+    with _reading(path) as source, fs.new_file(target) as fd:
+        fs.copy_mode(source, fd)
+        offset = 0
+        while data := fs.read_at(source, offset, offset + _COPIED_NBYTES):
+            fs.write_at(fd, [data], offset)
+            offset += len(data)
 
 
-def _check_file(array: ForeignArray, link: Link) -> None:
+def _check_file(array: FileArray, link: Link) -> None:
     """Refuse a file that cannot be written, or has an index already."""
     path = array.path
     if link != "copy" and not os.access(path, os.W_OK):
         raise SpecError(f"{path!r} cannot be written: take link='copy', or change its permissions")
-    fd = fs.open_to_read(path)
-    try:
+    ends = array.ranges[shard_format.ShardIndex(array.ranges).present_ids()].sum(axis=1)
+    with _reading(path) as fd:
         size = os.fstat(fd).st_size
-        ends = array.places[shard_format.ShardIndex(array.places).present_ids()].sum(axis=1)
         start = max(int(ends.max(initial=0)), size - _MAX_END_NBYTES)
         end = bytes(fs.read_at(fd, start, size))
-    finally:
-        os.close(fd)
     cut = (end.endswith(_MAGIC[:n]) for n in range(_MIN_MAGIC, len(_MAGIC)))
     if _MAGIC in end or any(cut):
         raise SpecError(
@@ -490,11 +479,3 @@ def _local_directory(dest: Path) -> str:
     if "://" in text and not text.startswith("file://"):
         raise SpecError(f"files are adopted where they are, on local disks: {text!r} is none")
     return os.path.abspath(resolve.local_path(text))
-
-
-def _document_at(path: str) -> dict[str, Any]:
-    with open(path, "rb") as file:
-        doc = metadata.parse_json(file.read())
-    if doc is None:
-        raise SpecError(f"{path!r} is no document of an array")
-    return doc

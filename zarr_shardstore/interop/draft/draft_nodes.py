@@ -1,10 +1,10 @@
 """Nodes of a draft hierarchy: documents, chunk keys and listings, as those of Zarr v3.
 
-Only the document of an array says which keys are its chunks. The `ShardingStore` below caches
-parsed documents, so chunks of known arrays cost no request here.
+The document of an array defines the keys of its chunks. The `ShardingStore` below caches parsed
+documents, so chunks of cached arrays cost no request here.
 
-Listings take keys of documents from ``meta/root/``, with the groups that they imply, and keys of
-chunks and of other values from ``data/root/``.
+Listings take keys of documents, and the groups that they imply, from ``meta/root/``, and all other
+keys from ``data/root/``.
 
 Source: Zarr v3 draft of 2022, "Storage keys" and "Metadata", implicit groups; sharding storage
 transformer draft, "API implementation", list, list_prefix, list_dir.
@@ -39,7 +39,7 @@ class DraftNodes:
     # --------------------------------------------------------------- documents
 
     async def stored(self, paths: Sequence[str]) -> tuple[list[tuple[Stored, Stored]], bool]:
-        """Return nodes' documents, as array and group, and whether a valid entry point exists."""
+        """Return the array and group document of nodes, and whether a valid entry point exists."""
         keys = [key for path in paths for key in (array_key(path), group_key(path))]
         *values, entry_point = await self.store._get_values([*keys, draft.ENTRY_POINT_KEY])
         if entry_point is not None:
@@ -47,27 +47,25 @@ class DraftNodes:
         return list(zip(values[::2], values[1::2], strict=True)), entry_point is not None
 
     async def read(self, paths: Sequence[str]) -> list[bytes | None]:
-        """Return v3 documents of nodes, ``None`` where there is none.
+        """Return the v3 documents of nodes; ``None``: missing.
 
-        Cost: one round for all, and a listing for each that has no document.
+        Cost: one round for all, and a listing for each missing document.
         """
         stored, has_entry_point = await self.stored(paths)
-        shown: list[bytes | None] = []
-        for path, (array, group) in zip(paths, stored, strict=True):
+        shown: list[bytes | None] = [None] * len(paths)
+        for i, (path, (array, group)) in enumerate(zip(paths, stored, strict=True)):
             if array is not None:
-                shown.append(_translated(array_key(path), array, draft.array_of_draft))
+                shown[i] = _translated(array_key(path), array, draft.array_of_draft)
             elif group is not None:
-                shown.append(_translated(group_key(path), group, draft.group_of_draft))
+                shown[i] = _translated(group_key(path), group, draft.group_of_draft)
             elif (path == "" and has_entry_point) or await self.has_nodes_below(path):
-                shown.append(metadata.dump_document(draft.group_of_draft({})))
-            else:
-                shown.append(None)
+                shown[i] = metadata.dump_document(draft.group_of_draft({}))
         return shown
 
     async def has_nodes_below(self, path: str) -> bool:
-        """Return whether there is a document below a path, which makes it a group.
+        """Whether a document below a path makes it a group.
 
-        Cost: one listing of a directory; more only where it has directories and no documents.
+        Cost: one listing of a directory; more only if it has directories and no documents.
         """
         directory = draft.directory_of(path)
         below = [directory + n async for n in self.store.list_dir(DRAFT_META_ROOT + directory)]
@@ -81,10 +79,9 @@ class DraftNodes:
     async def write(
         self, path: str, value: bytes | memoryview, *, only_if_missing: bool = False
     ) -> None:
-        """Store the v3 document of a node as one of the draft.
+        """Store the v3 document of a node as one of the draft, unless the draft cannot express it.
 
-        The document of the other kind is removed; a missing entry point is written. Nothing is
-        written if the draft cannot express the document.
+        The document of the other kind is removed; a missing entry point is written.
         """
         key = v3_key(path)
         kind = _parse(key, value).get("node_type")
@@ -95,12 +92,11 @@ class DraftNodes:
             is_there = array is not None or group is not None
             if is_there or (kind == "array" and await self.has_nodes_below(path)):
                 return
-        if kind == "array":
-            before, other, translate = array, group, draft.array_to_draft
-            own_key, other_key = array_key(path), group_key(path)
-        else:
-            before, other, translate = group, array, draft.group_to_draft
-            own_key, other_key = group_key(path), array_key(path)
+        own_key, other_key, before, other = array_key(path), group_key(path), array, group
+        translate = draft.array_to_draft
+        if kind == "group":
+            own_key, other_key, before, other = other_key, own_key, group, array
+            translate = draft.group_to_draft
         old = None if before is None else metadata.parse_json(before)
         await self.store.set(own_key, _translated(key, value, translate, old))
         if other is not None:
@@ -110,7 +106,7 @@ class DraftNodes:
             await self.store.set_if_not_exists(draft.ENTRY_POINT_KEY, entry_point)
 
     async def erase(self, path: str) -> None:
-        """Remove the documents of a node; also the entry point, if there is nothing else."""
+        """Remove the documents of a node; after the last node also the entry point."""
         if path == "":
             await self.stored([])
         await self.store._set_or_erase([(array_key(path), None), (group_key(path), None)])
@@ -122,7 +118,7 @@ class DraftNodes:
     async def arrays(self, paths: Iterable[str]) -> dict[str, metadata.Geometry]:
         """Return the geometries of arrays by path; paths of no array are left out.
 
-        Cost: one round for all that the store below has not cached.
+        Cost: one round for all paths that the store below has not cached.
         """
         cached = self.store._engine.operations.arrays.current().arrays
         arrays = {path: cached.get(metadata.Node("draft", path)) for path in dict.fromkeys(paths)}
@@ -136,10 +132,10 @@ class DraftNodes:
         return {path: geometry for path, geometry in found.items() if geometry is not None}
 
     async def places(self, keys: Sequence[str]) -> list[tuple[str, ...]]:
-        """Return the places of v3 keys that are no documents: keys below, the first for writing.
+        """Return the keys in the store below for v3 keys of values; the first is for writing.
 
-        The tuple is empty for two kinds of keys: those that the draft would take for chunks, and
-        those of Zarr v2 documents, which zarr-python asks for last.
+        The tuple is empty for a key that the draft would take for a chunk, and for the key of a
+        Zarr v2 document, which zarr-python requests last.
         """
         places = []
         for key, (at, chunk) in zip(keys, await self._chunks(keys), strict=True):
@@ -148,9 +144,9 @@ class DraftNodes:
         return places
 
     async def v3_keys(self, base_keys: Sequence[str], *, leading: bool = False) -> list[str | None]:
-        """Return the v3 keys of values below ``data/root/``; ``None`` where v3 has no key.
+        """Return the v3 keys of values below ``data/root/``; ``None``: v3 has no such key.
 
-        With `leading` a key may be that of a directory of chunks.
+        With `leading` also the keys of directories of chunks.
         """
         rests = [key.removeprefix(chunk_keys.DRAFT_DATA_ROOT) for key in base_keys]
         keys: list[str | None] = []
@@ -162,7 +158,7 @@ class DraftNodes:
     async def _chunks(
         self, keys: Sequence[str], leading: bool = False
     ) -> list[tuple[tuple[str, ...], str | None]]:
-        """Return places of the chunk with this key in v3, and the v3 key of that in the draft."""
+        """Return the keys below of each key as a v3 chunk, and its v3 key as a draft chunk."""
         as_v3 = [draft.v3_candidate(key) for key in keys]
         as_draft = [draft.draft_candidate_of(key) for key in keys]
         known = await self.arrays(found[0] for found in (*as_v3, *as_draft) if found is not None)
@@ -186,7 +182,7 @@ class DraftNodes:
             yield v3_key(own)
         async for key in self.store.list_prefix(DRAFT_META_ROOT + directory):
             path = draft.node_of_meta_key(key)
-            while path is not None and path not in seen:  # else its parents are listed, too
+            while path is not None and path not in seen:  # otherwise its parents are listed
                 seen.add(path)
                 if v3_key(path).startswith(prefix):
                     yield v3_key(path)
@@ -208,7 +204,7 @@ class DraftNodes:
         below = DRAFT_META_ROOT + directory
         nodes = {n: draft.node_of_meta_key(below + n) async for n in self.store.list_dir(below)}
         for name, node in nodes.items():
-            # A node may be named as a document is, ``foo.array.json``, and have one of its own.
+            # A node may have the name of a document, ``foo.array.json``, and its own document.
             is_node = not nodes.keys().isdisjoint([f"{name}.array.json", f"{name}.group.json"])
             if node is not None and (not is_node or (await self.read([node]))[0] is not None):
                 names.add(node.removeprefix(directory))
@@ -220,14 +216,14 @@ class DraftNodes:
             found = [base_directory + name async for name in self.store.list_dir(base_directory)]
             for at, key in zip(found, await self.v3_keys(found, leading=True), strict=True):
                 if key is None and [name async for name in self.store.list_dir(at)]:
-                    key = at.removeprefix(chunk_keys.DRAFT_DATA_ROOT)  # no v3 key, but a directory
+                    key = at.removeprefix(chunk_keys.DRAFT_DATA_ROOT)  # a directory
                 if key is not None and key.startswith(directory):
                     names.add(key.removeprefix(directory).partition("/")[0])
         for name in sorted(names):
             yield name
 
     async def _data_prefixes(self, directory: str) -> list[str]:
-        """Return the prefixes below which values are stored whose v3 keys are in a directory."""
+        """Return the prefixes of the stored values whose v3 keys are in a directory."""
         prefixes = [chunk_keys.DRAFT_DATA_ROOT + directory]
         path, suffix = draft.v3_candidate(directory.removesuffix("/")) or ("", "")
         geometry = (await self.arrays([path])).get(path) if suffix else None

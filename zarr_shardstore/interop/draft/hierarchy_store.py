@@ -1,6 +1,6 @@
 """`DraftHierarchyStore`: the draft hierarchy of 2022 as a zarr ``Store`` of Zarr v3 keys.
 
-Documents are translated. All other values are where the draft has them, below ``data/root/``.
+Documents are translated. All other values are below ``data/root/``, as in the draft.
 
 Source: sharding storage transformer draft, "API implementation".
 """
@@ -31,10 +31,10 @@ from zarr_shardstore.tools.native import draft_documents as draft
 class DraftHierarchyStore(Store):
     """Zarr store that shows a hierarchy of the 2022 draft as one of Zarr v3.
 
-    Keys and metadata documents are translated both ways, so that zarr-python 3 reads and
-    writes arrays in ``meta/root/`` and ``data/root/``. zarr-python 2.18 (with
-    ``ZARR_V3_EXPERIMENTAL_API=1 ZARR_V3_SHARDING=1``) reads the arrays that were written. Bytes
-    of chunks are never changed.
+    Keys and metadata documents are translated both ways: zarr-python 3 reads and writes arrays in
+    ``meta/root/`` and ``data/root/``. zarr-python 2.18 (with
+    ``ZARR_V3_EXPERIMENTAL_API=1 ZARR_V3_SHARDING=1``) reads these arrays. Bytes of chunks never
+    change.
 
     Parameters
     ----------
@@ -51,21 +51,20 @@ class DraftHierarchyStore(Store):
 
     Notes
     -----
-    A document that cannot be translated raises `UnsupportedError` before anything is written.
-    So do structured data types and those of variable length, codecs other than a compressor of
-    numcodecs, and filters; also chunk grids that are not regular, chunk keys of v2, ``shards=``
-    and consolidated metadata. A key that the draft would take for a chunk raises `SpecError`.
+    A document that cannot be translated raises `UnsupportedError` before anything is written:
+    structured data types and types of variable length, codecs other than a compressor of
+    numcodecs, filters, irregular chunk grids, chunk keys of v2, ``shards=`` and consolidated
+    metadata. A key that the draft would take for a chunk raises `SpecError`.
 
-    Members that v3 has no place for, such as extensions, stay in the stored document when
-    attributes or the shape change. Keys outside ``meta/root``, ``data/root`` and the entry point
-    are not shown, and never touched.
+    Members that v3 lacks, such as extensions, stay in the stored document if attributes or the
+    shape change. Keys outside ``meta/root``, ``data/root`` and the entry point are never shown or
+    changed.
 
-    Thread safety: that of `ShardingStore` for chunks. Two writers of one document: the later
-    one wins.
+    Thread safety: as `ShardingStore` for chunks. Of two writers of one document the later wins.
 
     Cost in requests of the store below: one for a chunk, and one for the document of its array
     at the first access; one round for a document, and a listing if it is missing. Listing a
-    directory takes one more request, for the documents, and one for each directory that has no
+    directory takes one more request for the documents, and one for each directory without a
     document.
 
     Examples
@@ -122,14 +121,14 @@ class DraftHierarchyStore(Store):
         """Drop the cached metadata of arrays in the store below.
 
         Needed after another process has created, removed or replaced arrays. Changes by stores
-        of this process are seen immediately.
+        of this process count immediately.
         """
         self._store.refresh()
 
     # ----------------------------------------------------- open and capabilities
 
     async def _ensure_open(self) -> None:
-        # The store below opens itself. `_open` refuses a store that another thread has opened.
+        # The store below opens itself. `_open` refuses a store that another thread opened first.
         self._is_open = True
 
     def close(self) -> None:
@@ -175,7 +174,7 @@ class DraftHierarchyStore(Store):
         others = [i for i, path in enumerate(paths) if path is None]
         places = await self._nodes.places([asked[i][0] for i in others])
         for alternative in range(2):
-            # The second place is that of a 0-d chunk as the draft names it.
+            # The second place of a 0-d chunk has the key of the draft.
             wanted = [
                 (i, at[alternative])
                 for i, at in zip(others, places, strict=True)
@@ -198,7 +197,7 @@ class DraftHierarchyStore(Store):
         return False
 
     async def getsize(self, key: str) -> int:
-        """Return the size of a value, or of a document as it is shown, in bytes."""
+        """Return the size of a value, or of a translated document, in bytes."""
         document, places = await self._find(key)
         if document is not None:
             return len(document)
@@ -210,7 +209,7 @@ class DraftHierarchyStore(Store):
         raise FileNotFoundError(key)
 
     async def _find(self, key: str) -> tuple[bytes | None, tuple[str, ...]]:
-        """Return the document of a key, or the places in the store below of another value."""
+        """Return the document of a key, or the keys below of another value."""
         path = _path_of_document(key)
         if path is not None:
             return (await self._nodes.read([path]))[0], ()
@@ -253,7 +252,7 @@ class DraftHierarchyStore(Store):
         await self._store._set_or_erase([(place, None) for place in places])
 
     async def delete_dir(self, prefix: str) -> None:
-        """Erase a node with all below it, or the values in a directory of chunks."""
+        """Erase a node and all below it, or the values in a directory of chunks."""
         self._check_writable()
         path = chunk_keys.check_prefix(prefix).removesuffix("/")
         if path == "":
@@ -261,7 +260,7 @@ class DraftHierarchyStore(Store):
         directory = draft.directory_of(path)
         candidates = (draft.v3_candidate(path), draft.draft_candidate_of(path))
         paths = [candidate[0] for candidate in candidates if path and candidate is not None]
-        # Documents last: if this is cut short, what is left is still an array.
+        # Documents last: an interrupted removal leaves an array.
         if await self._nodes.arrays(paths):  # chunks of an array around the directory
             keys = [key async for key in self._nodes.list_prefix(directory)]
             others = [key for key in keys if draft.node_of_v3_key(key) is None]
@@ -273,7 +272,7 @@ class DraftHierarchyStore(Store):
         await self._nodes.erase(path)
 
     async def clear(self) -> None:
-        """Erase the whole hierarchy, its entry point too."""
+        """Erase the whole hierarchy and its entry point."""
         await self.delete_dir("")
 
     # --------------------------------------------------- for `ShardedCodecPipeline`
@@ -295,7 +294,7 @@ class DraftHierarchyStore(Store):
         items: Iterable[tuple[str, Buffer | requests.Modify | None]],
         prototype: BufferPrototype | None = None,
     ) -> None:
-        """Store values that are no documents, and erase those that are ``None``, in one call."""
+        """Store values that are no documents in one call; ``None`` erases a value."""
         self._check_writable()
         items = list(items)
         for key, _ in items:

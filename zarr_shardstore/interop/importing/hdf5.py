@@ -1,4 +1,4 @@
-"""Parser of HDF5 and NetCDF-4 files by h5py: documents of Zarr v3, and where chunks lie.
+"""Parser of HDF5 and NetCDF-4 files by h5py: documents of Zarr v3, and the places of chunks.
 
 ==========================  ==============================================================
 HDF5                        Zarr v3
@@ -13,8 +13,8 @@ fill value                  ``fill_value``; the attribute ``_FillValue`` as xarr
 scales, or labels           ``dimension_names``
 ==========================  ==============================================================
 
-Everything else is refused by name, or read by h5py and encoded again: a chunk whose filter mask
-leaves a filter out, other filters, values that h5py converts, texts of variable length.
+Everything else is refused by name, or decoded by h5py and encoded again: a chunk whose filter mask
+skips a filter, other filters, values that h5py converts, texts of variable length.
 
 Source: HDF5 file format 3.0, "Data layout message", "Filter pipeline message"; HDF5 registered
 filters; netCDF-4, "Interoperability with HDF5"; HDF5 dimension scales.
@@ -24,9 +24,8 @@ from __future__ import annotations
 
 import base64
 import math
-import re
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -35,14 +34,15 @@ import numpy.typing as npt
 
 from zarr_shardstore.access import chunk_keys, layouts, metadata
 from zarr_shardstore.errors import SpecError, UnsupportedError
-from zarr_shardstore.interop.importing.reference_store import (
+from zarr_shardstore.interop.importing.source import (
     RECODED,
-    OfOneFile,
+    ChunkTable,
+    ChunkTables,
     ParsedSource,
-    Reference,
     SourceFiles,
     faults_named,
     file_path,
+    library,
 )
 from zarr_shardstore.tools.inspect.find import DOCUMENTS
 from zarr_shardstore.tools.native import data_types
@@ -50,94 +50,38 @@ from zarr_shardstore.tools.native.codecs import Chain, Config, v3_array
 from zarr_shardstore.tools.native.translate import to_dimension_names
 
 _BLOSC_NAMES = ("blosclz", "lz4", "lz4hc", "snappy", "zlib", "zstd")
-
 _SLAB_NBYTES = 16 * 1024 * 1024
-"""Most bytes of a chunk that is a part of contiguous values, if its rows are smaller."""
+"""Maximum of a chunk that is a part of contiguous values, if its rows are smaller."""
+_MIN_SLAB_NBYTES = 16 * 1024  # minimum: values in smaller slabs are one chunk
 
-_MIN_SLAB_NBYTES = 16 * 1024
-"""Values whose slabs would be smaller are one chunk."""
+KEYS = chunk_keys.ChunkKeyEncoding("default", "/")
+ZSTD = {"id": "zstd", "level": 0}  # compressor of chunks that are encoded again
 
-ZSTD = {"id": "zstd", "level": 0}
-"""Compressor of chunks that are encoded again."""
-
-_KEY = re.compile(r"(.*?/)?c((?:/[0-9]+)*)")
-
-_HIDDEN = {
-    "DIMENSION_LABELS",
-    "DIMENSION_LIST",
-    "REFERENCE_LIST",
-    "_NCProperties",
-    "_Netcdf4Coordinates",
-    "_Netcdf4Dimid",
-    "_nc3_strict",
-}
-"""Attributes by which HDF5 and netCDF keep dimension scales."""
+_OF_SCALES = {"DIMENSION_LABELS", "DIMENSION_LIST", "REFERENCE_LIST"}
+_OF_SCALES |= {"_NCProperties", "_Netcdf4Coordinates", "_Netcdf4Dimid", "_nc3_strict"}
+"""Attributes for dimension scales of HDF5 and netCDF."""
 
 _NOT_A_VARIABLE = b"This is a netCDF dimension but not a netCDF variable"
 _NON_COORDINATE = "_nc4_non_coord_"
 
 
-@dataclass(frozen=True, slots=True)
-class ChunkTable:
-    """Places of the chunks of a dataset, in C order."""
-
-    grid_shape: chunk_keys.Coords
-    ranges: npt.NDArray[np.int64]
-    """Offset and size of each, shape ``(n, 2)``; size 0: missing."""
-
-
-class ChunkTables(OfOneFile):
-    """References to the chunks of one file, by key."""
-
-    def __init__(self, url: str) -> None:
-        self.url = url
-        self.tables: dict[str, ChunkTable] = {}
-        """By the directory of the array."""
-        self.compact: dict[str, bytes] = {}
-
-    def rows(self, keys: Sequence[str]) -> npt.NDArray[np.int64] | None:
-        match = _KEY.fullmatch(keys[0]) if keys and keys[0] not in self.compact else None
-        table = None if match is None else self.tables.get(match[1] or "")
-        if match is None or table is None:
-            return None
-        if not table.grid_shape:
-            return table.ranges
-        numbers = "".join([key[match.start(2) :] for key in keys])[1:].split("/")
-        coords = np.array(numbers, dtype=np.int64).reshape(len(keys), -1).T
-        found: npt.NDArray[np.int64] = table.ranges[np.ravel_multi_index(coords, table.grid_shape)]
-        return found
-
-    def __getitem__(self, key: str) -> Reference:
-        if key in self.compact:
-            return self.compact[key]
-        try:
-            rows = self.rows([key])
-        except ValueError:  # it is outside the grid
-            rows = None
-        if rows is None or not rows[0, 1]:
-            raise KeyError(key)
-        offset, nbytes = rows[0].tolist()
-        return RECODED if offset == RECODED[1] else (self.url, offset, nbytes)
-
-    def __iter__(self) -> Iterator[str]:
-        yield from self.compact
-        for prefix, table in self.tables.items():
-            for at in np.flatnonzero(table.ranges[:, 1]).tolist():
-                coords = np.unravel_index(at, table.grid_shape) if table.grid_shape else ()
-                yield "/".join([f"{prefix}c", *map(str, coords)])
-
-    def __len__(self) -> int:
-        return sum(1 for _ in self)
-
-
-def parse_hdf5(files: SourceFiles, url: str, *, recode: bool) -> ParsedSource:
-    """Find the groups and datasets of a file. Cost: its metadata is read; no chunk is."""
-    import h5py
+def parse_hdf5(files: SourceFiles, name: str, *, recode: bool) -> ParsedSource:
+    """Find the groups and datasets of a file. Cost: a read of its metadata, not of its chunks."""
+    h5py, url = library("h5py", "hdf5", name), files.url_of(name)
+    path = file_path(url)
 
     def open_file() -> Any:
-        path = file_path(url)
-        files.size(url)  # which notes the state of the file before it is read
+        files.size(url)  # notes the state of the file before its first read
         return h5py.File(files.open(url) if path is None else path, "r")
+
+    @contextmanager
+    def decoded() -> Iterator[Callable[[str], Any]]:
+        def array_at(path: str) -> Any:
+            dataset = file[parser.names[path]]
+            return dataset.asstr() if dataset.dtype.kind == "O" else dataset
+
+        with open_file() as file:
+            yield array_at
 
     with open_file() as file:
         parser = Parser(h5py, ChunkTables(url), recode=recode)
@@ -146,35 +90,26 @@ def parse_hdf5(files: SourceFiles, url: str, *, recode: bool) -> ParsedSource:
         return ParsedSource(
             parser.documents,
             parser.references,
-            lambda: _Decoded(open_file(), parser.names),
+            decoded,
             parser.refused,
             parser.recoded,
             parser.notes,
-            is_local=file_path(url) is not None,
+            is_local=path is not None,
         )
 
 
 def rows_of_slabs(lengths: chunk_keys.Coords, row_nbytes: int) -> int | None:
-    """Return the rows of a chunk of contiguous arrays with so many rows each: the most that divide
-    all lengths and are at most 16 MiB. ``None``: slabs would be tiny, so each array is a chunk."""
+    """Return the rows of a chunk of contiguous arrays that have `lengths` rows.
+
+    It is the largest divisor of all lengths up to 16 MiB. ``None``: slabs would be tiny, so each
+    array is one chunk.
+    """
     common = math.gcd(*lengths)
     first = -(-common * row_nbytes // _SLAB_NBYTES)
     counts = range(max(1, first), common * row_nbytes // _MIN_SLAB_NBYTES + 1)
     if row_nbytes > _SLAB_NBYTES:
         return 1
     return next((common // n for n in counts if common % n == 0), None)
-
-
-class _Decoded:
-    """Datasets of an open file, by the path of the array."""
-
-    def __init__(self, file: Any, names: Mapping[str, str]) -> None:
-        self._file, self._names = file, names
-        self.close = file.close
-
-    def __getitem__(self, path: str) -> Any:
-        dataset = self._file[self._names[path]]
-        return dataset.asstr() if dataset.dtype.kind == "O" else dataset
 
 
 @dataclass
@@ -189,9 +124,9 @@ class Parser:
     recoded: dict[str, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     names: dict[str, str] = field(default_factory=dict)
-    """Paths in the file of the arrays."""
+    """Path in the file of each array."""
     datasets: list[str] = field(default_factory=list)
-    """Paths in the file of all datasets, after `find_dimensions`."""
+    """Paths in the file of all datasets, set by `find_dimensions`."""
     is_netcdf: bool = False
     dimensions: dict[int, str] = field(default_factory=dict)
     """Paths of the scales of netCDF dimensions by id."""
@@ -199,12 +134,11 @@ class Parser:
     """Lengths of dimensions by the path of their scale."""
 
     def find_dimensions(self, file: Any) -> None:
-        """Find the dimensions of netCDF: one is as long as the longest variable that has it."""
-
+        """Find the dimensions of netCDF: each is as long as the longest variable that has it."""
         variables: list[Any] = []
 
         def add(name: str) -> None:
-            with suppress(Exception):  # `add_array` meets a fault again, and names it
+            with suppress(Exception):  # `add_array` gets the same fault, and names it
                 item = file[name]
                 is_bare = _is_bare_dimension(item)
                 if isinstance(item, self.h5py.Dataset) and not is_bare:
@@ -221,24 +155,24 @@ class Parser:
         self.is_netcdf = bool(self.dimensions) or "_NCProperties" in file.attrs
 
     def needs_dimensions(self, dataset: Any) -> bool:
-        """Whether other datasets say something of one: only then `adopt` looks at them.
+        """Whether other datasets describe one: only then `adopt` looks at them.
 
-        An attribute of one number stays a list if only others show that netCDF made the file.
+        An attribute of one number stays a list if only other datasets show that netCDF made them.
         """
         notes = {"CLASS", "DIMENSION_LIST", "_Netcdf4Coordinates"}
         return "_NCProperties" in dataset.file.attrs or not notes.isdisjoint(dataset.attrs)
 
     def find(self, group: Any, path: str) -> Any:
-        """Return what has this path in HDF5; of two with one path in netCDF, the variable."""
+        """Return the item at a path of HDF5; of two with one path in netCDF, the variable."""
         item, (above, _, name) = group.get(path), path.rpartition("/")
         other = f"{above}/{_NON_COORDINATE}{name}".lstrip("/")
         is_bare = item is not None and _is_bare_dimension(item)
         return group[other] if is_bare and other in group else item
 
     def _scales(self, dataset: Any) -> list[str]:
-        """Return the path of the scale of each dimension; ``""`` where there is none."""
+        """Return the path of the scale of each dimension; ``""`` without a scale."""
         ndim, own = len(dataset.shape), [""] * len(dataset.shape)
-        # Of a scale with several dimensions, too.
+        # A scale with several dimensions also has this attribute.
         ids = np.asarray(dataset.attrs.get("_Netcdf4Coordinates"))
         if ids.shape == (ndim,) and all(i in self.dimensions for i in ids.tolist()):
             own = [self.dimensions[i] for i in ids.tolist()]
@@ -258,12 +192,12 @@ class Parser:
         return tuple(max(size, self.lengths.get(scale, 0) if scale else 0) for size, scale in named)
 
     def add_group(self, group: Any, prefix: str, above: tuple[Any, ...]) -> None:
-        attributes = self._attributes(group, prefix)
-        self.documents[f"{prefix}zarr.json"] = {
+        doc = {
             "zarr_format": 3,
             "node_type": "group",
-            "attributes": attributes,
+            "attributes": self._attributes(group, prefix),
         }
+        self.documents[f"{prefix}zarr.json"] = doc
         above = (*above, group)
         for name in group:
             path = f"{prefix}{name}"
@@ -293,21 +227,22 @@ class Parser:
                 self.recoded.pop(path, None)
 
     def add_array(self, dataset: Any, path: str) -> npt.NDArray[np.int64]:
-        """Add a dataset, and return the filters that each chunk skips, as bits."""
+        """Add a dataset; return the filters that each chunk skips, as bits."""
         dtype, plist = dataset.dtype, dataset.id.get_create_plist()
         is_object = dtype.kind == "O"
         if dataset.shape is None:
             raise UnsupportedError("it is empty: it has no shape")
-        if dtype.names or dtype.subdtype or (is_object and not self._is_text(dtype)):
+        is_text = self.h5py.check_string_dtype(dtype) is not None
+        if dtype.names or dtype.subdtype or (is_object and not is_text):
             raise UnsupportedError(f"the data type {dtype} has none of Zarr v3 that readers know")
         data_type = None if is_object else data_types.parse_numpy(dtype.str, str(dtype))
         chunk_shape, ranges, masks = self._find_chunks(dataset, plist, f"{path}/")
         there = ranges[:, 1] > 0
         try:
-            filters = self._filters(plist, dtype.itemsize)
+            filters = _configs_of(plist, dtype.itemsize)
             self._check_bytes(dataset, plist)
             skipped = np.unique(masks[there]).tolist()
-            if len(skipped) == 1:  # not one filter of any chunk
+            if len(skipped) == 1:  # all chunks skip the same filters
                 filters = [f for i, f in enumerate(filters) if not skipped[0] >> i & 1]
             elif any(skipped):
                 ranges[there & (masks != 0), 0] = RECODED[1]
@@ -330,12 +265,10 @@ class Parser:
         masked = attributes.get("_FillValue")
         if masked is not None and None not in names:
             as_of_v2 = {"_ARRAY_DIMENSIONS": names}
-            with suppress(SpecError):  # one that is no value of the type stays as it is
+            with suppress(SpecError):  # no value of the type: it stays as it is
                 attributes |= to_dimension_names(as_of_v2, len(names), masked, data_type)[0]
         shape = self._shape(dataset)
-        geometry = metadata.Geometry(
-            shape, chunk_shape, chunk_keys.ChunkKeyEncoding("default", "/")
-        )
+        geometry = metadata.Geometry(shape, chunk_shape, KEYS)
         doc = v3_array(geometry, Chain(data_type, "C", filters), fill_value, attributes)
         if any(names):
             doc["dimension_names"] = names
@@ -344,13 +277,10 @@ class Parser:
         self.references.tables[f"{path}/"] = ChunkTable(grid_shape, ranges)
         return masks
 
-    def _is_text(self, dtype: Any) -> bool:
-        return self.h5py.check_string_dtype(dtype) is not None
-
     def _find_chunks(
         self, dataset: Any, plist: Any, prefix: str
     ) -> tuple[chunk_keys.Coords, npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """Return the shape of chunks, where they lie, and the filters that each skips, as bits."""
+        """Return the shape of chunks, their places, and the filters that each skips, as bits."""
         shape, itemsize = self._shape(dataset), dataset.dtype.itemsize
         chunk_shape = dataset.chunks
         if chunk_shape is None:
@@ -371,9 +301,9 @@ class Parser:
                 ranges[at] = [(chunk.byte_offset, chunk.size) for chunk in found]
                 masks[at] = [chunk.filter_mask for chunk in found]
                 if self.h5py.version.hdf5_version_tuple < (1, 14, 4):
-                    ranges[at, 0] += dataset.file.userblock_size  # which that does not count
+                    ranges[at, 0] += dataset.file.userblock_size  # older ones leave it out
         elif layout == h5d.CONTIGUOUS and not plist.get_external_count():
-            if dataset.id.get_storage_size():  # behind a user block `get_offset` is never None
+            if dataset.id.get_storage_size():  # after a user block `get_offset` is never None
                 nbytes = math.prod(chunk_shape) * itemsize
                 ranges[:, 0] = dataset.id.get_offset() + nbytes * np.arange(len(ranges))
                 ranges[:, 1] = nbytes
@@ -385,14 +315,8 @@ class Parser:
             ranges[:, 1] = 1  # somewhere else: `_check_bytes` refuses it
         return chunk_shape, ranges, masks
 
-    def _filters(self, plist: Any, itemsize: int) -> list[Config]:
-        found = [_filter(plist.get_filter(i), itemsize) for i in range(plist.get_nfilters())]
-        if any(config["id"] == "shuffle" for config in found[1:]):
-            raise UnsupportedError("it shuffles bytes that another filter has made")
-        return found
-
     def _check_bytes(self, dataset: Any, plist: Any) -> None:
-        """Refuse values whose bytes in the file are not those that a data type of v3 has."""
+        """Refuse values whose bytes in the file differ from the bytes of their v3 data type."""
         h5py, dtype, stored = self.h5py, dataset.dtype, dataset.id.get_type()
         h5t = h5py.h5t
         if dtype.kind == "O":
@@ -412,19 +336,18 @@ class Parser:
             raise UnsupportedError(f"HDF5 converts its values to {dtype}: its bytes are others")
 
     def _dimension_names(self, dataset: Any) -> list[str | None]:
-        """Return the name of the scale of each dimension, or its label, as far as there are."""
+        """Return the name of the scale of each dimension, or its label, or ``None``."""
         scales, labels = self._scales(dataset), np.asarray(dataset.attrs.get("DIMENSION_LABELS"))
         if labels.dtype.kind != "O" or labels.shape != (len(scales),):  # on which h5py crashes
             labels = np.full(len(scales), None)
-        return [
-            _basename(scale) or label or None for scale, label in zip(scales, labels, strict=True)
-        ]
+        bases = [scale.rpartition("/")[2].removeprefix(_NON_COORDINATE) for scale in scales]
+        return [base or label or None for base, label in zip(bases, labels, strict=True)]
 
     def _attributes(self, item: Any, path: str) -> dict[str, Any]:
         found: dict[str, Any] = {}
-        of_scale = {"CLASS", "NAME"} if _text(item, "CLASS") == b"DIMENSION_SCALE" else set()
+        is_scale = _text(item, "CLASS") == b"DIMENSION_SCALE"
         for name in item.attrs:
-            if name in _HIDDEN | of_scale:
+            if name in _OF_SCALES or (is_scale and name in ("CLASS", "NAME")):
                 continue
             try:
                 value = item.attrs[name]
@@ -438,8 +361,16 @@ class Parser:
         return found
 
 
-def _filter(found: tuple[int, int, tuple[int, ...], bytes], itemsize: int) -> Config:
-    """Return the config of numcodecs for a filter of HDF5: code, flags, values, description."""
+def _configs_of(plist: Any, itemsize: int) -> list[Config]:
+    """Return the numcodecs configs of the filters of a dataset."""
+    found = [_config_of(plist.get_filter(i), itemsize) for i in range(plist.get_nfilters())]
+    if any(config["id"] == "shuffle" for config in found[1:]):
+        raise UnsupportedError("it shuffles bytes that another filter has made")
+    return found
+
+
+def _config_of(found: tuple[int, int, tuple[int, ...], bytes], itemsize: int) -> Config:
+    """Return the numcodecs config of an HDF5 filter (code, flags, values, description)."""
     code, _, values, text = found
     match code:
         case 1:
@@ -460,7 +391,7 @@ def _filter(found: tuple[int, int, tuple[int, ...], bytes], itemsize: int) -> Co
 
 
 def _plain(value: Any, *, is_fill_value: bool) -> Any:
-    """Return a value as JSON: numbers that it lacks as texts, bytes of a fill value in base64."""
+    """Return a value as JSON: numbers that JSON lacks as texts, bytes of a fill value in base64."""
     match value:
         case bytes():
             return base64.b64encode(value).decode() if is_fill_value else value.decode()
@@ -487,10 +418,6 @@ def _is_bare_dimension(item: Any) -> bool:
 
 
 def _text(item: Any, name: str) -> bytes:
-    """Return an attribute of fixed length, as those of scales are; others count as empty."""
+    """Return an attribute of fixed length, as attributes of scales are; others count as empty."""
     value = item.attrs.get(name)
     return value if isinstance(value, bytes) else b""
-
-
-def _basename(path: str) -> str:
-    return path.rpartition("/")[2].removeprefix(_NON_COORDINATE)

@@ -1,4 +1,4 @@
-"""References in memory, and the forms in which other programs take them.
+"""References in memory, and their forms for other programs.
 
 Source: kerchunk, "References specification", version 1; fsspec, ``LazyReferenceMapper``; icechunk,
 ``VirtualChunkSpec``; virtualizarr, ``ChunkManifest``.
@@ -33,74 +33,63 @@ from zarr_shardstore.tools.native.translate import ZarrFormat
 OUR_MEMBER = "zarr_shardstore"
 """Member of kerchunk's JSON with the states of shards; readers pass over it."""
 
-_AT_ONCE = 10_000
-"""References that are written together."""
+_AT_ONCE = 10_000  # references in one write
 
-_S_NS = 1_000_000_000
+S_NS = 1_000_000_000
 
 
-class ObjectState(NamedTuple):
-    """State of a stored object, as far as its store tells."""
+class Version(NamedTuple):
+    """Version of a stored object; ``None`` for each fact that the store does not state."""
 
     etag: str | None = None
-    """Without quotes."""
+    """ETag without quotes."""
     modified_ns: int | None = None
     """Time of the last change, in nanoseconds since 1970."""
     nbytes: int | None = None
 
-    @classmethod
-    def told(cls, etag: str | None, nbytes: int | None) -> ObjectState:
-        return cls((etag or "").strip('"') or None, None, nbytes)
-
-    def may_be(self, other: ObjectState) -> bool:
-        """Whether nothing shows that these are states of different bytes."""
+    def may_be(self, other: Version) -> bool:
+        """Whether both may be of the same bytes."""
         if self.etag is not None and other.etag is not None:
             return self.etag == other.etag
         pairs = zip(self[1:], other[1:], strict=True)
         return all(one is None or two is None or one == two for one, two in pairs)
 
 
-@dataclass(frozen=True, slots=True)
-class Places:
-    """Chunks in one shard; or chunks that are objects of their own."""
+class ChunkRanges(NamedTuple):
+    """Byte ranges of chunks in one shard; or whole objects, each a chunk, which have no version."""
 
     keys: Sequence[str]
-    """Of the shard; or of each chunk."""
+    """Key of the shard; or the keys of the objects."""
     coords: npt.NDArray[np.intp]
     """Coordinates of the chunks, shape ``(n, ndim)``."""
     offsets: npt.NDArray[np.uint64]
     nbytes: npt.NDArray[np.uint64]
-    """In bytes, shape ``(n,)``, as the offsets."""
-    state: ObjectState | None = None
-    """Of the shard."""
-
-    @property
-    def is_whole(self) -> bool:
-        """Whether each chunk is an object of its own."""
-        return self.state is None
+    """Sizes in bytes, shape ``(n,)``, as the offsets."""
+    version: Version | None = None
+    """Version of the shard."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReferencedArray:
-    """An array as its readers see it, with the places of its chunks."""
+    """An array as its readers see it, with the ranges of its chunks."""
 
     path: str
     doc: declarations.Document
     """The ``zarr.json`` of v3, or the ``.zarray`` of v2."""
     attributes: declarations.Document
-    """Of v2; those of v3 are in the document."""
+    """Attributes of v2; in v3 they are in the document."""
     encoding: chunk_keys.ChunkKeyEncoding
     grid_shape: chunk_keys.Coords
-    places: Sequence[Places] = ()
+    ranges: Sequence[ChunkRanges] = ()
     note: str = ""
 
     @property
     def n_chunks(self) -> int:
-        return sum(len(places.coords) for places in self.places)
+        return sum(len(some.coords) for some in self.ranges)
 
     @property
     def n_objects(self) -> int:
-        return sum(len(places.keys) for places in self.places)
+        return sum(len(some.keys) for some in self.ranges)
 
     def chunk_keys(self, coords: npt.NDArray[np.intp]) -> list[str]:
         prefix = f"{self.path}/" if self.path else ""
@@ -113,37 +102,38 @@ class ReferencedArray:
 
 @dataclass(frozen=True, slots=True)
 class References:
-    """References to all chunks of some arrays; some 60 bytes of memory for each chunk."""
+    """References to all chunks of some arrays; about 60 bytes of memory for each chunk."""
 
     url: str
     """Prefix of the keys of stored objects, without a slash at its end."""
     zarr_format: ZarrFormat
     groups: Mapping[str, declarations.Document]
-    """Attributes by path, also of groups that are only implied."""
+    """Attributes by path, also of implied groups."""
     arrays: Sequence[ReferencedArray]
     client: Any = None
     """Client of obstore that reads below the URL, if there is one."""
 
     def documents(self) -> Iterator[tuple[str, declarations.Document]]:
-        """Yield documents by key; those of groups come first."""
-        is_v3, v3 = self.zarr_format == 3, {"zarr_format": 3, "node_type": "group"}
-        nodes: list[tuple[str, str, Any, declarations.Document]] = [
-            (path, "zarr.json", {**v3, "attributes": attributes}, {})
-            if is_v3
-            else (path, ".zgroup", {"zarr_format": 2}, attributes)
-            for path, attributes in sorted(self.groups.items())
-        ]
-        name = "zarr.json" if is_v3 else ".zarray"
+        """Yield documents by key, groups first."""
+        nodes: list[tuple[str, str, Any, declarations.Document]]
+        if self.zarr_format == 3:
+            v3, name = {"zarr_format": 3, "node_type": "group"}, "zarr.json"
+            groups = sorted(self.groups.items())
+            nodes = [(path, name, {**v3, "attributes": found}, {}) for path, found in groups]
+        else:
+            v2, name = {"zarr_format": 2}, ".zarray"
+            nodes = [(path, ".zgroup", v2, found) for path, found in sorted(self.groups.items())]
         nodes += [(array.path, name, array.doc, array.attributes) for array in self.arrays]
         for path, name, doc, attributes in nodes:
             yield f"{path}/{name}".lstrip("/"), doc
             if attributes:
                 yield f"{path}/.zattrs".lstrip("/"), attributes
 
-    def states(self) -> dict[str, ObjectState]:
-        """Return the states of shards by key."""
-        found = (places for array in self.arrays for places in array.places)
-        return {places.keys[0]: places.state for places in found if places.state is not None}
+    def head(self) -> dict[str, Any]:
+        """Return the member of kerchunk's document with the versions of shards by key."""
+        found = [some for array in self.arrays for some in array.ranges]
+        states = {some.keys[0]: some.version for some in found if some.version is not None}
+        return {OUR_MEMBER: {"url": self.url, "states": states}}
 
     def report(self, to: str) -> dict[str, Any]:
         names = ("path", "n_chunks", "n_objects", "note")
@@ -155,33 +145,31 @@ class References:
         for key, doc in self.documents():
             yield key, json.dumps(doc)
         for array in self.arrays:
-            for places in array.places:
-                keys = array.chunk_keys(places.coords)
-                if places.is_whole:
-                    urls = [f"{self.url}/{key}" for key in places.keys]
-                    yield from zip(keys, ([url] for url in urls), strict=True)
+            for keys, coords, offsets, sizes, version in array.ranges:
+                shown = array.chunk_keys(coords)
+                urls = [f"{self.url}/{key}" for key in keys]
+                if version is None:
+                    yield from zip(shown, ([url] for url in urls), strict=True)
                     continue
-                url = f"{self.url}/{places.keys[0]}"
-                ranges = zip(places.offsets.tolist(), places.nbytes.tolist(), strict=True)
-                for key, (offset, nbytes) in zip(keys, ranges, strict=True):
-                    yield key, [url, offset, nbytes] if nbytes else ""
+                columns = shown, offsets.tolist(), sizes.tolist()
+                for key, offset, nbytes in zip(*columns, strict=True):
+                    yield key, [urls[0], offset, nbytes] if nbytes else ""
 
 
-@dataclass(frozen=True, slots=True)
-class Form:
+class Form(NamedTuple):
     """A form of references. The first of its formats is the default."""
 
     name: str
     zarr_formats: tuple[ZarrFormat, ...]
     make: Callable[[References], Any]
     encoding: chunk_keys.ChunkKeyEncoding | None = None
-    """The only one that it takes."""
+    """The only chunk key encoding of the form; ``None``: any."""
     knows_seconds: bool = False
     """Whether times of its checksums are whole seconds."""
 
 
 def form_of(to: Any, out: str | os.PathLike[str] | None, url: str | None) -> Form:
-    """Return the form that the arguments of a caller name; virtualizarr also by its module."""
+    """Return the form that the arguments name; virtualizarr also by its module."""
     to = getattr(to, "__name__", to)
     if to == "kerchunk-json":
         return Form(to, (2, 3), partial(_to_json, out=out))
@@ -214,9 +202,9 @@ def _import(name: str) -> Any:
 
 @contextmanager
 def _published(out: str | os.PathLike[str], *, replaces: bool) -> Iterator[tuple[Any, str]]:
-    """Give a file system and a path to write to; what is there then gets the name `out`.
+    """Yield a file system and a path to write; then the written file gets the name `out`.
 
-    A writer that is killed leaves a path that ends with ``.partial``; whatever had the name stays.
+    A killed writer leaves a path that ends with ``.partial``, and `out` as it was.
     """
     fs, path = fsspec.core.url_to_fs(os.fspath(out))
     if fs.isdir(path) or (not replaces and fs.exists(path)):
@@ -232,7 +220,7 @@ def _published(out: str | os.PathLike[str], *, replaces: bool) -> Iterator[tuple
 
 
 def _to_json(found: References, out: str | os.PathLike[str] | None) -> Any:
-    head = {"version": 1, OUR_MEMBER: {"url": found.url, "states": found.states()}}
+    head = {"version": 1, **found.head()}
     if out is None:
         return {**head, "refs": dict(found.of_kerchunk())}
     with _published(out, replaces=True) as (fs, path), fs.open(path, "w") as file:
@@ -256,14 +244,13 @@ def _to_parquet(found: References, out: str | os.PathLike[str]) -> str:
         for key, value in found.of_kerchunk():
             references[key] = value or b""
         references.flush()
-        doc = json.loads(fs.cat_file(f"{path}/.zmetadata"))
-        doc[OUR_MEMBER] = {"url": found.url, "states": found.states()}
+        doc = {**json.loads(fs.cat_file(f"{path}/.zmetadata")), **found.head()}
         fs.pipe_file(f"{path}/.zmetadata", json.dumps(doc).encode())
     return os.fspath(out)
 
 
-def read_states(references: str | os.PathLike[str] | Mapping[str, Any]) -> dict[str, ObjectState]:
-    """Return the states of shards, by key, that references for kerchunk were made with."""
+def read_versions(references: str | os.PathLike[str] | Mapping[str, Any]) -> dict[str, Version]:
+    """Return the versions of shards, by key, in references for kerchunk."""
     doc: Any = references
     if not isinstance(references, Mapping):
         fs, path = fsspec.core.url_to_fs(os.fspath(references))
@@ -271,7 +258,7 @@ def read_states(references: str | os.PathLike[str] | Mapping[str, Any]) -> dict[
     states = doc.get(OUR_MEMBER, {}).get("states")
     if states is None:
         raise SpecError(f"{references!r} tells no states of shards: it was not made here")
-    return {key: ObjectState(*state) for key, state in states.items()}
+    return {key: Version(*state) for key, state in states.items()}
 
 
 # ------------------------------------------------------------------------- icechunk
@@ -280,13 +267,13 @@ def read_states(references: str | os.PathLike[str] | Mapping[str, Any]) -> dict[
 def _refuse_empty(found: References) -> None:
     """Raise `UnsupportedError` for a stored chunk of no bytes."""
     for array in found.arrays:
-        for places in array.places:
-            for key in array.chunk_keys(places.coords[places.nbytes == 0])[:1]:
+        for some in array.ranges:
+            for key in array.chunk_keys(some.coords[some.nbytes == 0])[:1]:
                 raise UnsupportedError(f"the chunk {key!r} has no bytes: only kerchunk takes it")
 
 
 def _to_icechunk(found: References, store: Any, url: str | None) -> Any:
-    """Write into a session; the caller commits it. Only a `url` of the caller is quoted already."""
+    """Write into a session, which the caller commits. A `url` of the caller is quoted already."""
     spec_of = _import("icechunk").VirtualChunkSpec
     _refuse_empty(found)
     url = quote(found.url, safe=":/@") if url is None else found.url
@@ -312,18 +299,17 @@ def _to_icechunk(found: References, store: Any, url: str | None) -> Any:
 
 
 def _icechunk_specs(array: ReferencedArray, url: str, spec_of: Any) -> Iterator[Any]:
-    for places in array.places:
-        locations = [f"{url}/{quote(key)}" for key in places.keys]
-        if not places.is_whole:
-            locations *= len(places.coords)
+    for keys, coords, offsets, sizes, version in array.ranges:
+        locations = [f"{url}/{quote(key)}" for key in keys]
         etag, modified = None, None
-        if places.state is not None:
-            etag = places.state.etag
-            if etag is None and places.state.modified_ns is not None:
-                modified = datetime.fromtimestamp(places.state.modified_ns // _S_NS + 1, UTC)
-        columns = [each.tolist() for each in (places.coords, places.offsets, places.nbytes)]
-        for location, coords, offset, nbytes in zip(locations, *columns, strict=True):
-            yield spec_of(coords, location, offset, nbytes, etag, modified)
+        if version is not None:
+            locations *= len(coords)
+            etag = version.etag
+            if etag is None and version.modified_ns is not None:
+                modified = datetime.fromtimestamp(version.modified_ns // S_NS + 1, UTC)
+        columns = locations, coords.tolist(), offsets.tolist(), sizes.tolist()
+        for location, at, offset, nbytes in zip(*columns, strict=True):
+            yield spec_of(at, location, offset, nbytes, etag, modified)
 
 
 # --------------------------------------------------------------------- virtualizarr
@@ -342,13 +328,13 @@ def _to_virtualizarr(found: References) -> Any:
             raise UnsupportedError(f"a ManifestStore cuts URLs at '#' and '?': {array.path!r}")
         paths = np.full(math.prod(array.grid_shape), "", dtype=np.dtypes.StringDType())
         offsets, lengths = np.zeros(paths.shape, np.uint64), np.zeros(paths.shape, np.uint64)
-        for places in array.places:
+        for some in array.ranges:
             at: Any = slice(None)
             if array.grid_shape:
-                at = np.ravel_multi_index(tuple(places.coords.T), array.grid_shape)
-            urls = [f"{found.url}/{key}" for key in places.keys]
-            paths[at] = urls if places.is_whole else urls[0]
-            offsets[at], lengths[at] = places.offsets, places.nbytes
+                at = np.ravel_multi_index(tuple(some.coords.T), array.grid_shape)
+            urls = [f"{found.url}/{key}" for key in some.keys]
+            paths[at] = urls if some.version is None else urls[0]
+            offsets[at], lengths[at] = some.offsets, some.nbytes
         manifest = manifests.ChunkManifest.from_arrays(
             paths=paths.reshape(array.grid_shape),
             offsets=offsets.reshape(array.grid_shape),
@@ -357,7 +343,7 @@ def _to_virtualizarr(found: References) -> Any:
         )
         group, _, name = array.path.rpartition("/")
         below[group][0][name] = manifests.ManifestArray(metadata_of(array.doc), manifest)
-    for path in sorted(found.groups, reverse=True):  # a group comes after those below it
+    for path in sorted(found.groups, reverse=True):  # members before their group
         arrays, groups = below[path]
         made = manifests.ManifestGroup(arrays, groups, attributes=dict(found.groups[path]))
         if not path:
@@ -368,7 +354,7 @@ def _to_virtualizarr(found: References) -> Any:
 
 
 def _registry(found: References) -> Any:
-    """Return the clients by which a ``ManifestStore`` reads chunks, as far as one is known."""
+    """Return the client by which a ``ManifestStore`` reads chunks, if one is known."""
     scheme, host = urlsplit(found.url)[:2]
     client = found.client
     if scheme == "file":

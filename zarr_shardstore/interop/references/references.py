@@ -1,8 +1,8 @@
-"""References to the chunks of a store: each as a stored object, an offset and a size.
+"""References to the chunks of a store: each is a stored object, an offset and a size.
 
-A program that knows nothing of shards reads them: the references have documents of plain chunks,
-as users of a `ShardingStore` see them, and no byte of a chunk is copied. The state of each shard is
-noted before its index is read. So a change that comes between, or later, makes another state.
+Any program reads them: the references have documents of plain chunks, as users of a `ShardingStore`
+see them. No byte of a chunk is copied. The version of each shard is noted before its index is read,
+so a change between both, or later, makes another version.
 """
 
 from __future__ import annotations
@@ -36,15 +36,22 @@ from zarr_shardstore.access import (
 )
 from zarr_shardstore.errors import ShardConflictError, SpecError, UnsupportedError
 from zarr_shardstore.interop.references.reference_formats import (
+    S_NS,
+    ChunkRanges,
     Form,
-    ObjectState,
-    Places,
     ReferencedArray,
     References,
+    Version,
     form_of,
-    read_states,
+    read_versions,
 )
-from zarr_shardstore.tools.inspect.find import FoundArray, find_contents, read_array, select_paths
+from zarr_shardstore.tools.inspect.find import (
+    FoundArray,
+    find_contents,
+    lineage,
+    read_array,
+    select_paths,
+)
 from zarr_shardstore.tools.native import data_types, document_members, fill_values, translate
 from zarr_shardstore.tools.native.draft_documents import array_of_draft, node_of_meta_key
 from zarr_shardstore.tools.native.translate import ZarrFormat, documents_in
@@ -52,8 +59,6 @@ from zarr_shardstore.tools.native.translate import ZarrFormat, documents_in
 _TRANSFORMERS = "storage_transformers"
 
 _MASKED = "xarray masks its fill value, unless told use_zarr_fill_value_as_mask=False"
-
-_S_NS = 1_000_000_000
 
 
 def to_references(
@@ -68,7 +73,7 @@ def to_references(
     storage_options: Mapping[str, Any] | None = None,
     on_report: Callable[[dict[str, Any]], object] | None = None,
 ) -> Any:
-    """Make references to the chunks of a store, for programs that know nothing of shards.
+    """Make references to the chunks of a store, for programs that cannot read shards.
 
     Parameters
     ----------
@@ -78,26 +83,26 @@ def to_references(
         Paths of arrays and groups, or patterns of these (``"raw/*"``); a group stands for all
         below it. ``None``: everything.
     zarr_format : {2, 3}, optional
-        Format of the documents. By default 2 for kerchunk, and 3 for the others, which have no 2.
+        Format of the documents. By default 2 for kerchunk; 3 for the others, which take no 2.
     to : {"kerchunk-json", "kerchunk-parquet", "virtualizarr"} or icechunk store
-        Form of the references. An icechunk store is that of a writable session.
+        Form of the references. An icechunk store belongs to a writable session.
     out : str or path, optional
-        Path or URL of references for kerchunk. JSON replaces a file there. Parquet needs it, and
-        there must be nothing.
+        Path or URL of references for kerchunk. JSON replaces a file there. Parquet needs a free
+        path.
     url : str, optional
-        Prefix by which readers reach the stored objects: ``"s3://bucket/v.zarr"``. By default that
-        of the store.
+        Prefix by which readers reach the stored objects: ``"s3://bucket/v.zarr"``. By default the
+        URL of the store.
     group : str
-        Group of the references that everything goes into; by default the root.
+        Group of the references for everything; by default the root.
     storage_options : mapping, optional
-        For a URL of the store.
+        Options for a URL of the store.
     on_report : callable, optional
-        Called at the end with a report: by array its path, chunks, objects, and a note.
+        Called at the end with a report: for each array its path, chunks, objects, and a note.
 
     Returns
     -------
     dict, str, icechunk store or ManifestStore
-        What a reader opens. Of kerchunk `out`, or without it the references.
+        What a reader opens. For kerchunk `out`, or without it the references.
 
     Raises
     ------
@@ -114,9 +119,9 @@ def to_references(
     Notes
     -----
     A write to a shard makes the references to it stale: the bytes may lie elsewhere then.
-    `stale_references` finds that. icechunk refuses to read such chunks.
+    `stale_references` finds such shards. icechunk refuses to read their chunks.
 
-    Cost: the requests that find the arrays, a listing of each, and one read for each shard.
+    Cost: the requests that find the arrays, a listing of each array, and one read for each shard.
 
     Examples
     --------
@@ -142,7 +147,13 @@ def to_references(
     base.seal()
     client = base.store.store if url is None and type(base.store) is ObjectStore else None
     reader = _Reader(base, chunk_keys.check_prefix(arguments.array_path(group)), zarr_format, form)
-    found = References(_url(base, url), zarr_format, *reader.read(paths), client)
+    reached = base.url if url is None else url
+    if not reached:
+        raise SpecError(
+            f"no URL leads to the objects of {base.describe()}: pass url=, the prefix by which "
+            "readers reach them"
+        )
+    found = References(reached.rstrip("/"), zarr_format, *reader.read(paths), client)
     made = form.make(found)
     if on_report is not None:
         on_report(found.report(form.name))
@@ -157,55 +168,50 @@ def stale_references(
 ) -> list[str]:
     """Return the keys of shards that changed after references for kerchunk were made.
 
-    `references` are what `to_references` returned. Shards are compared by ETag, else by size and
-    time, else by what the store tells of these. No shard is read.
+    `references` are a result of `to_references`. Shards are compared by ETag, else by size and
+    time, as far as the store states them. No shard is read.
     """
-    noted = read_states(references)
+    noted = read_versions(references)
     base = open_base(store, storage_options)
     base.seal()
     directory = posixpath.commonpath([f"{key}/" for key in noted]) if noted else ""
-    state_of = _states_below(base, f"{directory}/" if directory else "")
-    states = {key: state_of(key) for key in noted}
-    return [key for key, now in states.items() if now is None or not now.may_be(noted[key])]
+    version_of = _versions_below(base, f"{directory}/" if directory else "")
+    versions = {key: version_of(key) for key in noted}
+    return [key for key, now in versions.items() if now is None or not now.may_be(noted[key])]
 
 
-def _url(base: BaseStoreHandle, url: str | None) -> str:
-    url = base.url if url is None else url
-    if not url:
-        raise SpecError(
-            f"no URL leads to the objects of {base.describe()}: pass url=, the prefix by which "
-            "readers reach them"
-        )
-    return url.rstrip("/")
+def _versions_below(base: BaseStoreHandle, prefix: str) -> Callable[[str], Version | None]:
+    """Return a function that returns the version of an object by its key; ``None``: missing.
 
-
-def _states_below(base: BaseStoreHandle, prefix: str) -> Callable[[str], ObjectState | None]:
-    """Return a function that tells the state of an object, by a key below a prefix; ``None`` if
-    there is none. Of a remote store it is that in a listing, which is made first."""
+    Objects of a remote store are listed at once; the key must be below the prefix.
+    """
     store: Any = base.store
     root = base.root_of_files
-    listed: dict[str, ObjectState] = {}
+    found: list[tuple[str, str | None, int | None]] = []
     if root is None and type(store) is ObjectStore:
         metas = (meta for page in store.store.list(prefix or None) for meta in page)
-        listed = {m["path"]: ObjectState.told(m["e_tag"], m["size"]) for m in metas}
+        found = [(meta["path"], meta["e_tag"], meta["size"]) for meta in metas]
     elif root is None and type(store) is FsspecStore:
         store.fs.invalidate_cache()
-        found = sync(store.fs._find(f"{store.path}/{prefix}".rstrip("/"), detail=True))
+        infos = sync(store.fs._find(f"{store.path}/{prefix}".rstrip("/"), detail=True))
         top = f"{store.path.strip('/')}/".lstrip("/")
-        for path, info in found.items():
-            state = ObjectState.told(info.get("ETag") or info.get("etag"), info.get("size"))
-            listed[path.strip("/").removeprefix(top)] = state
+        for path, info in infos.items():
+            etag = info.get("ETag") or info.get("etag")
+            found.append((path.strip("/").removeprefix(top), etag, info.get("size")))
+    listed = {
+        key: Version((etag or "").strip('"') or None, None, size) for key, etag, size in found
+    }
 
-    def state_of(key: str) -> ObjectState | None:
+    def version_of(key: str) -> Version | None:
         if root is not None:
             file = fs.state_of(root + key)
-            return None if file is None else ObjectState(None, file[2], file[1])
+            return None if file is None else Version(None, file[2], file[1])
         if key in listed:
             return listed[key]
         (nbytes,) = base.sizes([key])
-        return None if nbytes is None else ObjectState(nbytes=nbytes)
+        return None if nbytes is None else Version(nbytes=nbytes)
 
-    return state_of
+    return version_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,11 +226,10 @@ class _Reader:
     def read(
         self, paths: Iterable[str] | str | None
     ) -> tuple[dict[str, declarations.Document], list[ReferencedArray]]:
-        """Return attributes of groups by path, and arrays. All documents are translated before any
-        index is read."""
+        """Return attributes of groups by path, and arrays. Indexes are read last."""
         contents = self.base.run(find_contents())
         arrays = {array.node.path: array for array in contents.broken}
-        for hierarchy in ("draft", "v2", "v3"):  # of several arrays at a path the last
+        for hierarchy in ("draft", "v2", "v3"):  # the last of several arrays at a path counts
             arrays |= {n.path: a for n, a in contents.arrays.items() if n.hierarchy == hierarchy}
         groups = self._groups(contents.other_keys)
         groups = {path: groups[path] for path in groups if path not in arrays}
@@ -232,32 +237,28 @@ class _Reader:
         planned = [self._plan(arrays[path]) for path in sorted(selected) if path in arrays]
         shown = {self._at(path): groups[path] for path in groups}
         wanted = {self._at(path) for path in selected if path in groups}
-        wanted |= {above for path in selected for above in _above(self._at(path))}
-        return (
-            {path: shown.get(path, {}) for path in wanted},
-            [self._with_places(*each) for each in planned],
-        )
+        for at in filter(None, map(self._at, selected)):
+            wanted |= {*lineage(at)[:-1]}
+        groups = {path: shown.get(path, {}) for path in wanted}
+        return groups, [self._with_ranges(*each) for each in planned]
 
     def _at(self, path: str) -> str:
         """Return the path of a node in the references."""
         return f"{self.group}/{path}".strip("/")
 
-    # ---------------------------------------------------------------- documents
-
     def _groups(self, keys: Iterable[str]) -> dict[str, declarations.Document]:
-        """Return the attributes of groups by path; of two at a path those of v3."""
+        """Return the attributes of groups by path; of two at a path the attributes of v3."""
         found: list[tuple[str, str]] = []
-        for key in sorted(keys):  # .zgroup comes before zarr.json
+        for key in sorted(keys):  # .zgroup before zarr.json
             path, _, name = key.rpartition("/")
-            draft_path = node_of_meta_key(key) if name.endswith(".group.json") else None
-            if draft_path is not None or name in (".zgroup", "zarr.json"):
-                found.append((path if draft_path is None else draft_path, key))
-        attributes = [f"{path}/.zattrs".lstrip("/") for path, _ in found]
+            if name in (".zgroup", "zarr.json"):
+                found.append((path, key))
+            elif name.endswith(".group.json") and (at := node_of_meta_key(key)) is not None:
+                found.append((at, key))
         groups: dict[str, declarations.Document] = {}
-        docs, others = (
-            self.base.documents(each) for each in ([key for _, key in found], attributes)
-        )
-        for (path, key), doc, of_v2 in zip(found, docs, others, strict=True):
+        docs = self.base.documents([key for _, key in found])
+        attributes = self.base.documents([f"{path}/.zattrs".lstrip("/") for path, _ in found])
+        for (path, key), doc, of_v2 in zip(found, docs, attributes, strict=True):
             if doc is None:
                 raise SpecError(f"{key!r} holds no JSON object")
             if key.endswith(".zgroup"):
@@ -271,10 +272,10 @@ class _Reader:
         return groups
 
     def _plan(self, found: FoundArray) -> tuple[walks.ObjectGrid, ReferencedArray]:
-        """Translate the document of an array; its places are to come."""
+        """Translate the document of an array, which has no ranges yet."""
         path = found.node.path
         try:
-            doc = dict(declarations.without_mark(found.doc))  # flat, also what is left to zarr
+            doc = dict(declarations.without_mark(found.doc))  # flat, also if zarr shards it
             array = read_array(FoundArray(found.node, doc, found.geometry))
             stack = [t for t in array.stack if not isinstance(t, stacks.ReadOnlyTransformer)]
             if stack and not (len(stack) == 1 and isinstance(stack[0], stacks.ShardingTransformer)):
@@ -299,13 +300,10 @@ class _Reader:
             options = {"separator": encoding.separator}
             doc = {**doc, "chunk_key_encoding": {"name": encoding.style, "configuration": options}}
         # xarray takes the fill value of v2 for missing data. In v3 an attribute says so.
-        is_masked = found.node.hierarchy == "v2" or "_FillValue" in (
-            found.doc.get("attributes") or {}
-        )
-        has_names = "_ARRAY_DIMENSIONS" in attributes
-        note = (
-            _MASKED if has_names and not is_masked and doc["fill_value"] in (0, _null(doc)) else ""
-        )
+        own = found.doc.get("attributes") or {}
+        is_unmasked = found.node.hierarchy != "v2" and "_FillValue" not in own
+        is_for_xarray = is_unmasked and "_ARRAY_DIMENSIONS" in attributes
+        note = _MASKED if is_for_xarray and doc["fill_value"] in (0, _null(doc)) else ""
         at = self._at(path)
         shown = ReferencedArray(at, doc, attributes, encoding, array.grid_shape, note=note)
         return walks.ObjectGrid.of_array(array), shown
@@ -313,7 +311,7 @@ class _Reader:
     def _documents(
         self, found: FoundArray, doc: declarations.Document
     ) -> tuple[declarations.Document, declarations.Document]:
-        """Return the document of an array in the format asked for, and its attributes of v2."""
+        """Return the document of an array in the wanted format, and its attributes of v2."""
         attributes: declarations.Document = {}
         if found.node.hierarchy == "v2":
             key = f"{found.node.path}/.zattrs".lstrip("/")
@@ -323,10 +321,8 @@ class _Reader:
         named = documents_in(self.zarr_format, doc, attributes)
         return named.get("zarr.json") or named[".zarray"], named.get(".zattrs", {})
 
-    # ------------------------------------------------------------------- chunks
-
-    def _with_places(self, grid: walks.ObjectGrid, array: ReferencedArray) -> ReferencedArray:
-        array = replace(array, places=tuple(self._places(grid)))
+    def _with_ranges(self, grid: walks.ObjectGrid, array: ReferencedArray) -> ReferencedArray:
+        array = replace(array, ranges=tuple(self._ranges(grid)))
         is_complete = array.n_chunks == math.prod(array.grid_shape)
         if is_complete and array.note:
             return replace(array, doc={**array.doc, "fill_value": None}, note="")
@@ -334,31 +330,31 @@ class _Reader:
             return array
         if array.doc["dtype"] == "|O" or not isinstance(array.doc["dtype"], str):
             return array
-        # zarr 2 reads missing chunks as they happen to be in memory.
+        # zarr 2 fills missing chunks with uninitialized memory.
         note = _MASKED if "_ARRAY_DIMENSIONS" in array.attributes else ""
         return replace(array, doc={**array.doc, "fill_value": _null(array.doc)}, note=note)
 
-    def _places(self, grid: walks.ObjectGrid) -> Iterator[Places]:
-        state_of = _states_below(self.base, grid.prefix)
+    def _ranges(self, grid: walks.ObjectGrid) -> Iterator[ChunkRanges]:
+        version_of = _versions_below(self.base, grid.prefix)
         for listed in walks.walk(self.base.run, grid, needs=("index",), reads=False):
-            # Before the indexes: a change that comes between makes another state.
+            # Before the indexes: a change between both makes another version.
             self._check_journals(grid, listed)
-            states = {key: state_of(key) for key, *_ in listed}
-            sizes = {key: state.nbytes for key, state in states.items() if state is not None}
+            versions = {key: version_of(key) for key, *_ in listed}
+            sizes = {key: found.nbytes for key, found in versions.items() if found is not None}
             if not grid.is_sharded:
                 coords = np.array([s.coords for s in listed if s.key in sizes], dtype=np.intp)
                 nbytes = np.array([size or 0 for size in sizes.values()], dtype=np.uint64)
                 coords = coords.reshape(len(sizes), len(grid.shape))
-                yield Places([*sizes], coords, np.zeros_like(nbytes), nbytes)
+                yield ChunkRanges([*sizes], coords, np.zeros_like(nbytes), nbytes)
                 continue
             known = [stored._replace(nbytes=sizes.get(stored.key)) for stored in listed]
             if self.form.knows_seconds:
                 # A later write must have a later second.
-                newest = max((s.modified_ns or 0 for s in states.values() if s), default=0)
-                time.sleep(min(1, max(0, (newest // _S_NS + 1) - time.time())) if newest else 0)
+                newest = max((v.modified_ns or 0 for v in versions.values() if v), default=0)
+                time.sleep(min(1, max(0, (newest // S_NS + 1) - time.time())) if newest else 0)
             read = walks.read_stored(grid, known, ("index", "size"), consistent=True)
             for stored in self.base.run(read):
-                yield _in_shard(stored, states[stored.key])
+                yield _in_shard(stored, versions[stored.key])
 
     def _check_journals(self, grid: walks.ObjectGrid, listed: Sequence[walks.Stored]) -> None:
         root = self.base.root_of_files
@@ -370,7 +366,7 @@ class _Reader:
                 )
 
 
-def _in_shard(stored: walks.Stored, state: ObjectState | None) -> Places:
+def _in_shard(stored: walks.Stored, version: Version | None) -> ChunkRanges:
     stored.check()
     shard, index = stored.shard, stored.decoded
     assert shard is not None
@@ -378,8 +374,8 @@ def _in_shard(stored: walks.Stored, state: ObjectState | None) -> Places:
     cps, ids = shard.layout.spec.chunks_per_shard, stored.ids
     inside = np.array(np.unravel_index(ids, cps) if cps else (), dtype=np.intp)
     coords = inside.reshape(len(cps), len(ids)).T + np.multiply(shard.coords, cps, dtype=int)
-    state = state or ObjectState(nbytes=stored.nbytes)  # it has just come
-    return Places([shard.key], coords, index.fields[ids, 0], index.fields[ids, 1], state)
+    version = version or Version(nbytes=stored.nbytes)  # a new shard
+    return ChunkRanges([shard.key], coords, index.fields[ids, 0], index.fields[ids, 1], version)
 
 
 def _null(doc: declarations.Document) -> Any:
@@ -387,8 +383,3 @@ def _null(doc: declarations.Document) -> Any:
     if doc["dtype"] == "|O":
         return ""
     return fill_values.fill_value_of_v2(None, data_types.parse_numpy(doc["dtype"]))
-
-
-def _above(path: str) -> list[str]:
-    """Return the paths of the groups above a node."""
-    return ["", *(path[:i] for i, sign in enumerate(path) if sign == "/")] if path else []

@@ -1,4 +1,4 @@
-"""Page of a server: the arrays of a store, and slices of them as pixels."""
+"""Page of a server: the arrays of a store, and their slices as pixels."""
 
 from __future__ import annotations
 
@@ -24,8 +24,7 @@ from zarr_shardstore.tools.inspect.shard_map import by
 
 _MAX_ARRAYS = 1000
 _MAX_SIDE = 512
-_MAX_NBYTES = 32 * 1024 * 1024
-"""Decoded size of all chunks of a slice."""
+_MAX_NBYTES = 32 * 1024 * 1024  # decoded size of all chunks of a slice
 
 
 def render_page(store: ShardingStore, title: str) -> tuple[bytes, str]:
@@ -64,9 +63,9 @@ def _row(found: FoundArray) -> str:
 def draw_slice(store: ShardingStore, asked: Mapping[str, str]) -> tuple[bytes, str]:
     """Return a slice as a byte for each pixel, and its rows, columns, smallest and largest value.
 
-    `asked` has the path ``array``, the first element ``at``, a number for each dimension, and the
-    ``axes`` that are rows and columns: the last two. A slice has at most 512 x 512 elements, and
-    fewer where its chunks would take more than 32 MiB; it ends with the array.
+    `asked` has the path ``array``, the coordinates ``at`` of the first element, and the ``axes`` of
+    rows and columns, by default the last two. A slice has at most 512 x 512 elements, and fewer
+    if its chunks take more than 32 MiB decoded. It ends with the array.
     """
     path = asked["array"]
     try:

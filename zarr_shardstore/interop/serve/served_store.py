@@ -1,8 +1,8 @@
-"""Values of a store for clients of a server: what the key in a URL leads to, and nothing else.
+"""Values of a store for clients of a server, by the key in a URL.
 
-A key is refused if it could leave the store, or names a file of ours: a lock, a journal, an index
-beside shards, and each name that begins with a dot and is no document. On local files a link that
-leads out of the store is followed for chunks and JSON documents only: adopted shards may be links.
+A key is refused if it could leave the store, or names a side file: a lock, a journal, an index
+beside shards, and each name that begins with a dot and is no document. On local files a link out of
+the store is followed for chunks and JSON documents only: adopted shards may be links.
 """
 
 from __future__ import annotations
@@ -28,22 +28,19 @@ from zarr_shardstore.tools.inspect.find import DOCUMENTS, find_contents
 from zarr_shardstore.tools.native import document_members
 from zarr_shardstore.tools.native.translate import ZarrFormat, documents_in, encoding_in
 
-_MAX_KEY_NBYTES = 1024
-"""As in S3."""
-
+_MAX_KEY_NBYTES = 1024  # as in S3
 _NODES_AT_ONCE = 16
-
-_FRESH_S = 2
-"""After so long the document of an array is read again before its next chunk."""
+_FRESH_S = 2  # then the document of an array is read again before its next chunk
 
 
 class ServedStore:
-    """Values of a store by key. Documents are those of one format, whichever is stored; ``None``:
-    each as it is stored. Nothing is written; errors of the store pass."""
+    """Values of a store by key, only read. Errors of the store pass.
+
+    All documents are shown in one format; ``None``: each as it is stored.
+    """
 
     def __init__(self, store: ShardingStore, zarr_format: ZarrFormat | None = None) -> None:
-        self.store = store
-        self._format = zarr_format
+        self.store, self._format = store, zarr_format
         engine = store._engine
         self.read, self._run = engine.get, engine.driver.run_async
         self._catalog = engine.operations.catalog
@@ -52,8 +49,8 @@ class ServedStore:
         self._refreshed = monotonic()
 
     async def find(self, key: str) -> bytes | str | None:
-        """Return the document under a key, or the key in the store of another value, which may be
-        missing; ``None`` for a key that is refused, or none of the format."""
+        """Return the document of a key, or the key in the store of another value, which may be
+        missing; ``None`` for a key that is refused, or that the format lacks."""
         directory, _, name = key.rpartition("/")
         if not is_public(key):
             return None
@@ -78,8 +75,6 @@ class ServedStore:
         leads_out = root and not os.path.realpath(root + key).startswith(root)
         return None if leads_out else key
 
-    # ---------------------------------------------------------------- documents
-
     async def _document(self, path: str, name: str) -> bytes | None:
         if self._format is None:
             (value,) = await self._values([_join(path, name)])
@@ -98,11 +93,9 @@ class ServedStore:
 
     async def _node(self, path: str) -> dict[str, declarations.Document]:
         """Return the documents of a node in the format, by name."""
-        keys = [_join(path, name) for name in DOCUMENTS[:4]]
-        found = zip(DOCUMENTS, await self._values(keys), strict=False)
-        docs = {
-            name: metadata.parse_json(value) or {} for name, value in found if value is not None
-        }
+        values = await self._values([_join(path, name) for name in DOCUMENTS[:4]])
+        found = zip(DOCUMENTS, values, strict=False)
+        docs = {name: metadata.parse_json(v) or {} for name, v in found if v is not None}
         v2 = docs.get(".zarray") or docs.get(".zgroup")
         doc = docs.get("zarr.json")
         if v2 and (doc is None or self._format == 2):
@@ -110,7 +103,7 @@ class ServedStore:
         return documents_in(self._format, doc, {}) if doc else {}
 
     async def _nodes(self) -> list[tuple[str, dict[str, declarations.Document]]]:
-        """Return all nodes of the store with their documents; not those that cannot be shown."""
+        """Return all nodes of the store that can be shown, with their documents."""
         contents = await asyncio.to_thread(open_base(self.store).run, find_contents())
         groups = (key.rpartition("/") for key in contents.other_keys)
         paths = {path for path, _, name in groups if name in ("zarr.json", ".zgroup")}
@@ -132,7 +125,7 @@ class ServedStore:
 
 
 def is_public(key: str) -> bool:
-    """Whether a key may be asked for, by its spelling."""
+    """Whether the spelling of a key is permitted."""
     try:
         chunk_keys.check_key(key)
     except SpecError:

@@ -1,4 +1,4 @@
-"""HTTP server of a store: chunks, documents, and a page that draws slices. It writes nothing.
+"""HTTP server of a store: chunks, documents, and a page of slices. The store is only read.
 
 ======================  ======================================================================
 ``GET /``               the page; with ``?array=PATH``, a slice of an array, a byte for a pixel
@@ -7,12 +7,11 @@
 other methods           405
 ======================  ======================================================================
 
-The ETag of a value is a digest of its bytes: it stays when a neighbour in the shard is written, and
-when the server starts again. Each reply comes of one read of the store, so that it mixes no two
-states of a value.
+The ETag of a value is a digest of its bytes: it survives a write of another chunk of the shard, and
+a restart of the server. Each reply comes from one read of the store, so it mixes no two states.
 
-Memory: `_AT_ONCE` values of up to `_LARGE_NBYTES`, and few that are larger; and `_SENT_NBYTES` for
-a client that takes nothing.
+Memory: `_AT_ONCE` values of up to `_LARGE_NBYTES`, and few larger ones; and `_SENT_NBYTES` for a
+client that takes nothing.
 
 Source: RFC 9110, "Conditional Requests", "Range Requests"; ASGI, "HTTP".
 """
@@ -35,38 +34,23 @@ from zarr_shardstore.interop.serve.page import draw_slice, render_page
 from zarr_shardstore.interop.serve.served_store import ServedStore
 from zarr_shardstore.tools.native.translate import ZarrFormat
 
-_AT_ONCE = 16
-"""Values that are read or sent at a time."""
-
+_AT_ONCE = 16  # values being read or sent
 _LARGE_NBYTES = 16 * 1024 * 1024
-_LARGE_AT_ONCE = 2
-"""Values of more than so many bytes that are read or sent at a time."""
-
-_MAX_NBYTES = 512 * 1024 * 1024
-"""Most bytes of a reply."""
-
-_DRAWN_AT_ONCE = 2
-"""Pages and slices that are made at a time."""
-
+_LARGE_AT_ONCE = 2  # larger values being read or sent
+_MAX_NBYTES = 512 * 1024 * 1024  # of a reply
+_DRAWN_AT_ONCE = 2  # pages and slices being made
 _MAX_CONNECTIONS = 512
-
-_PATIENCE_S = 2
-"""After so long a client that takes nothing has no value in memory."""
-
+_PATIENCE_S = 2  # after this pause of a client its value leaves the memory
 _MOMENT_S = 0.01
-_STALL_S = 30
-"""After so long it is disconnected."""
-
-_SENT_NBYTES = 256 * 1024
-"""Bytes that a connection gets at a time; it has at most so many in memory."""
-
+_STALL_S = 30  # after this pause it is disconnected
+_SENT_NBYTES = 256 * 1024  # the most that a connection gets at a time, and has in memory
 _RANGE = re.compile(r"\s*([0-9]{0,4000})-([0-9]{0,4000})\s*")
 _CONDITIONS = {"if-match", "if-none-match"}
 
 _HEADERS = {
     "access-control-allow-origin": "*",
     "access-control-expose-headers": "Accept-Ranges, Content-Length, Content-Range, ETag, X-Slice",
-    "cache-control": "no-cache",  # a cache may keep it, and asks whether its ETag still holds
+    "cache-control": "no-cache",  # a cache keeps it, and revalidates its ETag
     "x-content-type-options": "nosniff",
 }
 _PREFLIGHT = {
@@ -78,7 +62,7 @@ _PREFLIGHT = {
 
 
 class Reply(NamedTuple):
-    """Reply to a request. The body of a HEAD is not sent."""
+    """Reply to a request."""
 
     status: int
     headers: Mapping[str, str]
@@ -113,7 +97,7 @@ class ChunkServer:
                 message = {"type": "http.response.body", "body": part, "more_body": True}
                 sending = asyncio.ensure_future(send(message))
                 if not (await asyncio.wait({sending}, timeout=_PATIENCE_S))[0]:
-                    # Others get the memory; if the client goes on, the value is read again.
+                    # Free the memory; if the client continues, the value is read again.
                     sent, body = await asyncio.to_thread(_digest, body), b""
                     await stack.aclose()
                     gone = asyncio.ensure_future(_disconnected(receive))
@@ -149,7 +133,7 @@ class ChunkServer:
             return _refusal(501, str(error))
         except ShardStoreError as error:
             return _refusal(500, str(error))
-        except Exception as error:  # of the base store; its text may have paths and credentials
+        except Exception as error:  # its text may have paths and credentials of the base store
             return _refusal(500, f"the store could not be read: {type(error).__name__}")
 
     async def _page(self, query: str) -> Reply:
@@ -183,7 +167,7 @@ class ChunkServer:
     async def _large_value(
         self, key: str, headers: dict[str, str], wanted: Mapping[str, str]
     ) -> Reply:
-        """A range is read without the rest, and so has no ETag, unless a condition asks for it."""
+        """Read a range alone, so it has no ETag; with a condition read the whole value."""
         size = await self._served.store.getsize(key)
         status, start, stop = select(wanted, size, None)
         is_part = status == 206 and not _CONDITIONS & wanted.keys()
@@ -194,33 +178,27 @@ class ChunkServer:
             return await _selected(value, headers, wanted)
         if value is None or len(value) < stop - start:
             return _refusal(503, "the value has changed: ask again")
-        return Reply(206, {**headers, **_content_range(start, stop, size)}, value)
+        return Reply(206, {**headers, "content-range": f"bytes {start}-{stop - 1}/{size}"}, value)
 
 
 async def _selected(
     value: bytes | memoryview | None, headers: dict[str, str], wanted: Mapping[str, str]
 ) -> Reply:
-    """Return the reply with a value, or with the range that is asked for."""
+    """Return the reply with a value, or its requested range."""
     if value is None:
         return _MISSING
     hashed = asyncio.to_thread(_digest, value) if len(value) > _SENT_NBYTES else None
     headers["etag"] = await hashed if hashed else _digest(value)
     status, start, stop = select(wanted, len(value), headers["etag"])
     match status:
-        case 304:
-            return Reply(304, headers)
         case 412:
             return _refusal(412, "the value is another one by now")
         case 416:
             text = f"it has {len(value)} bytes"
             return _refusal(416, text, **{"content-range": f"bytes */{len(value)}"})
         case 206:
-            headers |= _content_range(start, stop, len(value))
+            headers["content-range"] = f"bytes {start}-{stop - 1}/{len(value)}"
     return Reply(status, headers, memoryview(value)[start:stop])
-
-
-def _content_range(start: int, stop: int, nbytes: int) -> dict[str, str]:
-    return {"content-range": f"bytes {start}-{stop - 1}/{nbytes}"}
 
 
 def _digest(value: bytes | memoryview) -> str:
@@ -228,7 +206,7 @@ def _digest(value: bytes | memoryview) -> str:
 
 
 def select(wanted: Mapping[str, str], nbytes: int, etag: str | None) -> tuple[int, int, int]:
-    """Return status, start and stop for the headers of a request, of a value with an ETag.
+    """Return status, start and stop for the headers of a request and a value with an ETag.
 
     >>> select({"range": "bytes=-3"}, 10, '"a"'), select({"range": "bytes=10-"}, 10, '"a"')
     ((206, 7, 10), (416, 0, 0))
@@ -240,7 +218,7 @@ def select(wanted: Mapping[str, str], nbytes: int, etag: str | None) -> tuple[in
     unit, _, texts = wanted.get("range", "").partition("=")
     parts = [_RANGE.fullmatch(text) for text in texts.split(",")]
     is_whole = unit.strip().lower() != "bytes" or wanted.get("if-range", etag) != etag
-    if is_whole or (len(parts) > 1 and all(parts)):  # several ranges: all of it, as is permitted
+    if is_whole or (len(parts) > 1 and all(parts)):  # all for several ranges, as permitted
         return 200, 0, nbytes
     first, last = parts[0].groups() if parts[0] and len(parts) == 1 else ("", "")
     start = int(first) if first else nbytes - min(int(last or 0), nbytes)
@@ -249,7 +227,7 @@ def select(wanted: Mapping[str, str], nbytes: int, etag: str | None) -> tuple[in
 
 
 def _names(tags: str, etag: str | None) -> bool:
-    """Return whether ``If-Match``, or ``If-None-Match``, names the ETag of a value."""
+    """Whether ``If-Match``, or ``If-None-Match``, names the ETag of a value."""
     return tags.strip() == "*" or etag in [tag.strip() for tag in tags.split(",")]
 
 
@@ -293,7 +271,7 @@ def serve_store(
         reason = os.strerror(error.errno) if error.errno and error.errno > 0 else str(error)
         hint = "choose another by --port, or --port 0 for any that is free"
         raise SpecError(f"port {port} of {host} cannot be taken ({reason}): {hint}") from error
-    # The system cuts a connection whose client takes nothing, also after its reply has ended.
+    # The system cuts a connection whose client takes nothing, even after the end of its reply.
     with suppress(AttributeError, OSError):
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _STALL_S * 1000)
     config = uvicorn.Config(

@@ -2,12 +2,12 @@
 
 It is chained like ``zip::``, before the URL of the store::
 
-    shard::s3://bucket/v.zarr                     what is stored says how it is sharded
+    shard::s3://bucket/v.zarr                     the stored documents declare the sharding
     shard://?chunks_per_shard=4,4::file:///new    options for new arrays
     shard://path/in/the/store::file:///v.zarr     a group, an array or a chunk
 
-fsspec finds it by the entry point ``fsspec.specs``. `ShardedCodecPipeline` knows the store behind
-it, so an array that zarr opens by such a URL is read and written as in a `ShardingStore`.
+fsspec finds it by the entry point ``fsspec.specs``. `ShardedCodecPipeline` takes its store, so zarr
+reads and writes an array at such a URL as in a `ShardingStore`.
 
 `ShardAdapter` is the same for zarr's own URLs, ``s3://bucket/v.zarr|shard:``, once zarr has them.
 
@@ -32,12 +32,7 @@ from urllib.parse import parse_qsl
 import fsspec
 from fsspec.asyn import AsyncFileSystem
 from fsspec.spec import AbstractBufferedFile
-from zarr.abc.store import (
-    ByteRequest,
-    OffsetByteRequest,
-    RangeByteRequest,
-    SuffixByteRequest,
-)
+from zarr.abc.store import ByteRequest, OffsetByteRequest, RangeByteRequest, SuffixByteRequest
 from zarr.core.buffer import default_buffer_prototype
 from zarr.core.sync import loop as loop_of_zarr
 from zarr.core.sync import sync
@@ -45,48 +40,39 @@ from zarr.core.sync import sync
 from zarr_shardstore.access import ShardingMapping, ShardingStore, gather_bounded, metadata, resolve
 from zarr_shardstore.errors import SpecError, UnsupportedError
 
-_OF_FSSPEC = (
-    "asynchronous",
-    "batch_size",
-    "listings_expiry_time",
-    "max_paths",
-    "skip_instance_cache",
-    "use_listings_cache",
-)
-
+_OF_FSSPEC = {"asynchronous", "batch_size", "listings_expiry_time", "max_paths"}
+_OF_FSSPEC |= {"skip_instance_cache", "use_listings_cache"}
 _OF_STORE = signature(ShardingStore).parameters.keys() - {"store", "storage_options"}
 
-_NO_RANGE = (None, None)
-
 _QUERY = re.compile(r"\?(?=\w+=)")
-"""Begin of the options in a URL. Elsewhere a question mark is a wildcard of fsspec."""
+"""Begin of the options in a URL. Any other question mark is a wildcard of fsspec."""
 
 _N_SIZES_AT_ONCE = 64
 
 
 class ShardFileSystem(AsyncFileSystem):  # type: ignore[misc]
-    """The keys of a `ShardingStore` as files.
+    """The keys of a `ShardingStore` as files. A directory exists as long as a file below it.
 
     Parameters
     ----------
     fo
-        Path or URL of the store; fsspec gives it from a chained URL, with the next two.
+        Path or URL of the store. fsspec takes it from a chained URL, with the next two.
     target_protocol
         Protocol of the store, if `fo` is a path.
     target_options
-        Options of obstore or fsspec for the store; in a chain those below the name of its protocol:
-        ``storage_options={"s3": {"anon": True}}``.
+        Options of obstore or fsspec for the store. In a chain they are below the name of its
+        protocol: ``storage_options={"s3": {"anon": True}}``.
     **options
-        Of `ShardingStore`, and of fsspec.
+        Options of `ShardingStore`, and of fsspec.
 
     Raises
     ------
     SpecError
-        If there is no store, or an option is not known or not valid.
+        If there is no store, or an option is unknown or invalid.
 
     Notes
     -----
-    Thread safety: that of the store; may be used after a fork.
+    Thread safety: as `ShardingStore`; may be used after a fork.
 
     Examples
     --------
@@ -113,7 +99,7 @@ class ShardFileSystem(AsyncFileSystem):  # type: ignore[misc]
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop:
-        """zarr's event loop: a client such as s3fs works in one. After a fork there is another."""
+        """zarr's event loop, because a client works in one loop. After a fork there is another."""
         while loop_of_zarr[0] is None:
             sync(asyncio.sleep(0))  # zarr makes its loop for the first call
         return loop_of_zarr[0]
@@ -154,7 +140,7 @@ class ShardFileSystem(AsyncFileSystem):  # type: ignore[misc]
         on_error: str = "return",
         **_: Any,
     ) -> list[Any]:
-        """Read ranges of files, in at most two rounds; `max_gap` is an option of the store."""
+        """Read ranges of files, in at most two rounds. The store merges ranges by its own gap."""
         n = len(paths)
         starts = list(starts) if isinstance(starts, Iterable) else [starts] * n
         ends = list(ends) if isinstance(ends, Iterable) else [ends] * n
@@ -165,49 +151,45 @@ class ShardFileSystem(AsyncFileSystem):  # type: ignore[misc]
         ranges = [(key, await self._range(key, start, end)) for key, start, end in bounds]
         store, prototype = self.sharding_store, default_buffer_prototype()
         found = await store.get_partial_values(prototype, ranges)
-        values: list[Any] = []
-        for key, value in zip(keys, found, strict=True):
-            if value is None and on_error == "raise":
-                raise FileNotFoundError(key)
-            values.append(FileNotFoundError(key) if value is None else value.to_bytes())
+        pairs = list(zip(keys, found, strict=True))
+        missing = [key for key, value in pairs if value is None]
+        if missing and on_error == "raise":
+            raise FileNotFoundError(missing[0])
+        values = [FileNotFoundError(key) if v is None else v.to_bytes() for key, v in pairs]
         return [v for v in values if not (on_error == "omit" and isinstance(v, Exception))]
 
     async def _range(self, key: str, start: int | None, end: int | None) -> ByteRequest | None:
-        if (start, end) == _NO_RANGE:
-            return None
-        if end is None and start is not None:
+        if end is None:
+            if start is None:
+                return None
             return OffsetByteRequest(start) if start >= 0 else SuffixByteRequest(-start)
-        if (start is not None and start < 0) or (end is not None and end < 0):
-            bounds = slice(start, end).indices(await self.sharding_store.getsize(key))
-            start, end = bounds[:2]
-        first, last = start or 0, end or 0
-        return RangeByteRequest(first, max(first, last))
+        first = start or 0
+        if first < 0 or end < 0:
+            nbytes = await self.sharding_store.getsize(key)
+            first, end, _ = slice(first, end).indices(nbytes)
+        return RangeByteRequest(first, max(first, end))
 
     async def _info(self, path: str, **_: Any) -> dict[str, Any]:
         key = self._strip_protocol(path)
-        if key:
-            try:
-                return _file(key, await self.sharding_store.getsize(key))
-            except (FileNotFoundError, SpecError):
-                pass
+        if not key:
+            return _entry(key)
+        with suppress(FileNotFoundError, SpecError):
+            return _entry(key, await self.sharding_store.getsize(key))
         async for _name in self.sharding_store.list_dir(key):
-            return _directory(key)
-        if key:
-            raise FileNotFoundError(path)
-        return _directory(key)
+            return _entry(key)
+        raise FileNotFoundError(path)
 
     async def _ls(self, path: str, detail: bool = True, **_: Any) -> list[Any]:
         key = self._strip_protocol(path)
         names = sorted({name async for name in self.sharding_store.list_dir(key)})
-        root = "/" if path.startswith("/") else ""  # zarr takes off the path as it has given it
+        root = "/" if path.startswith("/") else ""  # zarr strips the path as it was given
         paths = [root + f"{key}/{name}".lstrip("/") for name in names]
-        if not paths:
-            paths = [root + (await self._info(path))["name"]] if key else []
+        if key and not paths:
+            paths = [root + (await self._info(path))["name"]]
         if not detail:
             return paths
         sizes = await self._nbytes_of([path.lstrip("/") for path in paths])
-        pairs = zip(paths, sizes, strict=True)
-        return [_directory(path) if size is None else _file(path, size) for path, size in pairs]
+        return list(map(_entry, paths, sizes))
 
     async def _find(
         self, path: str, maxdepth: int | None = None, withdirs: bool = False, **options: Any
@@ -222,13 +204,13 @@ class ShardFileSystem(AsyncFileSystem):  # type: ignore[misc]
         if not options.get("detail"):
             return names
         sizes = zip(names, await self._nbytes_of(names), strict=True)
-        return {name: _file(name, size) for name, size in sizes if size is not None}
+        return {name: _entry(name, size) for name, size in sizes if size is not None}
 
     async def _nbytes_of(self, keys: list[str]) -> list[int | None]:
-        """Return the sizes of values, ``None`` for a key without; those of chunks in one round."""
+        """Return the sizes of values, of chunks in one round; ``None`` for a missing key."""
         store, sizes = self.sharding_store, dict[str, int | None]()
         chunks = [key for key in keys if not metadata.is_document(key)]
-        with suppress(UnsupportedError):  # transformers that change the stored bytes
+        with suppress(UnsupportedError):  # some transformers change the stored bytes
             places = await asyncio.to_thread(ShardingMapping(store).locate, chunks)
             sizes = {k: place and place[2] for k, place in zip(chunks, places, strict=True)}
 
@@ -263,7 +245,7 @@ class ShardFileSystem(AsyncFileSystem):  # type: ignore[misc]
             await store.set(key, value)
         elif await store.exists(key):
             raise FileExistsError(path)
-        else:  # another writer may be first
+        else:  # another writer may be faster
             await store.set_if_not_exists(key, value)
             if await self._cat_file(key) != value:
                 raise FileExistsError(path)
@@ -294,12 +276,6 @@ class ShardFileSystem(AsyncFileSystem):  # type: ignore[misc]
             else:
                 await self.sharding_store.delete_dir(self._strip_protocol(each))
 
-    async def _mkdir(self, path: str, create_parents: bool = True, **_: Any) -> None:
-        """Directories are there as long as there is a file below them."""
-
-    async def _makedirs(self, path: str, exist_ok: bool = False) -> None:
-        """As `_mkdir`."""
-
     def _open(
         self, path: str, mode: str = "rb", block_size: Any = "default", **options: Any
     ) -> _ShardFile:
@@ -317,23 +293,16 @@ class ShardFileSystem(AsyncFileSystem):  # type: ignore[misc]
 
 
 class _ShardFile(AbstractBufferedFile):  # type: ignore[misc]
-    """One value; written in one piece when it is closed, or its transaction ends."""
-
-    def _fetch_range(self, start: int, end: int) -> bytes:
-        value: bytes = self.fs.cat_file(self.path, start, end)
-        return value
+    """One value, stored in one piece at its close or the end of its transaction."""
 
     def _upload_chunk(self, final: bool = False) -> bool:
         if final and self.autocommit:
             self.commit()
-        return False  # all that was written stays in the buffer
+        return False  # the buffer keeps all written bytes
 
     def commit(self) -> None:
         mode = "create" if self.mode == "xb" else "overwrite"
         self.fs.pipe_file(self.path, self.buffer.getvalue(), mode=mode)
-
-    def discard(self) -> None:
-        """Nothing was stored."""
 
 
 def _open(
@@ -352,9 +321,8 @@ def _open(
         )
     if is_local:
         if str(fo).endswith(":"):  # fsspec has made "v:" of "shard::v"
-            raise SpecError(
-                f"fsspec takes the path {fo[-2:-1]!r} for a protocol: write ./{fo[-2:-1]}"
-            )
+            name = fo[-2:-1]
+            raise SpecError(f"fsspec takes the path {name!r} for a protocol: write ./{name}")
         return ShardingStore(fo, **options)
     if protocol is None or protocol in resolve.EXTRAS:
         url = fo if protocol is None else f"{protocol}://{fo.removeprefix(f'{protocol}://')}"
@@ -368,31 +336,28 @@ def _options_of(query: str) -> dict[str, Any]:
 
 
 def _value_of(text: str) -> Any:
-    """Return the value of an option in a URL: a literal of Python or of JSON, or else the text."""
+    """Parse an option in a URL: a literal of Python or JSON, or else a text."""
     try:
         return ast.literal_eval(text)
     except (ValueError, SyntaxError):
         return {"true": True, "false": False, "null": None}.get(text, text)
 
 
-def _file(key: str, size: int) -> dict[str, Any]:
-    return {"name": key, "size": size, "type": "file"}
-
-
-def _directory(key: str) -> dict[str, Any]:
-    return {"name": key, "size": 0, "type": "directory"}
+def _entry(key: str, size: int | None = None) -> dict[str, Any]:
+    """Return an entry of a listing: a directory, or with a size a file."""
+    return {"name": key, "size": size or 0, "type": "directory" if size is None else "file"}
 
 
 class ShardAdapter:
     """Segment ``shard:`` of a URL of zarr, with options and a path: ``|shard:a/b?order=C``.
 
-    zarr finds it by the entry point ``zarr.url_adapters``. No release of zarr has these URLs, so
-    nothing calls it until one does. Options may also come by ``storage_options={"shard": {...}}``.
+    zarr will find it by the entry point ``zarr.url_adapters``; no release has these URLs yet.
+    Options may also come by ``storage_options={"shard": {...}}``.
     """
 
     @classmethod
     async def open_pipeline_segment(cls, segment: Any, context: Any) -> Any:
-        """Return what zarr's `AdapterResolution` says, with the store in a `ShardingStore`."""
+        """Return zarr's `AdapterResolution`, with the store in a `ShardingStore`."""
         given, path = dict(context.storage_options or {}), segment.body.strip("/")
         options = {**_options_of(segment.query or ""), **given.pop("shard", {})}
         is_read = context.mode == "r" or getattr(context, "read_only", False)
@@ -401,15 +366,15 @@ class ShardAdapter:
         before = context.preceding
         if len(before) > 1 or (before and before[0].scheme not in resolve.EXTRAS):
             find = context.resolve_preceding
-            takes = signature(find).parameters  # some versions of the proposal have no options
-            has_options = "storage_options" in takes
-            found = await find(**({"storage_options": given or None} if has_options else {}))
+            # Some versions of the proposal have no options.
+            takes_options = "storage_options" in signature(find).parameters
+            found = await find(**({"storage_options": given or None} if takes_options else {}))
             store = _open(found.store, None, {}, options)
             path = "/".join(filter(None, (found.path.strip("/"), path)))
         else:
-            if before:  # by a client that writes with conditions
+            if before:  # this client writes with conditions
                 store = _open(before[0].raw, None, given, options)
-            else:  # a URL of fsspec: it begins in the same way
+            else:  # a URL of fsspec, which begins in the same way
                 fs, path = fsspec.url_to_fs(segment.raw, **(context.storage_options or {}))
                 store = fs.sharding_store.with_read_only(is_read)
             found = import_module("zarr.abc.url_pipeline").AdapterResolution(store)

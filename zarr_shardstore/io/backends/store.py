@@ -100,10 +100,6 @@ class StoreBackend(base.Backend):
     def scope(self, key: str) -> Hashable:
         return self._place, self._path + key
 
-    def ranges_of(self, keys: Sequence[str]) -> base.RangesOfKeys | None:
-        find = getattr(self._store, "ranges_in_files", None)  # of `ReferenceStore`
-        return None if find is None else find(keys)
-
     def _refuse(self, batch: Sequence[Request], error: Exception) -> None:
         """Raise `UnsupportedError` for what the store, or its server, never does."""
         if remedy_of(error) != "another way":
@@ -144,13 +140,6 @@ class StoreBackend(base.Backend):
 
     def exists_sync(self, request: requests.Exists) -> bool:
         return self._store.get_sync(request.key, byte_range=RangeByteRequest(0, 1)) is not None
-
-    def get_size_sync(self, request: requests.GetSize) -> int | None:
-        if not hasattr(self._store, "getsize_sync"):  # a ReferenceStore has it
-            return sync(self._reply(request))  # type: ignore[no-any-return]
-        with suppress(FileNotFoundError):
-            return int(self._store.getsize_sync(request.key))
-        return None
 
     def set_sync(self, request: requests.Set) -> None:
         self._store.set_sync(request.key, self._buffer(request.key, request.value))

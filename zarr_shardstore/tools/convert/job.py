@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 from zarr_shardstore.access import (
     BaseStoreHandle,
     StoreLike,
-    UnreadableSourceError,
+    backends,
     consolidated_index,
     invalidate_documents,
     layouts,
@@ -235,7 +235,7 @@ class Conversion:
         manifest = self._manifest(plan)
         try:
             report = self._convert_values(plan, manifest)
-        except UnreadableSourceError as error:
+        except backends.UnreadableSourceError as error:
             if self.target.supports_deletes:
                 manifest.discard(self.target)
                 manifest.remove(self.target)

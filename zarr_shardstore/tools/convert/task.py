@@ -374,7 +374,8 @@ def _values_in_shards(location: ArrayLocation, region: ArrayRegion) -> StoredVal
 def _cut(base: BaseStoreHandle, sizes: _Ints) -> Iterator[tuple[int, int]]:
     """Cut values into rounds; one that is larger than a round is alone."""
     # Where a request costs little, small rounds stay in the cache of the processor.
-    nbytes = ROUND_NBYTES // 4 if base.backend.can_block else ROUND_NBYTES
+    is_near = base.backend.can_block and base.backend.max_requests_at_once is None
+    nbytes = ROUND_NBYTES // 4 if is_near else ROUND_NBYTES
     ends = np.cumsum(sizes)
     start = 0
     while start < len(ends):

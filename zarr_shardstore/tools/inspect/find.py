@@ -104,7 +104,7 @@ def select_paths(nodes: Collection[str], paths: Iterable[str] | str | None) -> s
         return set(nodes)
     selected: set[str] = set()
     for pattern in arguments.paths_of(paths):
-        found = {n for n in nodes if any(policies.matches(at, pattern) for at in _lineage(n))}
+        found = {n for n in nodes if any(policies.matches(at, pattern) for at in lineage(n))}
         if not found:
             there = quoted(sorted(nodes))
             raise SpecError(f"no array has the path {pattern!r}, and no group; there are {there}")
@@ -112,7 +112,7 @@ def select_paths(nodes: Collection[str], paths: Iterable[str] | str | None) -> s
     return selected
 
 
-def _lineage(path: str) -> list[str]:
+def lineage(path: str) -> list[str]:
     """Return the paths of the root, of the groups above a node, and of the node."""
     return ["", *(path[:i] for i, sign in enumerate(f"{path}/") if sign == "/")]
 

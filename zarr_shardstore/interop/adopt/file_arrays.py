@@ -1,53 +1,54 @@
-"""Arrays in files of other formats: where their chunks lie, and their documents of Zarr v3.
+"""Arrays in local files: their documents of Zarr v3 and ranges of chunks; files that tile an array.
 
 Libraries parse the files: h5py HDF5 and NetCDF-4, tifffile TIFF, numpy ``.npy``; the 16 bytes of a
-WKW header are read here. No chunk is read.
+WKW header are parsed here. No chunk is read.
 """
 
 from __future__ import annotations
 
-import importlib
 import json
 import math
 import os
 import struct
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from io import StringIO
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from zarr_shardstore.access import chunk_keys, fs, layouts, metadata, shard_format
 from zarr_shardstore.errors import SpecError, UnsupportedError
-from zarr_shardstore.interop.importing.hdf5 import ChunkTables, Parser
-from zarr_shardstore.interop.importing.reference_store import faults_named
+from zarr_shardstore.interop.importing.hdf5 import KEYS, Parser, rows_of_slabs
+from zarr_shardstore.interop.importing.references import tiff_references
+from zarr_shardstore.interop.importing.source import ChunkTables, faults_named, format_of, library
 from zarr_shardstore.tools.native import data_types
 from zarr_shardstore.tools.native.codecs import Chain, v3_array
 from zarr_shardstore.tools.native.translate import v3_of_v2
 
 _WKW = struct.Struct("<3xBBBBBQ")
 _WKW_TYPES = ("<u1", "<u2", "<u4", "<u8", "<f4", "<f8", "<i1", "<i2", "<i4", "<i8")
-_KEYS = chunk_keys.ChunkKeyEncoding("default", "/")
 _KEY_ENCODING = {"name": "default", "configuration": {"separator": "/"}}
 
+_Parsed: TypeAlias = tuple[Mapping[str, Any], npt.NDArray[np.uint64], int | None]
+"""Document, ranges and row_nbytes of a `FileArray`."""
 
-@dataclass(frozen=True, kw_only=True)
-class ForeignArray:
-    """An array in a file: its chunks as they lie there."""
+
+@dataclass(frozen=True)
+class FileArray:
+    """An array in a file, and the ranges of its chunks."""
 
     path: str
-    """Of the file, absolute and without links."""
+    """Path of the file, absolute and without links."""
     state: fs.FileState
-    """Of the file, when it was read."""
+    """State of the file at its read."""
     document: Mapping[str, Any]
-    """Of Zarr v3, for an array of such chunks without sharding."""
-    places: npt.NDArray[np.uint64] = field(repr=False)
+    """Document of Zarr v3, for an array of such chunks without sharding."""
+    ranges: npt.NDArray[np.uint64] = field(repr=False)
     """Offset and nbytes of each chunk in the file, shape ``(n_chunks, 2)``, in C order of the grid;
-    both `MISSING` if there is none."""
+    both `MISSING` for a missing chunk."""
     row_nbytes: int | None = None
-    """Of values that lie in one piece, uncompressed: see `in_slabs`. ``None`` for others."""
+    """Bytes of a row, if all values lie in one uncompressed piece, see `in_slabs`."""
 
     @property
     def shape(self) -> chunk_keys.Coords:
@@ -62,57 +63,47 @@ class ForeignArray:
         return layouts.chunk_grid_shape(self.shape, self.chunk_shape)
 
     def index(self, chunks_per_shard: chunk_keys.Coords) -> shard_format.ShardIndex:
-        """Return the index of a shard that is the file, with an index behind its end."""
+        """Return the index that makes the file a shard."""
         fields = np.full((*chunks_per_shard, 2), shard_format.MISSING, np.uint64)
         box = tuple(slice(n) for n in self.grid_shape)
-        fields[box] = self.places.reshape(*self.grid_shape, 2)
+        fields[box] = self.ranges.reshape(*self.grid_shape, 2)
         return shard_format.ShardIndex(fields.reshape(-1, 2))
 
-    def in_slabs(self, n_rows: int) -> ForeignArray:
-        """Return the same contiguous values in chunks of so many rows, which divide the first
-        dimension."""
-        places = np.full((self.shape[0] // n_rows, 2), shard_format.MISSING, np.uint64)
-        if (offset := int(self.places[0, 0])) != shard_format.MISSING:
+    def in_slabs(self, n_rows: int) -> FileArray:
+        """Return the same contiguous values in chunks of `n_rows` rows, a divisor of the shape."""
+        ranges = np.full((self.shape[0] // n_rows, 2), shard_format.MISSING, np.uint64)
+        if (offset := int(self.ranges[0, 0])) != shard_format.MISSING:
             nbytes = n_rows * (self.row_nbytes or 0)
-            places[:, 0] = offset + nbytes * np.arange(len(places), dtype=np.uint64)
-            places[:, 1] = nbytes
+            ranges[:, 0] = offset + nbytes * np.arange(len(ranges), dtype=np.uint64)
+            ranges[:, 1] = nbytes
         chunk_shape = [n_rows, *self.shape[1:]]
         grid = {"name": "regular", "configuration": {"chunk_shape": chunk_shape}}
-        return replace(self, document={**self.document, "chunk_grid": grid}, places=places)
+        return replace(self, document={**self.document, "chunk_grid": grid}, ranges=ranges)
 
 
-def read_foreign(path: str | os.PathLike[str], dataset: str | None = None) -> ForeignArray:
-    """Find the chunks of an array in a file.
-
-    Parameters
-    ----------
-    path
-        Of a local HDF5, NetCDF-4, TIFF, ``.npy`` or WKW file.
-    dataset
-        Path of the array in an HDF5 file, or number of the series in a TIFF file. May be left out
-        if there is one only.
+def read_file_array(path: str | os.PathLike[str], dataset: str | None = None) -> FileArray:
+    """Find the chunks of an array in a file, with parameters as in `adopt`.
 
     Raises
     ------
     SpecError
         If there is no such file or dataset, or there are several; the message names them.
     UnsupportedError
-        If the bytes of its chunks are none that readers of Zarr v3 decode. The message names the
-        reason.
+        If readers of Zarr v3 cannot decode the bytes of its chunks. The message names the reason.
     """
     real = os.path.realpath(path)
     if not os.path.isfile(real):
         raise SpecError(f"there is no file {os.fspath(path)!r}")
     before = fs.state_of(real)
     try:
-        array = _reader_of(real)(real, dataset, before)
+        array = FileArray(real, before, *_parser_of(real)(real, dataset))
         if 0 in array.shape or not array.shape:
             raise UnsupportedError(f"it has the shape {array.shape}, so no chunks")
         if array.row_nbytes is not None:
             array = array.in_slabs(array.shape[0])
         size = before[1] if before is not None else 0
-        spec = shard_format.ShardingSpec((len(array.places),), shard_format.ZEP2_INDEX)
-        shard_format.ShardIndex(array.places).check_entries(size + spec.index_nbytes, spec)
+        spec = shard_format.ShardingSpec((len(array.ranges),), shard_format.ZEP2_INDEX)
+        shard_format.ShardIndex(array.ranges).check_entries(size + spec.index_nbytes, spec)
     except UnsupportedError as error:
         of = "" if dataset is None else f"{dataset!r} of "
         raise UnsupportedError(f"{of}{real!r}: {error}; nothing was written") from error
@@ -124,44 +115,61 @@ def read_foreign(path: str | os.PathLike[str], dataset: str | None = None) -> Fo
     return array
 
 
-def tiff_references(tif: Any, directory: str, **chosen: Any) -> dict[str, Any]:
-    """Return references to tiles or strips, and documents of Zarr v2, as tifffile writes them.
+def tiles_of(arrays: list[FileArray]) -> list[FileArray]:
+    """Return arrays that tile one along its first dimension, each a shard, or refuse them."""
+    if not arrays:
+        raise SpecError("name at least one file")
+    first, *others = arrays
+    paths = [array.path for array in arrays]
+    if len(set(paths)) < len(paths):
+        raise SpecError("a file is named twice: each is one shard")
+    row_nbytes = first.row_nbytes
+    if row_nbytes is not None and all(array.row_nbytes == row_nbytes for array in others):
+        n_rows = rows_of_slabs(tuple(array.shape[0] for array in arrays), row_nbytes)
+        if n_rows is not None:
+            first, *others = arrays = [array.in_slabs(n_rows) for array in arrays]
+    form = _form(first)
+    for array in others:
+        name = f"{array.path!r} does not continue {first.path!r}:"
+        for what, mine in _form(array).items():
+            if mine != form[what]:
+                raise SpecError(f"{name} its {what} is {mine}, not {form[what]}")
+        is_last = array is arrays[-1]
+        if array.shape[0] > first.shape[0] or (array.shape[0] < first.shape[0] and not is_last):
+            raise SpecError(f"{name} its shape is {array.shape}, not {first.shape}")
+    if others and first.shape[0] % first.chunk_shape[0]:
+        raise SpecError(
+            f"{first.path!r} has {first.shape[0]} rows in chunks of {first.chunk_shape[0]}: the "
+            "next file would begin within a chunk"
+        )
+    return arrays
 
-    They are of the first series with all its levels, unless `chosen` names ``series`` and
-    ``level``.
-    """
-    out = StringIO()
-    with tif.aszarr(**chosen) as store:
-        try:
-            # Frames of zstd in TIFF may not tell their size; v3 readers take them.
-            store.write_fsspec(out, directory, version=0, compressors={50000: "zstd"})
-        except ValueError as error:
-            raise UnsupportedError(f"tifffile says that {error}") from error
-    found: dict[str, Any] = json.loads(out.getvalue())
-    for key, value in found.items():
-        if key.endswith(".zarray"):  # no value of TIFF says that it is missing, as 0 would
-            found[key] = json.dumps({**json.loads(value), "fill_value": None})
-    return found
+
+def _form(array: FileArray) -> dict[str, Any]:
+    """Return what must be the same for all files of an array."""
+    doc = array.document
+    return {
+        "number of dimensions": len(array.shape),
+        "shape without its first dimension": array.shape[1:],
+        "data type": doc["data_type"],
+        "chunk shape": array.chunk_shape,
+        "list of codecs": doc["codecs"],
+        "fill value": doc["fill_value"],
+    }
 
 
-# ------------------------------------------------------------------------- formats
-
-
-def _reader_of(path: str) -> Callable[[str, str | None, fs.FileState], ForeignArray]:
+def _parser_of(path: str) -> Callable[[str, str | None], _Parsed]:
+    parsers = {"hdf5": _parse_hdf5, "tiff": _parse_tiff, "npy": _parse_npy, "wkw": _parse_wkw}
     with open(path, "rb") as file:
         head = file.read(2056)
-    if any(head[at : at + 8] == b"\x89HDF\r\n\x1a\n" for at in (0, 512, 1024, 2048)):
-        return _read_hdf5
-    if head[:4] in (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+"):
-        return _read_tiff
-    if head[:6] == b"\x93NUMPY":
-        return _read_npy
-    if head[:3] == b"WKW":
-        return _read_wkw
-    raise UnsupportedError("it is none of HDF5, NetCDF-4, TIFF, .npy and WKW")
+    kinds = [format_of(head[at:]) for at in (0, 512, 1024, 2048)]
+    kind = "hdf5" if "hdf5" in kinds else kinds[0]
+    if kind not in parsers:
+        raise UnsupportedError("it is none of HDF5, NetCDF-4, TIFF, .npy and WKW")
+    return parsers[kind]
 
 
-def _read_hdf5(path: str, dataset: str | None, state: fs.FileState) -> ForeignArray:
+def _parse_hdf5(path: str, dataset: str | None) -> _Parsed:
     h5py = library("h5py", "hdf5", path)
     try:
         file = h5py.File(path, "r")
@@ -188,18 +196,15 @@ def _read_hdf5(path: str, dataset: str | None, state: fs.FileState) -> ForeignAr
         if parser.references.compact:
             raise UnsupportedError("it has no bytes of its own for its values (compact)")
         ranges = parser.references.tables[f"{name}/"].ranges
-        return ForeignArray(
-            path=path,
-            state=state,
-            document=parser.documents[f"{name}/zarr.json"],
-            places=np.where(
-                ranges[:, 1:] > 0, ranges.astype(np.uint64), np.uint64(shard_format.MISSING)
-            ),
-            row_nbytes=None if found.chunks else _row_nbytes(found.shape, found.dtype),
+        missing = np.uint64(shard_format.MISSING)
+        return (
+            parser.documents[f"{name}/zarr.json"],
+            np.where(ranges[:, 1:] > 0, ranges.astype(np.uint64), missing),
+            None if found.chunks else _row_nbytes(found.shape, found.dtype),
         )
 
 
-def _read_tiff(path: str, dataset: str | None, state: fs.FileState) -> ForeignArray:
+def _parse_tiff(path: str, dataset: str | None) -> _Parsed:
     tifffile = library("tifffile", "tiff", path)
     with tifffile.TiffFile(path) as tif:
         chosen = _chosen(path, dataset, [str(i) for i in range(len(tif.series))])
@@ -207,25 +212,21 @@ def _read_tiff(path: str, dataset: str | None, state: fs.FileState) -> ForeignAr
             raise SpecError(f"there is no series {chosen!r} in {path!r}")
         references = tiff_references(tif, "", series=int(chosen), level=0)
     zarray, zattrs = (json.loads(references.pop(key)) for key in (".zarray", ".zattrs"))
-    doc = {**v3_of_v2(zarray, zattrs), "chunk_key_encoding": _KEY_ENCODING}
-    places = np.full(
-        (*layouts.chunk_grid_shape(zarray["shape"], zarray["chunks"]), 2),
-        shard_format.MISSING,
-        np.uint64,
-    )
+    grid_shape = layouts.chunk_grid_shape(zarray["shape"], zarray["chunks"])
+    ranges = np.full((*grid_shape, 2), shard_format.MISSING, np.uint64)
     for key, reference in references.items():
         if os.path.basename(reference[0]) != os.path.basename(path):
             raise UnsupportedError(f"it has parts in another file, {reference[0]!r}")
-        places[tuple(map(int, key.split(".")))] = reference[1:]
-    return ForeignArray(path=path, state=state, document=doc, places=places.reshape(-1, 2))
+        ranges[tuple(map(int, key.split(".")))] = reference[1:]
+    doc = {**v3_of_v2(zarray, zattrs), "chunk_key_encoding": _KEY_ENCODING}
+    return doc, ranges.reshape(-1, 2), None
 
 
-def _read_npy(path: str, dataset: str | None, state: fs.FileState) -> ForeignArray:
+def _parse_npy(path: str, dataset: str | None) -> _Parsed:
     if dataset is not None:
         raise SpecError(f"a .npy file has one array, and no dataset {dataset!r}")
     try:
-        # The header only: with mmap_mode no value is read.
-        values = np.lib.format.open_memmap(path, mode="r")
+        values = np.lib.format.open_memmap(path, mode="r")  # it reads the header only
     except ValueError as error:
         raise UnsupportedError(f"it is no whole .npy file of values: {error}") from error
     shape, dtype = values.shape, values.dtype
@@ -234,19 +235,15 @@ def _read_npy(path: str, dataset: str | None, state: fs.FileState) -> ForeignArr
     if not values.flags.c_contiguous:
         raise UnsupportedError("it is in Fortran order: save it again in C order")
     chain = Chain(data_types.parse_numpy(dtype.str, str(dtype)), "C")
-    return ForeignArray(
-        path=path,
-        state=state,
-        document=v3_array(metadata.Geometry(shape, shape, _KEYS), chain, None, {}),
-        places=np.array([[values.offset, values.nbytes]], np.uint64),
-        row_nbytes=_row_nbytes(shape, dtype),
-    )
+    doc = v3_array(metadata.Geometry(shape, shape, KEYS), chain, None, {})
+    ranges = np.array([[values.offset, values.nbytes]], np.uint64)
+    return doc, ranges, _row_nbytes(shape, dtype)
 
 
-def _read_wkw(path: str, dataset: str | None, state: fs.FileState) -> ForeignArray:
-    """Read a file of webKnossos: blocks in Morton order, each in Fortran order.
+def _parse_wkw(path: str, dataset: str | None) -> _Parsed:
+    """Parse a file of webKnossos: blocks in Morton order, each in Fortran order.
 
-    Source: webknossos-wrap, "WKW Format", "Header", "Data". No library tells offsets.
+    Source: webknossos-wrap, "WKW Format", "Header", "Data". No library returns offsets.
     """
     if dataset is not None:
         raise SpecError(f"a WKW file has one array, and no dataset {dataset!r}")
@@ -259,27 +256,17 @@ def _read_wkw(path: str, dataset: str | None, state: fs.FileState) -> ForeignArr
     if 1 << 3 * (lengths >> 4) > shard_format.MAX_ENTRIES:
         raise UnsupportedError(f"it has more than {shard_format.MAX_ENTRIES} blocks")
     block, n_blocks = 1 << (lengths & 15), 1 << (lengths >> 4)
-    coords = np.indices((n_blocks,) * 3, np.uint64).reshape(3, -1)
-    rank = np.zeros(n_blocks**3, np.uint64)
-    for bit in range(lengths >> 4):
-        for dim in range(3):
-            rank |= ((coords[dim] >> np.uint64(bit)) & np.uint64(1)) << np.uint64(3 * bit + dim)
-    nbytes = block**3 * voxel_nbytes
+    ids, nbytes = np.arange(n_blocks**3), block**3 * voxel_nbytes
+    ranges = np.full((len(ids), 2), nbytes, np.uint64)
+    in_file = shard_format.order_entries(ids, (n_blocks,) * 3, "morton")
+    ranges[in_file, 0] = start + nbytes * ids.astype(np.uint64)
     n_channels = voxel_nbytes // data_type.itemsize
     channels = (n_channels,) if n_channels > 1 else ()
-    geometry = metadata.Geometry(
-        (*channels, *(n_blocks * block,) * 3), (*channels, *(block,) * 3), _KEYS
-    )
+    shape, chunk_shape = (*channels, *(n_blocks * block,) * 3), (*channels, *(block,) * 3)
+    geometry = metadata.Geometry(shape, chunk_shape, KEYS)
     doc = v3_array(geometry, Chain(data_type, "F"), None, {})
-    return ForeignArray(
-        path=path,
-        state=state,
-        document={**doc, "dimension_names": [*(("c",) if channels else ()), "x", "y", "z"]},
-        places=np.stack([start + rank * np.uint64(nbytes), np.full_like(rank, nbytes)], axis=1),
-    )
-
-
-# -------------------------------------------------------------------------- values
+    doc["dimension_names"] = [*(("c",) if channels else ()), "x", "y", "z"]
+    return doc, ranges, None
 
 
 def _row_nbytes(shape: chunk_keys.Coords, dtype: Any) -> int:
@@ -293,12 +280,3 @@ def _chosen(path: str, dataset: str | None, names: list[str]) -> str:
         few = ", ".join(map(repr, names[:20])) or "none"
         raise SpecError(f"choose one of {path!r} by dataset= (--dataset): there are {few}")
     return names[0]
-
-
-def library(name: str, extra: str, path: str) -> Any:
-    try:
-        return importlib.import_module(name)
-    except ImportError as error:
-        raise ImportError(
-            f"{path!r} is read with {name}: pip install zarr-shardstore[{extra}]"
-        ) from error
