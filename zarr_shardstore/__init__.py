@@ -65,7 +65,7 @@ if TYPE_CHECKING:  # `X as X`: type checkers take these for public names
     from zarr_shardstore.interop.importing.importing import import_store as import_store
     from zarr_shardstore.interop.references.references import stale_references as stale_references
     from zarr_shardstore.interop.references.references import to_references as to_references
-    from zarr_shardstore.io.counters import Stats as Stats
+    from zarr_shardstore.io.driver import Stats as Stats
     from zarr_shardstore.io.index_cache import set_index_cache_nbytes as set_index_cache_nbytes
     from zarr_shardstore.shards.stack import ArrayContext as ArrayContext
     from zarr_shardstore.shards.stack import StorageTransformer as StorageTransformer
@@ -111,7 +111,7 @@ _MODULES = {
         "ShardStoreError SpecError UnfinishedConversionError UnpublishedError UnshardedWarning "
         "UnsupportedError",
         "tools.inspect.info": "get_shard_info is_sharded",
-        "io.counters": "Stats",
+        "io.driver": "Stats",
         "io.index_cache": "set_index_cache_nbytes",
         "tools.native.bridge": "from_native to_native",
         "shards.stack": "ArrayContext StorageTransformer ValueTransformer",

@@ -65,7 +65,7 @@ def test_each_room_can_be_read() -> None:
 LARGE = {
     "DraftHierarchyStore": "zarr's interface of a store, each method with its keys translated",
     "LocalBackend": "a method for each request, and the capabilities of a backend",
-    "StoreBackend": "as LocalBackend",
+    "ZarrBackend": "as LocalBackend",
     "ShardingMapping": "the operations of the draft and those of a mapping, by their names",
     "_read_spans": "round 2 of every read; one function more costs each cold read a call",
 }

@@ -1,4 +1,4 @@
-"""Ways to run work concurrently, bounded in number, bytes or threads, and to try it again."""
+"""Concurrent work, bounded in number, bytes or threads; pauses between attempts."""
 
 from __future__ import annotations
 
@@ -30,16 +30,15 @@ from zarr_shardstore.synchronized import in_forked_child
 T = TypeVar("T")
 R = TypeVar("R")
 
-_INLINE_NBYTES = 64 * 1024  # less is worked on in the event loop: a hop to a thread takes 150 µs
+_INLINE_NBYTES = 64 * 1024  # less stays in the event loop: a hop to a thread takes 150 µs
 _INLINE_NBYTES_OF_SMALL = 512 * 1024  # 512 items of 1 kB take about 2 ms there
 _RUN_LENGTH, _RUN_NBYTES = 16, 512 * 1024
-"""Neighbouring items for one thread: two threads on neighbouring chunks share cache lines, which
-takes a third longer."""
+"""Neighbouring items for one thread, because threads on neighbouring chunks share cache lines."""
 
 
 @cache
 def worker_pool() -> ThreadPoolExecutor:
-    """Return the threads for blocking work of async callers. None of them waits for a commit."""
+    """Return the threads for blocking work of async callers. None waits for a commit."""
     n_threads = min(32, (os.cpu_count() or 1) + 4)
     return ThreadPoolExecutor(n_threads, thread_name_prefix="zarr-shardstore")
 
@@ -50,9 +49,9 @@ in_forked_child(worker_pool.cache_clear)  # the child has none of its parent's t
 def backoff(
     first_s: float, longest_s: float, limit_s: float, *, is_random: bool = False
 ) -> Iterator[float]:
-    """Yield the pause after each attempt, in s, until the limit is over: each is twice the last.
+    """Yield the pause after each attempt, in s, until the limit is over; each is twice the last.
 
-    If it `is_random` it is a random share of that, so that two writers do not meet again.
+    If it `is_random`, yield a random share of it, so that two writers do not meet again.
     """
     end, pause_s = time.monotonic() + limit_s, first_s
     is_over = False
@@ -63,7 +62,7 @@ def backoff(
 
 
 def zarrs_loop() -> asyncio.AbstractEventLoop:
-    """Return zarr's event loop, which never ends. After a fork there is another."""
+    """Return zarr's event loop, which never ends. A forked child has another one."""
     while loop_of_zarr[0] is None:
         sync(asyncio.sleep(0))  # zarr makes its loop for the first call
     return loop_of_zarr[0]
@@ -78,9 +77,9 @@ async def map_in_threads(
 ) -> list[R]:
     """Return the results of `work` for all items, in order; one hop to each of a few threads.
 
-    `work` gets runs of up to 16 items and 512 KiB. Little work, by the `nbytes` of all items, is
-    done in the event loop; more so if the items `are_small`, because threads would wait for each
-    other. The first error of `work` is raised after every thread has stopped.
+    `work` gets runs of up to 16 items and 512 KiB. If all items have few bytes, `nbytes`, the event
+    loop does the work; of items that `are_small` it does more. The first error of `work` is raised
+    after every thread has stopped.
     """
     if nbytes <= (_INLINE_NBYTES_OF_SMALL if are_small else _INLINE_NBYTES):
         return list(work(items))
@@ -104,7 +103,7 @@ async def map_in_threads(
     loop, pool = asyncio.get_running_loop(), worker_pool()
     threads = [loop.run_in_executor(pool, take_turns) for _ in range(n_threads)]
     try:
-        _raise_first(await asyncio.gather(*threads, return_exceptions=True))
+        raise_first(await asyncio.gather(*threads, return_exceptions=True))
     finally:
         is_stopped = True
     return results
@@ -149,8 +148,8 @@ async def run_within(
 ) -> None:
     """Run units concurrently, begun in this order, while their sizes stay within a limit.
 
-    A larger unit runs alone. After the first error no other unit is begun; the error is raised
-    when none runs any more.
+    A larger unit runs alone. The first error is raised when all units that were begun have ended;
+    no other is begun.
     """
     tasks: dict[asyncio.Task[None], int] = {}
     try:
@@ -172,10 +171,11 @@ async def _first_done(tasks: dict[asyncio.Task[None], int]) -> None:
     done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
     for task in done:
         del tasks[task]
-    _raise_first([task.exception() for task in done])
+    raise_first([task.exception() for task in done])
 
 
-def _raise_first(outcomes: Iterable[object]) -> None:
+def raise_first(outcomes: Iterable[object]) -> None:
+    """Raise the first exception among outcomes."""
     for outcome in outcomes:
         if isinstance(outcome, BaseException):
             raise outcome
@@ -241,11 +241,11 @@ _Turn = list[tuple[T, "asyncio.Future[R]"]]
 class CallBatcher(Generic[T, R]):
     """Batches of the questions that are asked in one turn of an event loop.
 
-    zarr asks for one chunk at a time, in ten or more concurrent tasks. Batched, they read each
-    index once, and neighbouring chunks in one span.
+    zarr asks for one chunk in each of many concurrent tasks. Batched, the tasks read each index
+    once, and neighbouring chunks in one span.
 
-    `ask` answers questions, in order. If it fails for many, each question is asked alone: each
-    caller gets its own error.
+    `ask` answers questions, in order. If it fails for many, each question is asked alone, so that
+    each caller gets its own error.
 
     Thread safety: may be used from any thread.
     """

@@ -1,7 +1,7 @@
-"""Driver of flows: performs their requests, blocking or async.
+"""Driver of flows: performs their requests, blocking or async, and counts them.
 
 Both ways share one coroutine, `Driver._run`. A blocking caller needs no event loop for it: then it
-awaits only what is done. The driver decides about retries of updates; all else is decided by flows.
+awaits only what is done. The driver decides about retries of updates, the flow about all else.
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ import asyncio
 import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
+from dataclasses import dataclass
+from itertools import count
 from logging import DEBUG
 from typing import Any, TypeVar
 
@@ -18,8 +20,7 @@ from zarr.core.sync import sync
 from zarr_shardstore.errors import ShardConflictError
 from zarr_shardstore.io.backends.base import Backend, OpenFiles, ReplacedMeanwhileError
 from zarr_shardstore.io.backends.store_traits import note_cause
-from zarr_shardstore.io.concurrency import PerLoop, backoff, worker_pool
-from zarr_shardstore.io.counters import Counters
+from zarr_shardstore.io.concurrency import PerLoop, backoff, raise_first, worker_pool
 from zarr_shardstore.io.local.fs import max_shards_of_a_write
 from zarr_shardstore.io.update_queue import (
     FitsInline,
@@ -35,12 +36,21 @@ from zarr_shardstore.io.update_queue import (
 )
 from zarr_shardstore.io.write_epochs import UNSTABLE, announced, version_of
 from zarr_shardstore.shards import requests
-from zarr_shardstore.shards.requests import Flow, PlainValue, Request, UpdateShard
+from zarr_shardstore.shards.requests import (
+    Flow,
+    Found,
+    FoundIndex,
+    GetIndex,
+    PlainValue,
+    Request,
+    UpdateShard,
+)
+from zarr_shardstore.synchronized import synchronized
 from zarr_shardstore.telemetry import LOG, TRACING, log_round, span
 
 T = TypeVar("T")
 
-_READS = (requests.Get, requests.GetIndex)
+_READS = (requests.Get, GetIndex)
 _WRITES = (
     requests.Set,
     requests.SetIfNotExists,
@@ -53,6 +63,82 @@ _WRITES = (
 
 MAX_CONFLICT_S = 120.0  # as long as for a lock: some hundred attempts
 _commits = PerLoop(lambda: asyncio.Semaphore(max_shards_of_a_write()))  # shards in memory
+
+
+@dataclass(frozen=True, slots=True)
+class Stats:
+    """Requests that a store has made to its base store since the store was made.
+
+    Parameters
+    ----------
+    requests : int
+        Requests of any kind: reads, writes, listings. Retries of a client of an object store, and
+        a size that is asked for before the end of an object, are not counted.
+    nbytes_read : int
+        Bytes of values and indexes in the replies.
+    rounds : int
+        Batches of requests that were waited for together.
+    index_requests : int
+        Requests for a shard index, or for a consolidated index; they are among `requests`.
+    index_hits : int
+        Indexes that were needed, and cached.
+    warm_reads : int
+        Chunks of local files that were read by one positioned read, with a cached index;
+        they are not among `requests`.
+    """
+
+    requests: int
+    nbytes_read: int
+    rounds: int
+    index_requests: int
+    index_hits: int
+    warm_reads: int
+
+
+_synchronized = synchronized()
+
+
+class Counters:
+    """Counts for one store. Thread safety: may be used from any thread."""
+
+    def __init__(self) -> None:
+        self._requests = self._nbytes_read = self._rounds = 0
+        self._index_requests = self._index_hits = 0
+        self._fast_reads = count()
+        self.count_fast_read = self._fast_reads.__next__  # needs no lock
+        self._n_looks = 0
+
+    @_synchronized
+    def count_round(self, batch: Sequence[Request], replies: Sequence[Any]) -> None:
+        n_hits = n_index_requests = n_consolidated = nbytes = 0
+        for request, reply in zip(batch, replies, strict=True):
+            if isinstance(reply, Found):
+                nbytes += len(reply.value or b"")
+            elif isinstance(reply, FoundIndex) and isinstance(request, GetIndex):
+                if reply.consolidated_nbytes is not None:
+                    n_consolidated += 1
+                    nbytes += reply.consolidated_nbytes
+                if not reply.was_requested:
+                    n_hits += 1
+                    continue
+                n_index_requests += 1
+                if reply.value is not None:
+                    nbytes += len(reply.value)
+                elif reply.decoded is not None:
+                    nbytes += request.shard.layout.spec.index_nbytes
+        n_requests = len(batch) - n_hits + n_consolidated
+        self._requests += n_requests
+        self._nbytes_read += nbytes
+        self._rounds += n_requests > 0
+        self._index_requests += n_index_requests + n_consolidated
+        self._index_hits += n_hits
+
+    @_synchronized
+    def stats(self) -> Stats:
+        n_fast_reads = next(self._fast_reads) - self._n_looks  # a look also counts
+        self._n_looks += 1
+        hits = self._index_hits + n_fast_reads, n_fast_reads
+        return Stats(self._requests, self._nbytes_read, self._rounds, self._index_requests, *hits)
 
 
 class Driver:
@@ -181,9 +267,7 @@ class Driver:
             async with slots:
                 await commit_async(self, update)
 
-        for outcome in await asyncio.gather(*map(one, updates), return_exceptions=True):
-            if isinstance(outcome, BaseException):
-                raise outcome
+        raise_first(await asyncio.gather(*map(one, updates), return_exceptions=True))
 
     async def _ask(self, batch: list[Request], opened: OpenFiles | None) -> list[Any]:
         """Ask the backend; meanwhile announce the writes among the requests."""
@@ -211,7 +295,7 @@ class Driver:
             return replies
         for i, after in enumerate(self._epochs(batch)):
             reply = replies[i]
-            if isinstance(reply, requests.Found | requests.FoundIndex) and reply.version is None:
+            if isinstance(reply, Found | FoundIndex) and reply.version is None:
                 version = before[i] if before[i] == after else UNSTABLE
                 replies[i] = reply._replace(version=version)
         return replies
@@ -225,7 +309,7 @@ class Driver:
     # ------------------------------------------------- for the update queue
 
     async def update_async(self, request: UpdateShard, groups: Groups) -> Outcomes:
-        """Commit groups of updates of one shard under the lock, or again after a foreign writer.
+        """Commit groups of updates of one shard under the lock, or compare and swap until it works.
 
         Raises `ShardConflictError` if other writers were faster for two minutes.
         """

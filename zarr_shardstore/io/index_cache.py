@@ -1,7 +1,6 @@
 """Cache of shard indexes, shared by all stores of the process and bounded in bytes.
 
-A cached index is never trusted by itself. It is stored with the version of the object that it was
-read from, and each user checks that the object is still the same.
+Each index is cached with the version of its object. A user checks that the object still has it.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from zarr_shardstore.format.shard import ENTRY_NBYTES, ShardIndex, ShardingSpec
 from zarr_shardstore.synchronized import synchronized
 
 _DEFAULT_MAX_NBYTES = 64 * 1024 * 1024  # four million entries
-_ITEM_NBYTES = 1024  # of what is stored with the entries of an index, about
+_ITEM_NBYTES = 1024  # memory of an item besides the entries of its index, about
 
 
 @dataclass(slots=True, eq=False)
@@ -26,10 +25,10 @@ class CachedIndex:
     index: ShardIndex
     spec: ShardingSpec
     version: object
-    """Version of a remote object; ``None`` for a local file, see `CachedShardFile.is_current`."""
+    """Version of a remote object; ``None`` for a `CachedShardFile`."""
     size: int | None
     is_recorded: bool = False
-    """A consolidated index has it, which may be stale. Otherwise it was read from the shard."""
+    """Whether it comes from a consolidated index, which may be stale."""
     was_used: bool = False
 
     @property
@@ -53,7 +52,7 @@ class IndexCache:
         self.find = self._items.get  # its user sets `was_used`
 
     def get(self, scope: Hashable, spec: ShardingSpec) -> Any:
-        """Return the index of an object, if it was decoded with this spec."""
+        """Return the item of an object, if it was decoded with this spec."""
         item = self._items.get(scope)
         if item is None or item.spec != spec:
             return None
@@ -77,12 +76,11 @@ class IndexCache:
             self.nbytes -= item.nbytes
 
     def scopes(self) -> list[Hashable]:
-        """Return the identities of all objects with a cached index."""
         return list(self._items)
 
     @_synchronized
     def resize(self, max_nbytes: int) -> None:
-        """Set another bound, in bytes, and evict what exceeds it."""
+        """Set another bound, and evict what exceeds it."""
         self.max_nbytes = max_nbytes
         while self.nbytes > max_nbytes and self._items:
             scope, item = self._items.popitem(last=False)

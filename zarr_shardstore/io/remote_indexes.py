@@ -2,13 +2,13 @@
 
 1. A hit costs no request and is *unverified*: the flow compares its version with the version of the
    bytes that it reads next.
-2. Where no bytes are read, because a chunk is missing, the flow revalidates: the request has the
-   cached ETag, and the server answers that the object is not modified.
-3. On a miss the consolidated index of the array is read, if there is one. A recorded index is an
-   unverified hit. A consolidated index that was unusable is not read again by this store: missing,
-   unreadable, damaged, larger than the cache, or of shards of another form.
-4. Tasks that miss concurrently share one request. Tasks that joined it get an unverified index,
-   because its bytes may be older than their question.
+2. If a chunk is missing no bytes are read, and the flow revalidates: the request has the cached
+   ETag, and the server answers that the object is not modified.
+3. On a miss the consolidated index of the array is read, if there is one. Its records are
+   unverified hits. This store does not read one again that was missing, unreadable, damaged, larger
+   than the cache, or of shards of another form.
+4. Concurrent misses share one request. Tasks that join it get an unverified index, because its
+   bytes may be older than their question.
 5. An index is cached if its version is a strong ETag. Indexes of static objects are always cached,
    and verified, unless this process wrote to the store while they were read.
 """
@@ -28,17 +28,14 @@ from zarr_shardstore.shards.index_reads import found_index, index_get
 from zarr_shardstore.shards.requests import Found, FoundIndex, Get, GetIndex
 
 _MAX_LAG_S = 60
-"""Between the time in a consolidated index of files and the time of its own file: after a copy of
-the directory these differ, like the times of the shards."""
+"""Most seconds from the time in a consolidated index of files to the time of its own file. In a
+copy of the directory they differ more, as do the times of the shards."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Version:
-    """Version of a remote object: an ETag, or the size and the time of a file.
-
-    Two are equal if their ETags are. Without an ETag, as recorded of local files, they are equal if
-    size and time are.
-    """
+    """Version of a remote object. Two are equal if their ETags are, or, where one has no ETag, as
+    records of local files, if their sizes and times are."""
 
     etag: str | None
     size: int | None = None
@@ -58,7 +55,7 @@ class Version:
 
     @property
     def is_strong(self) -> bool:
-        """Whether equal bytes follow from equal versions: a weak ETag promises equal meaning."""
+        """Whether equal versions have equal bytes: a weak ETag promises equal meaning."""
         return self.etag is not None and not self.etag.startswith("W/")
 
     def is_listed_as(self, listed: object) -> bool:
@@ -78,8 +75,8 @@ class RemoteIndexes:
     """Replies to `GetIndex` for one base store.
 
     `read` reads an object, or returns ``None`` if it still has a version. `identity_of` returns the
-    identity of an object by its key. `read_consolidated`, for base stores with ETags, reads an
-    object of at most so many bytes. A store that `is_static` has no other writers.
+    identity of an object. `read_consolidated`, for base stores with ETags, reads an object of at
+    most so many bytes. A store that `is_static` has no other writers.
 
     Thread safety: may be used from any thread and any event loop.
     """
@@ -116,14 +113,14 @@ class RemoteIndexes:
         self._unusable.discard(key)
 
     async def get(self, request: GetIndex) -> FoundIndex:
-        scope = self._identity_of(request.key)
-        cached, nbytes = self._cached(scope, request), None
+        scope, spec, nbytes = self._identity_of(request.key), request.shard.layout.spec, None
+        cached: CachedIndex | None = index_cache.get(scope, spec)
         may_be_stale = not request.consistent and (
             not request.revalidate or request.version is not None
         )
         if cached is None and may_be_stale:
             nbytes = await self._read_recorded(request.shard, scope)
-            cached = self._cached(scope, request)
+            cached = index_cache.get(scope, spec)
         is_verified = False
         if cached is not None and not request.consistent:
             version = cached.version
@@ -144,10 +141,6 @@ class RemoteIndexes:
             if not is_ours:
                 found = found._replace(was_requested=False, is_unverified=True, value=None)
         return found if nbytes is None else found._replace(consolidated_nbytes=nbytes)
-
-    def _cached(self, scope: Hashable, request: GetIndex) -> CachedIndex | None:
-        item = index_cache.get(scope, request.shard.layout.spec)
-        return item if isinstance(item, CachedIndex) else None
 
     async def _read(
         self, request: GetIndex, scope: Hashable, cached: CachedIndex | None
@@ -182,7 +175,7 @@ class RemoteIndexes:
     # ---------------------------------------------------------- consolidated indexes
 
     async def _read_recorded(self, shard: ShardRef, scope: Hashable) -> int | None:
-        """Cache the recorded index of a shard; return the bytes that were read for it, if any."""
+        """Cache the recorded index of a shard; return the number of bytes read for it, if any."""
         layout = shard.layout
         key = layout.index_key
         read = self._read_consolidated
@@ -209,8 +202,9 @@ class RemoteIndexes:
     def _cached_consolidated(self, layout: ArrayLayout) -> ConsolidatedIndex | None:
         if layout.index_key is None:
             return None
-        item = index_cache.get(self._identity_of(layout.index_key), layout.spec)
-        return item if isinstance(item, ConsolidatedIndex) else None
+        found: ConsolidatedIndex | None
+        found = index_cache.get(self._identity_of(layout.index_key), layout.spec)
+        return found
 
     async def _load(
         self, read: _ReadConsolidated, key: str, layout: ArrayLayout
@@ -219,9 +213,7 @@ class RemoteIndexes:
             found = await read(key, index_cache.max_nbytes)
         except Exception:  # S3 forbids missing objects; a real failure shows when a shard is read
             found = Found(None, None)
-        nbytes = 0 if found.value is None else len(found.value)
-        indexes = None
-        version = found.version
+        indexes, version = None, found.version
         if found.value is not None and isinstance(version, Version) and version.is_strong:
             indexes = ConsolidatedIndex.decode(found.value, layout.spec)
             if indexes is not None and indexes.has_file_times:
@@ -232,4 +224,4 @@ class RemoteIndexes:
             self._unusable.add(key)
         if indexes is not None:
             index_cache.put(self._identity_of(key), indexes)
-        return indexes, nbytes
+        return indexes, len(found.value or b"")

@@ -1,8 +1,8 @@
 """Write epochs: versions of objects for base stores without versions (a seqlock).
 
 Every write of this process announces itself before and after. Two reads of one object with no
-write in between saw the same state; otherwise the read flow retries. Writes of other processes are
-not seen: they need a base store that has versions.
+write in between saw the same state; otherwise the flow reads again. Other processes may write only
+if the base store has versions.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from typing import TypeAlias
 from zarr_shardstore.synchronized import in_forked_child, synchronized
 
 _N_BUCKETS = 1 << 14
-"""Objects share a bucket by their hash. A write in the same bucket costs a reader one more look,
-never a wrong byte. So the memory is fixed, however many shards are written."""
+"""Objects share a bucket by their hash, so the memory is fixed. A write in the same bucket costs a
+reader one more look, never a wrong byte."""
 
 
 class _Unstable:
-    """Version that equals nothing, not even itself: the object was being written."""
+    """Version of an object that was being written: it does not even equal itself."""
 
     __hash__ = None  # type: ignore[assignment]
 
@@ -46,7 +46,7 @@ def version_of(scope: Hashable) -> object:
 
 @_synchronized
 def _is_under_way(bucket: int) -> bool:
-    """Return whether a write is under way. One whose event loop was closed is ended here."""
+    """Return whether a write is under way; end one whose event loop was closed."""
     for write, loop in list(_under_way.get(bucket, {}).items()):
         if loop is not None and loop.is_closed():
             _end([bucket], write)

@@ -7,7 +7,7 @@ import numpy.typing as npt
 from zarr.abc.store import Store
 
 from zarr_shardstore.arrays.array_cache import invalidate_documents
-from zarr_shardstore.io.counters import Stats
+from zarr_shardstore.io.driver import Stats
 from zarr_shardstore.io.seal import seal_all, seal_all_async
 from zarr_shardstore.operations.listing import Region, chunks_initialized
 from zarr_shardstore.operations.locate import shard_shape

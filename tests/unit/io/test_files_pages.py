@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from tests.support.bases import temporary_directory
 from zarr_shardstore.io.backends.base import Pages
-from zarr_shardstore.io.backends.store import next_page
+from zarr_shardstore.io.backends.zarr_store import next_page
 from zarr_shardstore.io.local import files
 from zarr_shardstore.io.local.files import is_side_file, keys_below
 

@@ -1,14 +1,11 @@
-"""Backend for stores of fsspec, also inside zarr's wrappers.
-
-What fsspec's file systems do in ways of their own is here, one method for each operation.
-"""
+"""Backend for stores of fsspec, also inside zarr's wrappers: what its file systems do otherwise."""
 
 from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Sequence
-from contextlib import aclosing, asynccontextmanager, suppress
+from collections.abc import Sequence
+from contextlib import aclosing, suppress
 from functools import cache
 from typing import Any
 
@@ -18,26 +15,17 @@ from zarr.storage import FsspecStore
 from zarr_shardstore.errors import UnsupportedError
 from zarr_shardstore.format.ranges import ByteRange
 from zarr_shardstore.io.backends import base, store_traits
-from zarr_shardstore.io.backends.store import CHANGES, Listed
-from zarr_shardstore.io.backends.zarr_store import ZarrBackend
+from zarr_shardstore.io.backends.zarr_store import CHANGES, Listed, ZarrBackend, visible
 from zarr_shardstore.shards import requests
 from zarr_shardstore.shards.requests import Found, Request
 from zarr_shardstore.synchronized import in_forked_child
 from zarr_shardstore.telemetry import warn
 
-_call_of_a_copy = threading.Lock()
-in_forked_child(_call_of_a_copy._at_fork_reinit)  # type: ignore[attr-defined]
+_PAUSE_S = 0.0005  # between two attempts to take the lock
 
-
-@asynccontextmanager
-async def _turn() -> AsyncIterator[None]:
-    """Wait for a turn: fsspec's caches and archives mix up the calls of several threads."""
-    while not _call_of_a_copy.acquire(blocking=False):
-        await asyncio.sleep(0.0005)
-    try:
-        yield
-    finally:
-        _call_of_a_copy.release()
+_one_call = threading.Lock()
+"""fsspec's caches and archives mix up the calls of several threads."""
+in_forked_child(_one_call._at_fork_reinit)  # type: ignore[attr-defined]
 
 
 @cache
@@ -136,8 +124,12 @@ class FsspecBackend(ZarrBackend):
     async def _get_once(self, key: str, byte_range: ByteRange | None) -> Found:
         if not self._read_only_kind:
             return await super()._get_once(key, byte_range)
-        async with _turn():
+        while not _one_call.acquire(blocking=False):
+            await asyncio.sleep(_PAUSE_S)
+        try:
             return await super()._get_once(key, byte_range)
+        finally:
+            _one_call.release()
 
     async def exists(self, request: requests.Exists) -> bool:
         # For fsspec's `exists` an object is missing whatever fails.
@@ -164,7 +156,7 @@ class FsspecBackend(ZarrBackend):
         paths = await self._paths_without_root("_ls", prefix)
         if paths is not None:
             below = [path.removeprefix(prefix) for path in paths if path.startswith(prefix)]
-            return self._visible([name for name in below if name])
+            return visible([name for name in below if name])
         try:
             return await super()._names(prefix)
         except NotADirectoryError:  # a local file has this name

@@ -46,8 +46,7 @@ from zarr_shardstore.format.consolidated_index import IndexCopy
 from zarr_shardstore.format.ranges import ByteRange, Range, StartFrom, Suffix, resolve_range
 from zarr_shardstore.format.shard import Bytes
 from zarr_shardstore.io.backends import base
-from zarr_shardstore.io.backends.store import Listed
-from zarr_shardstore.io.backends.zarr_store import ZarrBackend
+from zarr_shardstore.io.backends.zarr_store import Listed, ZarrBackend
 from zarr_shardstore.io.remote_indexes import RemoteIndexes, Version
 from zarr_shardstore.shards import requests
 from zarr_shardstore.shards.requests import Found, FoundIndex, Recorded, Request

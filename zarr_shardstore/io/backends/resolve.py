@@ -1,13 +1,20 @@
-"""Resolution of base stores: from the object that a user passes to a zarr store and a backend."""
+"""Resolution of base stores: from the object that a user passes to a zarr store and a backend.
+
+For URLs of S3, Google Cloud Storage and Azure the client is obstore if it can, otherwise fsspec:
+obstore writes with conditions, so that several processes may write one shard. Each option of the
+caller is understood by the client that is chosen, or there is an error.
+"""
 
 from __future__ import annotations
 
 import os
 import zipfile
 from collections.abc import Mapping, MutableMapping
+from inspect import signature
 from pathlib import Path
 from reprlib import repr as short
 from typing import Any, Protocol, TypeAlias
+from urllib.parse import quote
 
 import fsspec
 from fsspec.implementations.local import LocalFileSystem
@@ -19,8 +26,6 @@ from zarr.storage import FsspecStore, LocalStore, ObjectStore, StorePath, ZipSto
 from zarr_shardstore.errors import SpecError
 from zarr_shardstore.format.arguments import storage_options_of
 from zarr_shardstore.io.backends.base import DEFAULT_OPTIONS, Backend, BackendOptions
-from zarr_shardstore.io.backends.cloud_urls import EXTRAS as EXTRAS
-from zarr_shardstore.io.backends.cloud_urls import store_of_url
 from zarr_shardstore.io.backends.fsspec_store import FsspecBackend
 from zarr_shardstore.io.backends.local import LocalBackend
 from zarr_shardstore.io.backends.mapping import MappingBackend
@@ -38,23 +43,20 @@ from zarr_shardstore.io.backends.zarr_store import ZarrBackend
 class FsspecFileSystem(Protocol):
     """File system of fsspec, which has no types."""
 
-    def cat_file(self, *args: Any, **kwargs: Any) -> object:
-        """Read a file."""
+    def cat_file(self, *args: Any, **kwargs: Any) -> object: ...
 
 
 class FsspecPath(Protocol):
     """Mapper of fsspec, or a path of universal_pathlib: a directory of a file system."""
 
     @property
-    def fs(self) -> FsspecFileSystem:
-        """File system."""
+    def fs(self) -> FsspecFileSystem: ...
 
 
 class ObstoreStore(Protocol):
     """Store of obstore, which need not be installed."""
 
-    def get_ranges_async(self, *args: Any, **kwargs: Any) -> Any:
-        """Read ranges of an object."""
+    def get_ranges_async(self, *args: Any, **kwargs: Any) -> Any: ...
 
 
 BaseStoreLike: TypeAlias = (
@@ -68,7 +70,7 @@ BaseStoreLike: TypeAlias = (
     | FsspecPath
     | ObstoreStore
 )
-"""Everything that `base_store_of` takes. Protocols, because ``Any`` would allow everything."""
+"""Everything that `base_store_of` takes."""
 
 BaseStore: TypeAlias = Store | MutableMapping[str, bytes]
 
@@ -76,7 +78,7 @@ BaseStore: TypeAlias = Store | MutableMapping[str, bytes]
 def base_store_of(
     store: BaseStoreLike, storage_options: Mapping[str, Any] | None = None
 ) -> BaseStore:
-    """Return the zarr store or the mapping that `store` stands for.
+    """Return the zarr store or the mapping for the object that a user passes.
 
     ===================================  =============================================
     zarr ``Store``                       itself
@@ -102,7 +104,7 @@ def base_store_of(
     if isinstance(store, StorePath):
         return _below(store.store, store.path)
     if isinstance(store, str) and is_remote_url:
-        return store_of_url(store, options or {})
+        return _store_of_url(store, options or {})
     if isinstance(store, str):
         store = local_path(store)
     elif isinstance(store, fsspec.AbstractFileSystem):
@@ -128,14 +130,14 @@ def base_store_of(
 
 
 def local_path(path: str) -> Path:
-    """Return the path that a ``file://`` URL, or a path, stands for."""
+    """Return the path of a ``file://`` URL, or a path itself."""
     is_url = path.startswith("file://")
     # On Windows the path of ``file:///C:/data`` is ``C:/data``.
     return Path(LocalFileSystem._strip_protocol(path) if is_url else path)
 
 
 def _below(store: Store, path: str) -> Store:
-    """Return a store of the objects below a path: with the locks and caches of `store`."""
+    """Return a store of the objects below a path, with the locks and caches of `store`."""
     if not path:
         return store
     directory = directory_of(store)
@@ -157,7 +159,7 @@ def _below(store: Store, path: str) -> Store:
 
 
 def _store_at(path: Path) -> Store:
-    """Return the store at a local path, which need not exist yet."""
+    """Return the store at a local path."""
     if path.is_file():
         if zipfile.is_zipfile(path):
             return ZipStore(path, mode="r")
@@ -191,3 +193,138 @@ def backend_of(store: BaseStore, options: BackendOptions = DEFAULT_OPTIONS) -> B
             return (WrappedFsspecBackend if is_fsspec else WrappedFilesBackend)(store, options)
         return (FsspecBackend if is_fsspec else ZarrBackend)(store, options)
     return MappingBackend(store)
+
+
+# ------------------------------------------------------------ URLs of clouds
+
+EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs"}
+EXTRAS |= dict.fromkeys(("az", "abfs", "abfss"), "azure")
+"""Extra of this package that installs a client, by the scheme of a URL."""
+
+_S3_NAMES = {
+    "key": "access_key_id",
+    "secret": "secret_access_key",
+    "token": "session_token",
+    "endpoint_url": "endpoint",
+    "region_name": "region",
+    "anon": "skip_signature",
+}
+"""obstore's names of the options of s3fs and of its ``client_kwargs``."""
+
+_ENDPOINTS = {
+    "s3": ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"),
+    "azure": ("AZURE_ENDPOINT", "AZURE_STORAGE_ENDPOINT"),
+}
+"""Variables that obstore reads. It refuses plain HTTP there, unless an option allows it."""
+
+_CREDENTIALS = {"access_key_id", "aws_access_key_id", "skip_signature", "aws_skip_signature"}
+
+
+def _store_of_url(url: str, options: Mapping[str, Any]) -> Store:
+    """Return the store at a remote URL. Chains such as ``simplecache::s3://`` and other schemes are
+    fsspec's. Raise `ImportError`, naming an extra, if no client is installed."""
+    scheme, _, place = url.partition("://")
+    extra = EXTRAS.get(scheme)
+    refusal, known = "", list[str]()
+    if extra is not None:
+        try:
+            from obstore.exceptions import UnknownConfigurationKeyError
+            from obstore.store import from_url
+        except ImportError:
+            refusal = f'install obstore: pip install "zarr-shardstore[{extra}]"'
+        else:
+            host, _, path = place.partition("/")
+            # fsspec takes a path as it is spelled, obstore takes off a query and "%20".
+            quoted = f"{scheme.replace('gcs', 'gs')}://{host}/{quote(path)}"
+
+            def client_of(given: Mapping[str, Any]) -> Any:
+                try:
+                    return from_url(quoted, **given)
+                except UnknownConfigurationKeyError:
+                    return None
+                except Exception as error:
+                    reason = str(error).partition("\n")[0]
+                    raise SpecError(
+                        f"{url!r} with the options {sorted(given)}: {reason}"
+                    ) from error
+
+            translated = _translated(options, extra)
+            client = None if translated is None else client_of(translated)
+            if client is not None:
+                return ObjectStore(client)
+            refusal = f"obstore does not know all of the options {sorted(options)}"
+            known = [name for name in options if _is_of_obstore(name, client_of)]
+    try:
+        if known:
+            accepted = signature(fsspec.get_filesystem_class(scheme).__init__).parameters
+            if only_of_obstore := [name for name in known if name not in accepted]:
+                raise SpecError(
+                    f"{refusal}, and of {only_of_obstore} fsspec knows nothing: spell all of "
+                    "storage_options as one of the two does"
+                )
+        return FsspecStore.from_url(url, storage_options=dict(options))
+    except ImportError as error:
+        if not refusal:
+            raise
+        raise ImportError(f"{url!r}: {refusal}; for fsspec: {error}") from error
+
+
+def _is_of_obstore(name: str, client_of: Any) -> bool:
+    try:
+        return client_of({name: ""}) is not None
+    except SpecError:  # a known name with a wrong value
+        return True
+
+
+def _translated(options: Mapping[str, Any], extra: str) -> dict[str, Any] | None:
+    """Return options in obstore's spelling; ``None`` if only fsspec has them."""
+    nested = options.get("client_kwargs") or {}
+    given = {k: v for k, v in options.items() if k != "client_kwargs"}
+    names = _S3_NAMES if extra == "s3" else {"anon": "skip_signature"}
+    if extra == "gcs" and given.get("token") == "anon":
+        given["anon"] = bool(given.pop("token"))
+    if extra == "azure" and not given and "AZURE_STORAGE_CONNECTION_STRING" in os.environ:
+        return None
+    if not isinstance(nested, Mapping) or not nested.keys() <= {"endpoint_url", "region_name"}:
+        return None
+    translated: dict[str, Any] = {}
+    value: Any
+    for name, value in [*given.items(), *nested.items()]:
+        if value is None:
+            continue
+        if translated.setdefault(names.get(str(name), str(name)), value) != value:
+            return None
+    if extra == "s3" and not translated.keys() & _CREDENTIALS:
+        profile = _of_profile()
+        if profile is None:
+            return None
+        translated = {**profile, **translated}
+    endpoints = [value for name, value in translated.items() if "endpoint" in name.lower()]
+    endpoints = endpoints or [os.environ.get(name) for name in _ENDPOINTS.get(extra, ())]
+    if any(str(endpoint).startswith("http://") for endpoint in endpoints):
+        translated["client_options"] = {"allow_http": True, **translated.get("client_options", {})}
+    return translated
+
+
+def _of_profile() -> dict[str, str] | None:
+    """Return keys and region of the user's AWS profile, for obstore, which does not read it;
+    ``None`` if only botocore can get the keys of the profile."""
+    if "AWS_ACCESS_KEY_ID" in os.environ:
+        return {}
+    try:
+        from botocore.session import Session
+    except ImportError:
+        return {}
+    session = Session()
+    providers = session.get_component("credential_provider").providers
+    files = [p for p in providers if p.METHOD in ("shared-credentials-file", "config-file")]
+    keys = next((keys for p in files if (keys := p.load()) is not None), None)
+    if keys is None:
+        return None if "AWS_PROFILE" in os.environ else {}
+    found = {
+        "access_key_id": keys.access_key,
+        "secret_access_key": keys.secret_key,
+        "session_token": keys.token,
+        "region": os.environ.get("AWS_REGION") or session.get_config_variable("region"),
+    }
+    return {name: value for name, value in found.items() if value}

@@ -7,50 +7,231 @@ decisions/0028-base-stores.md.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Awaitable
-from contextlib import aclosing, suppress
-from typing import TypeVar
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Hashable, Sequence
+from contextlib import suppress
+from copy import copy
+from functools import partial
+from typing import Any, TypeAlias, TypeVar
 
+from zarr.abc.store import RangeByteRequest, Store
+from zarr.core.buffer import Buffer, BufferPrototype, cpu
+from zarr.core.sync import sync
+from zarr.storage import MemoryStore, WrapperStore
+
+from zarr_shardstore.errors import UnsupportedError
 from zarr_shardstore.format.ranges import ByteRange, Range, Suffix, resolve_range
-from zarr_shardstore.io.backends import store_traits
-from zarr_shardstore.io.backends.store import Listed, StoreBackend, is_longer, part_of
+from zarr_shardstore.format.shard import Bytes
+from zarr_shardstore.io.backends import base, store_traits
 from zarr_shardstore.io.backends.store_traits import remedy_of
+from zarr_shardstore.io.buffers import as_view, byte_request_of
+from zarr_shardstore.io.concurrency import PerLoop, SingleFlight, gather_bounded
 from zarr_shardstore.io.local.files import is_hidden
+from zarr_shardstore.io.remote_indexes import RemoteIndexes, Version
+from zarr_shardstore.metadata.documents import node_of_document
 from zarr_shardstore.shards import requests
-from zarr_shardstore.shards.requests import Found
+from zarr_shardstore.shards.index_reads import check_whole, found_index, index_get
+from zarr_shardstore.shards.requests import Found, FoundIndex, Request
+from zarr_shardstore.shards.shard_listing import VersionedKeys
 
 T = TypeVar("T")
+Listed: TypeAlias = AsyncGenerator[tuple[str, object], None]
+"""Keys, with versions where the base store has them."""
 
+_REMOVALS: set[type] = {requests.Delete, requests.DeletePrefix}
+CHANGES: set[type] = _REMOVALS | {requests.Set, requests.SetIfNotExists, requests.Move}
+_WRITES = (requests.Set, requests.SetIfNotExists, requests.Delete)
+_LISTINGS: set[type] = {requests.ListPrefix, requests.ListPage, requests.ListDir}
 _N_ATTEMPTS_OF_RANGE = 10  # attempts to read a range of an object that is replaced repeatedly
 
 
-class ZarrBackend(StoreBackend):
-    """Reads and writes through a zarr store, in another way where it lacks a method."""
+class ZarrBackend(base.Backend):
+    """Reads and writes through a zarr store, in another way where it lacks a method.
+
+    Cost: one call of the store for each request, up to 64 concurrently.
+    """
+
+    def __init__(self, store: Store, options: base.BackendOptions = base.DEFAULT_OPTIONS) -> None:
+        self.store = store
+        self._store: Any = store  # with methods that only some stores have, see `can_block`
+        self._inner = store_traits.innermost(store)
+        self._options = options
+        self._place, self._path = store_traits.scope_of_store(store)
+        self._single_flight: SingleFlight[Found] = SingleFlight()
+        self._prototype = cpu.buffer_prototype
+        self.slots = PerLoop(lambda: asyncio.Semaphore(base.MAX_CONCURRENCY))
+        self.can_block = _has_sync_surface(store)
+        if not store_traits.is_in_memory(store):
+            self.max_requests_at_once = base.MAX_CONCURRENCY
+        self._indexes: RemoteIndexes | None = None
+        if options.is_static and not self.can_block:  # zarr's stores that block are not remote
+            identity = object()
+            self._indexes = RemoteIndexes(self.read, lambda key: (identity, key), is_static=True)
+
+    def __repr__(self) -> str:
+        return repr(self.store)
+
+    def with_buffers(self, cls: type[Buffer]) -> ZarrBackend:
+        """Return this backend with buffers of a class for the base store. Documents keep zarr's."""
+        view, self.lacks = copy(self), self.lacks  # one set for both
+        view._prototype = BufferPrototype(cls, cpu.NDBuffer)
+        return view
+
+    def _prototype_for(self, key: str) -> BufferPrototype:
+        return self._prototype if node_of_document(key) is None else cpu.buffer_prototype
+
+    def _buffer(self, key: str, value: Bytes) -> Buffer:
+        return self._prototype_for(key).buffer.from_bytes(value)
+
+    def scope(self, key: str) -> Hashable:
+        return self._place, self._path + key
+
+    def ranges_of(self, keys: Sequence[str]) -> base.RangesOfKeys | None:
+        find = getattr(self._store, "ranges_in_files", None)  # of `ReferenceStore`
+        return None if find is None else find(keys)
+
+    def _refuse(self, batch: Sequence[Request], error: Exception) -> None:
+        """Raise `UnsupportedError` for what the store, or its server, never does."""
+        if remedy_of(error) != "another way":
+            return
+        kinds = {type(request) for request in batch}
+        if kinds & _REMOVALS:
+            self.lacks.add("delete")
+        what = "read this; copy the objects into another store, and read them there"
+        if kinds & CHANGES:
+            what = "store or remove this, it was not done; write into another store"
+        elif kinds & _LISTINGS:
+            what = "list keys: arrays are opened by their paths, and tools need a store that lists"
+        why = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+        raise UnsupportedError(f"{self!r} cannot {what} ({why})") from error
+
+    # ------------------------------------------------------------ blocking
+
+    def perform(self, batch: list[Request], _: base.OpenFiles | None = None) -> list[Any]:
+        try:
+            return [self._reply_sync(request) for request in batch]
+        except Exception as error:
+            self._refuse(batch, error)
+            raise
+
+    def _reply_sync(self, request: Request) -> Any:
+        method = self.replies_sync.get(type(request))
+        return sync(self._reply(request)) if method is None else method(self, request)
+
+    def get_sync(self, request: requests.Get) -> Found:
+        get = partial(self._store.get_sync, request.key, prototype=self._prototype_for(request.key))
+        found = _found_of(get(byte_range=byte_request_of(request.byte_range)))
+        if self._is_cut(found, request.byte_range) or _is_longer(found, request.byte_range):
+            found = _part_of(_found_of(get()), request.byte_range)
+        return found
+
+    def get_index_sync(self, request: requests.GetIndex) -> FoundIndex:
+        return found_index(request, self.get_sync(index_get(request)))
+
+    def exists_sync(self, request: requests.Exists) -> bool:
+        return self._store.get_sync(request.key, byte_range=RangeByteRequest(0, 1)) is not None
+
+    def get_size_sync(self, request: requests.GetSize) -> int | None:
+        if not hasattr(self._store, "getsize_sync"):  # a ReferenceStore has it
+            return sync(self._reply(request))  # type: ignore[no-any-return]
+        with suppress(FileNotFoundError):
+            return int(self._store.getsize_sync(request.key))
+        return None
+
+    def set_sync(self, request: requests.Set) -> None:
+        self._store.set_sync(request.key, self._buffer(request.key, request.value))
+
+    def delete_sync(self, request: requests.Delete) -> None:
+        if request.placeholder is None:
+            self._store.delete_sync(request.key)
+        else:
+            sync(self._reply(request))
+
+    def _is_cut(self, found: Found, byte_range: ByteRange | None) -> bool:
+        """Whether zarr 3.1 may have cut a value that is shorter than the requested suffix."""
+        if not isinstance(self.store, MemoryStore) or not isinstance(byte_range, Suffix):
+            return False
+        return found.value is not None and len(found.value) < byte_range.nbytes
+
+    # --------------------------------------------------------------- async
+
+    async def perform_async(self, batch: list[Request]) -> list[Any]:
+        try:
+            return await super().perform_async(batch)
+        except Exception as error:
+            self._refuse(batch, error)
+            raise
+
+    async def _reply_in_turn(self, request: Request) -> Any:
+        if isinstance(request, requests.GetMany):  # each of its reads takes a turn
+            return await self._reply(request)
+        async with self.slots.here():
+            return await self._reply(request)
+
+    async def read(self, get: requests.Get, _: Version | None, /) -> Found | None:
+        return await self.get(get)
+
+    async def _reply(self, request: Request) -> Any:
+        if not self._inner._is_open:
+            await self._inner._ensure_open()  # listings of a zip do not open it
+        if self._indexes is None or not isinstance(request, _WRITES):
+            return await super()._reply(request)
+        with self._indexes.changing(request.key):
+            return await super()._reply(request)
+
+    async def get(self, request: requests.Get) -> Found:
+        key, byte_range, together = request.key, request.byte_range, request.together
+        if together is None:
+            return await self._get(key, byte_range)
+        alone = request._replace(together=None)
+        scope = (key, byte_range, together)
+        found, _ = await self._single_flight.join(scope, lambda: self.get(alone))
+        return found
+
+    async def get_many(self, request: requests.GetMany) -> list[Found]:
+        gets = [self._reply_in_turn(requests.Get(key)) for key in request.keys]
+        return await gather_bounded(gets, base.MAX_CONCURRENCY)
+
+    async def get_index(self, request: requests.GetIndex) -> FoundIndex:
+        if self._indexes is None:
+            return found_index(request, await self.get(index_get(request)))
+        return await self._indexes.get(request)
 
     async def exists(self, request: requests.Exists) -> bool:
         if "exists" not in self.lacks:
             try:
-                return await _unless_missing(super().exists(request), False)
+                return await _unless_missing(self.store.exists(request.key), False)
             except NotImplementedError:
                 self.lacks.add("exists")
         return await self._size(request.key) is not None
 
+    async def get_size(self, request: requests.GetSize) -> int | None:
+        return await self._size(request.key)
+
+    async def set(self, request: requests.Set) -> None:
+        await self.store.set(request.key, self._buffer(request.key, request.value))
+
+    async def set_if_not_exists(self, request: requests.SetIfNotExists) -> None:
+        value = self._buffer(request.key, request.value)
+        await self.store.set_if_not_exists(request.key, value)
+
     async def delete(self, request: requests.Delete) -> None:
         try:
-            await super().delete(request)
+            await self.store.delete(request.key)
         except NotImplementedError:
             if request.placeholder is None:
                 raise
             await self.set(requests.Set(request.key, request.placeholder()))
 
     async def delete_prefix(self, request: requests.DeletePrefix) -> None:
-        by_key = await self._deletes_by_key(request.prefix)
-        if not by_key and request.prefix:
-            with suppress(NotImplementedError):
-                await super().delete_prefix(request)
-                return
-        elif not by_key:
-            await super().delete_prefix(request)
+        directory = request.prefix.removesuffix("/")
+        if not await self._deletes_by_key(request.prefix):
+            if not directory:
+                await self.store.clear()
+            else:
+                with suppress(NotImplementedError):
+                    await self.store.delete_dir(directory)
+                    return
         # FsspecStore.clear stops at the first directory that it has removed already.
         for key in [key async for key, _ in self._listed(request.prefix)]:
             if not self._is_linked(key):
@@ -63,10 +244,42 @@ class ZarrBackend(StoreBackend):
         """Whether a key is reached through a link below the root."""
         return False
 
+    async def move(self, request: requests.Move) -> None:
+        key, to = request.key, request.to
+        with suppress(FileNotFoundError):
+            found = await self._get(key, None)
+            if found.value is not None:
+                check_whole(key, found.value, await self._size(key))
+                await self.store.set(to, self._buffer(to, found.value))
+                await self.store.delete(key)
+
+    async def list_prefix(self, request: requests.ListPrefix) -> list[str]:
+        return [key async for key, _ in self._listed(request.prefix) if not is_hidden(key)]
+
+    async def list_page(self, request: requests.ListPage) -> VersionedKeys:
+        cursor = request.cursor
+        cursor.pages = cursor.pages or self._listed(cursor.prefix)
+        return await next_page(cursor.pages, request.n_keys, shows_all=cursor.shows_all)
+
+    async def close_listing(self, request: requests.CloseListing) -> None:
+        if request.cursor.pages is not None:
+            await request.cursor.pages.aclose()
+
+    async def list_dir(self, request: requests.ListDir) -> list[str]:
+        return await self._names(request.prefix)
+
+    async def _get_once(self, key: str, byte_range: ByteRange | None) -> Found:
+        """Make one request for an object, or a range of it."""
+        prototype = self._prototype_for(key)
+        found = _found_of(await self.store.get(key, prototype, byte_request_of(byte_range)))
+        if self._is_cut(found, byte_range):
+            found = _part_of(_found_of(await self.store.get(key, prototype)), byte_range)
+        return found
+
     async def _get(self, key: str, byte_range: ByteRange | None) -> Found:
         """Read an object, or a range of it, whatever the client cannot do."""
         if byte_range is not None and "ranges" in self.lacks:
-            return part_of(await self._get(key, None), byte_range)
+            return _part_of(await self._get(key, None), byte_range)
         if isinstance(byte_range, Suffix) and "suffixes" in self.lacks:
             return await self._get_within(key, byte_range)
         try:
@@ -82,8 +295,8 @@ class ZarrBackend(StoreBackend):
             ):  # the latter is fsspec's, for a key that is not in an archive
                 return Found(None, None)
             raise
-        if is_longer(found, byte_range) and len(found.value or b"") == await self._size(key):
-            return part_of(found, byte_range)  # web servers may send the whole object
+        if _is_longer(found, byte_range) and len(found.value or b"") == await self._size(key):
+            return _part_of(found, byte_range)  # web servers may send the whole object
         return found
 
     async def _get_within(self, key: str, byte_range: ByteRange) -> Found:
@@ -102,27 +315,32 @@ class ZarrBackend(StoreBackend):
             except Exception as error:
                 if remedy_of(error) == "another way":
                     self.lacks.add("ranges")
-                    return part_of(await self._get(key, None), byte_range)
+                    return _part_of(await self._get(key, None), byte_range)
                 if not n_left or size == size_at_failure:  # no writer has replaced it: it fails
                     raise
                 size_at_failure = size
                 continue
             if found.size in (None, size) and found.value is not None:
                 if len(found.value) == size:
-                    found = part_of(found, Range(start, stop))
+                    found = _part_of(found, Range(start, stop))
                 if found.value is not None and len(found.value) == stop - start:
                     return found._replace(size=size)
         # The last reply is of an object of another size: its bytes may be of another range.
         return found if found.value is None else found._replace(value=memoryview(b""))
 
     async def _size(self, key: str) -> int | None:
-        size = await _unless_missing(super()._size(key), None)
+        """Return the size of an object in bytes; ``None`` if there is none."""
+        size = None
+        with suppress(FileNotFoundError):
+            size = await _unless_missing(self.store.getsize(key), None)
         # icechunk returns 0 for a missing chunk, and fsspec for a directory.
         return None if size == 0 and (await self._get_once(key, None)).value is None else size
 
     async def _names(self, prefix: str) -> list[str]:
+        """List the names in a directory."""
         try:
-            found = await super()._names(prefix)
+            names = self.store.list_dir(prefix.removesuffix("/"))
+            found = visible([name.rstrip("/") async for name in names])
             if prefix and not found and self._lacks_prefixes():
                 # VirtualiZarr's has no names in a directory below one that it does not list.
                 await self._names(prefix[: prefix.rstrip("/").rfind("/") + 1])
@@ -158,19 +376,24 @@ class ZarrBackend(StoreBackend):
             return False
 
     async def _listed(self, prefix: str, *, walks: bool = True) -> Listed:
+        """List the keys with a prefix, recursively. To close it closes the store's listing."""
         directory: str | None = prefix
         while directory is not None and "list_prefix" not in self.lacks:
+            keys: Any = None
             try:
-                async with aclosing(super()._listed(directory)) as listed:
-                    async for key, version in listed:
-                        if key.startswith(prefix):
-                            yield key, version
+                keys = self.store.list_prefix(directory)
+                async for key in keys:
+                    if key.startswith(prefix):
+                        yield key, None
                 return
             except NotImplementedError:
                 self.lacks.add("list_prefix")
             except Exception as error:
                 if not directory or remedy_of(error) != "missing":
                     raise
+            finally:
+                if hasattr(keys, "aclose"):
+                    await keys.aclose()
             # icechunk lists groups and arrays only: the directory above also has these keys.
             directory = "/".join(directory.rstrip("/").split("/")[:-1])
         if not walks:
@@ -178,6 +401,64 @@ class ZarrBackend(StoreBackend):
         async for key in self._walked(prefix[: prefix.rfind("/") + 1]):
             if key.startswith(prefix):
                 yield key, None
+
+
+async def next_page(listed: Listed, n_keys: int, *, shows_all: bool = False) -> VersionedKeys:
+    """Return at most so many of the next keys and versions; none if there are no more."""
+    page: list[tuple[str, object]] = []
+    async for item in listed:
+        if shows_all or not is_hidden(item[0]):
+            page.append(item)
+            if len(page) == n_keys:
+                break
+    return VersionedKeys([key for key, _ in page], [version for _, version in page])
+
+
+def _has_sync_surface(store: Store) -> bool:
+    """Whether get_sync, set_sync and delete_sync of a store all work now.
+
+    A wrapper that overrides ``get`` alone inherits the ``get_sync`` of the wrapped store.
+    """
+    layers = [store]
+    while isinstance(layers[-1], WrapperStore):
+        layers.append(layers[-1]._store)
+    return bool(getattr(store, "_supports_sync_io", True)) and all(
+        _defines(layer, f"{name}_sync") >= _defines(layer, name) > 0
+        for layer in layers
+        for name in ("get", "set", "delete")
+    )
+
+
+def _defines(store: Store, name: str) -> int:
+    """Return the number of classes from the root to that which defines a method; 0 without one."""
+    classes = type(store).__mro__
+    return next((len(classes) - i for i, cls in enumerate(classes) if name in vars(cls)), 0)
+
+
+def _found_of(value: Buffer | None) -> Found:
+    return Found(None if value is None else as_view(value), None)
+
+
+def _part_of(found: Found, byte_range: ByteRange | None) -> Found:
+    if found.value is None:
+        return found
+    start, stop = resolve_range(byte_range, len(found.value))
+    return found._replace(value=found.value[start:stop], size=len(found.value))
+
+
+def _is_longer(found: Found, byte_range: ByteRange | None) -> bool:
+    """Whether more came than was asked for."""
+    match byte_range:
+        case Range(start, stop):
+            return len(found.value or b"") > stop - start
+        case Suffix(nbytes):
+            return len(found.value or b"") > nbytes
+    return False
+
+
+def visible(names: list[str]) -> list[str]:
+    # fsspec lists an object of that name with a path.
+    return [name for name in names if not is_hidden(name) and "/" not in name]
 
 
 async def _unless_missing(reply: Awaitable[T], default: T) -> T:
