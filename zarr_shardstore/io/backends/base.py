@@ -20,6 +20,8 @@ from zarr.core.sync import sync
 from zarr_shardstore.errors import SpecError, UnsupportedError
 from zarr_shardstore.format.shard import Bytes
 from zarr_shardstore.io.concurrency import gather_bounded, worker_pool
+from zarr_shardstore.io.local.cached_files import OpenFiles as OpenFiles
+from zarr_shardstore.io.local.fs import in_small_writes
 from zarr_shardstore.io.local.locks import Locking
 from zarr_shardstore.shards import requests
 from zarr_shardstore.shards.append import MAX_DEAD_SHARE
@@ -32,20 +34,6 @@ Fits: TypeAlias = Callable[[ShardWriter], bool]
 Parts: TypeAlias = Iterable[Sequence[Bytes]]
 
 MAX_CONCURRENCY = 64  # requests of one batch, and of all calls of one event loop to a base store
-
-
-class OpenFiles(dict[str, Any]):
-    """Files that the backend has open for one flow, by key; each has a method `close`."""
-
-    def close(self) -> None:
-        """Close all: after a commit the names may belong to other files."""
-        while self:
-            self.popitem()[1].close()
-
-    def close_one(self, key: str) -> None:
-        """Close a file after its key got another one, or none."""
-        if key in self:
-            self.pop(key).close()
 
 
 _METHODS = {
@@ -271,20 +259,12 @@ PART_NBYTES = 8 * 1024 * 1024
 def write_stream(stream: Any, discard: Callable[[], object], parts: Parts) -> None:
     """Store an object by a file-like object of a client, which publishes it when it is closed.
 
-    After an error the stream is given up by `discard`, as far as the client can.
+    After an error `discard` gives the stream up, as far as the client can.
     """
     try:
         for pieces in parts:
-            data: list[Bytes] = []
-            nbytes = 0
-            for piece in pieces:
-                data.append(piece)
-                nbytes += len(piece)
-                if nbytes >= PART_NBYTES:
-                    stream.write(b"".join(data))
-                    data, nbytes = [], 0
-            if data:
-                stream.write(b"".join(data))
+            for some in in_small_writes(pieces, PART_NBYTES):
+                stream.write(b"".join(some))
         stream.close()
     except BaseException:
         with suppress(Exception):

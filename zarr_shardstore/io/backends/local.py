@@ -18,9 +18,8 @@ from zarr_shardstore.format.ranges import ByteRange
 from zarr_shardstore.format.shard import Bytes
 from zarr_shardstore.io.backends import base
 from zarr_shardstore.io.backends.store_traits import directory_of
-from zarr_shardstore.io.index_cache import index_cache
 from zarr_shardstore.io.local import cached_files, files, fs
-from zarr_shardstore.io.local.cached_files import CachedShardFile, ShardFileReader
+from zarr_shardstore.io.local.cached_files import CachedShardFile, ShardFileReader, index_cache
 from zarr_shardstore.io.local.locks import LOCK_SUFFIX, beside, shared
 from zarr_shardstore.io.local.open_shards import ShardLock, lock_to_replace, open_shards
 from zarr_shardstore.io.local.shard_files import JOURNAL_SUFFIX, find_repair_of
@@ -250,7 +249,7 @@ class LocalBackend(base.BlockingBackend):
 
     def delete_prefix(self, request: requests.DeletePrefix, opened: base.OpenFiles) -> None:
         opened.close()
-        cached_files.forget_below(self._root + request.prefix)
+        index_cache.forget_files_below(self._root + request.prefix)
         files.remove_directory(self._root, request.prefix)
 
     def move(self, request: requests.Move, opened: base.OpenFiles) -> None:
