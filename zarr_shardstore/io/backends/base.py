@@ -59,14 +59,12 @@ class Backend(ABC):
     A subclass defines `scope`, and a method for each request: coroutines (mode "async"), or
     blocking ones with `perform` ("inline" and "thread"). `RecordIndex` comes only with
     `has_lasting_versions`; `OpenShard`, `ChangeShard`, `SetWithGaps` and a `Get` with ``opened``
-    only with `can_append`, which `LocalBackend` alone has.
+    only with `can_append`. The defaults are for a store without locks, versions and conditions.
 
     The driver adds a version to a `Found` without one. Errors of the base store pass through.
-    The defaults are for a store without locks, versions and conditions.
     """
 
     replies: Replies
-    """Methods of the class."""
     replies_sync: Replies
     """Blocking methods beside coroutines, such as `get_sync`."""
 
@@ -88,13 +86,13 @@ class Backend(ABC):
     """True if `Set` and `Delete` cannot detect a concurrent update under the lock of another
     process. The driver then queues whole writes."""
     max_shards_at_once: Callable[[], int] | None = None
-    """Returns the number of shards that a read may touch in two rounds."""
+    """Returns the most shards that a read may touch in two rounds."""
     max_requests_at_once: int | None = None
-    """Number of concurrent requests of one batch behind a network; ``None``: no network."""
+    """Most concurrent requests of one batch behind a network; ``None``: no network."""
 
     @cached_property
     def lacks(self) -> set[str]:
-        """Abilities that the base store was found not to have; each was tried once."""
+        """Abilities that the base store lacks; each was tried once."""
         return set()
 
     @abstractmethod
@@ -104,8 +102,8 @@ class Backend(ABC):
     def lock(self, key: str, fits: Fits | None = None) -> Lock | None:  # noqa: ARG002
         """Return a lock against other processes that update an object, if there is one.
 
-        It waits. With `fits` it does not: it is true if it is free, the shard is open and
-        unchanged, and `fits` is true of its writer.
+        It waits. With `fits` it does not wait, and is true only if it is free, the shard is open
+        and unchanged, and `fits` is true of its writer.
         """
         return None if fits is None else nullcontext(False)
 
@@ -126,7 +124,7 @@ class Backend(ABC):
     def perform(self, batch: list[Request], opened: OpenFiles | None = None) -> list[Any]:  # noqa: ARG002
         """Perform requests, blocking; return one reply for each, in order.
 
-        Files stay open for later batches of the flow in `opened`, which the caller closes.
+        Files stay open in `opened` for later batches of the flow; the caller closes them.
         """
         return sync(self.perform_async(batch))
 
@@ -155,7 +153,7 @@ class Backend(ABC):
 
     def upload(self, key: str, parts: Parts) -> None:
         """Store an object piece by piece, in one step, blocking; nothing if an error is raised."""
-        # In memory: the base store takes whole objects only.
+        # The base store takes whole objects only.
         request = requests.Set(key, b"".join([b"".join(pieces) for pieces in parts]))
         sync(self.perform_async([request]))
 
@@ -163,8 +161,7 @@ class Backend(ABC):
         """Wait until all that was written would survive a loss of power, blocking."""
 
     def tidy(self, directory: str) -> None:  # noqa: B027
-        """Remove empty directories and temporary files of killed writers below a directory, which
-        has no writers now; blocking."""
+        """Remove empty directories and temporary files below a directory without writers."""
 
 
 class BlockingBackend(Backend):
@@ -189,7 +186,7 @@ class BlockingBackend(Backend):
 
 
 class Pages:
-    """Pages of an iterator of keys. Any thread may close it, and waits for a page being read."""
+    """Pages of an iterator of keys. Any thread may close it; it waits for a page under way."""
 
     def __init__(self, keys: Iterator[str]) -> None:
         self._keys = keys
@@ -236,7 +233,7 @@ class BackendOptions:
     durability: Durability = "process"
     """Event that a finished write survives: the end of its process, or a loss of power."""
     is_static: bool = False
-    """Whether there are no other writers."""
+    """Whether this process is the only writer."""
     max_dead_share: float = MAX_DEAD_SHARE
     """Share of the data of a shard file that may be dead when it is sealed."""
 
