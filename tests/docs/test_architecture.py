@@ -40,7 +40,7 @@ ROOMS = {
     "core/shards": 2_550,
     "core/arrays": 1_600,
     "core/operations": 2_500,
-    "core/io": 6_200,
+    "core/io": 6_030,
     "core/zarr_hooks": 1_250,
     "core/store": 2_750,
     "tools": 8_800,
