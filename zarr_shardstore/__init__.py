@@ -56,7 +56,9 @@ if TYPE_CHECKING:  # `X as X`: type checkers take these for public names
     from zarr_shardstore.interop.references.references import stale_references as stale_references
     from zarr_shardstore.interop.references.references import to_references as to_references
     from zarr_shardstore.io.driver import Stats as Stats
-    from zarr_shardstore.io.index_cache import set_index_cache_nbytes as set_index_cache_nbytes
+    from zarr_shardstore.io.local.cached_files import (
+        set_index_cache_nbytes as set_index_cache_nbytes,
+    )
     from zarr_shardstore.shards.stack import ArrayContext as ArrayContext
     from zarr_shardstore.shards.stack import StorageTransformer as StorageTransformer
     from zarr_shardstore.shards.stack import ValueTransformer as ValueTransformer
@@ -102,7 +104,7 @@ _MODULES = {
         "UnsupportedError",
         "tools.inspect.info": "get_shard_info is_sharded",
         "io.driver": "Stats",
-        "io.index_cache": "set_index_cache_nbytes",
+        "io.local.cached_files": "set_index_cache_nbytes",
         "tools.native.bridge": "from_native to_native",
         "shards.stack": "ArrayContext StorageTransformer ValueTransformer",
         "zarr_hooks.pipeline": "ShardedCodecPipeline",

@@ -22,7 +22,7 @@ import zarr_shardstore
 from zarr_shardstore import ShardingMapping, ShardingStore
 from zarr_shardstore.io import update_queue
 from zarr_shardstore.io.concurrency import worker_pool
-from zarr_shardstore.io.index_cache import index_cache
+from zarr_shardstore.io.local.cached_files import index_cache
 
 PACKAGE = f"{Path(zarr_shardstore.__file__).parent}/"
 
@@ -106,7 +106,7 @@ def test_a_cold_read(root: Path) -> None:
         assert read() == b"\x01"
     functions, files = n_functions(seen)
     assert functions <= 109
-    assert files <= 24
+    assert files <= 21
 
 
 def test_a_listing(root: Path) -> None:

@@ -23,7 +23,7 @@ from typing import TypeAlias
 from zarr_shardstore.format.consolidated_index import ConsolidatedIndex
 from zarr_shardstore.format.layout import ArrayLayout, ShardRef
 from zarr_shardstore.io.concurrency import SingleFlight
-from zarr_shardstore.io.index_cache import CachedIndex, index_cache
+from zarr_shardstore.io.local.cached_files import CachedIndex, index_cache
 from zarr_shardstore.shards.index_reads import found_index, index_get
 from zarr_shardstore.shards.requests import Found, FoundIndex, Get, GetIndex
 

@@ -4,7 +4,6 @@ Theory of operation
 -------------------
 1. *Group commit.* An update joins the queue of its shard. The caller whose update finds no queue
    leads: it takes all updates that wait, commits them in one write, and repeats until none wait.
-   So n concurrent updates of a shard cost a few writes, and none is lost.
 2. *Several stores share a queue.* Each update is committed by the driver of its own store. Only
    updates of one store, with the same layout of the shard, are one group.
 3. *A leader works for itself first.* A blocking caller commits its own update, and then passes the
@@ -283,10 +282,8 @@ def _end_zarrs_loop() -> None:
 
 
 def state_of_queue(scope: Hashable) -> tuple[int, bool]:
-    """Return a number that changes when an update of an object ends, and whether one is under way.
-
-    A write that the queue does not see compares both.
-    """
+    """Return a number that changes when an update of an object ends, and whether one is under way:
+    a write beside the queue compares both."""
     return _n_closed[hash(scope) % len(_n_closed)], scope in _queues
 
 

@@ -11,8 +11,8 @@ from typing import Any
 from unittest import mock
 
 from zarr_shardstore.io import update_queue, write_epochs
-from zarr_shardstore.io.index_cache import index_cache
 from zarr_shardstore.io.local import fs
+from zarr_shardstore.io.local.cached_files import index_cache
 from zarr_shardstore.io.local.locks import Locking, locked
 from zarr_shardstore.io.local.open_shards import open_shards
 

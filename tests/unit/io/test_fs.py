@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -35,13 +37,17 @@ def test_a_read_has_fewer_bytes_where_the_file_ends(tmp_path: Path, start: int, 
     assert found.readonly
 
 
-def test_a_link_to_itself_is_missing_also_after_files_were_closed() -> None:
+@pytest.mark.parametrize(("call", "open_one"), [("open", fs.open_to_read), ("scandir", fs.scan)])
+def test_a_link_to_itself_is_missing_also_after_files_were_closed(
+    call: str, open_one: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The second try, after too many files were open, gives the same error as the first."""
     errors = [errno.EMFILE, errno.ELOOP]
 
-    def refuse(path: str) -> int:
+    def refuse(path: str, *_: int) -> int:
         raise OSError(errors.pop(0), "refused", path)
 
+    monkeypatch.setattr(os, call, refuse)
     with pytest.raises(FileNotFoundError):
-        fs._following(refuse, "p")
+        open_one("p")
     assert not errors

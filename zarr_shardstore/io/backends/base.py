@@ -20,6 +20,8 @@ from zarr.core.sync import sync
 from zarr_shardstore.errors import SpecError, UnsupportedError
 from zarr_shardstore.format.shard import Bytes
 from zarr_shardstore.io.concurrency import gather_bounded, worker_pool
+from zarr_shardstore.io.local.cached_files import OpenFiles as OpenFiles
+from zarr_shardstore.io.local.fs import in_small_writes
 from zarr_shardstore.io.local.locks import Locking
 from zarr_shardstore.shards import requests
 from zarr_shardstore.shards.append import MAX_DEAD_SHARE
@@ -32,20 +34,6 @@ Fits: TypeAlias = Callable[[ShardWriter], bool]
 Parts: TypeAlias = Iterable[Sequence[Bytes]]
 
 MAX_CONCURRENCY = 64  # requests of one batch, and of all calls of one event loop to a base store
-
-
-class OpenFiles(dict[str, Any]):
-    """Files that the backend has open for one flow, by key; each has a method `close`."""
-
-    def close(self) -> None:
-        """Close all: after a commit the names may belong to other files."""
-        while self:
-            self.popitem()[1].close()
-
-    def close_one(self, key: str) -> None:
-        """Close a file after its key got another one, or none."""
-        if key in self:
-            self.pop(key).close()
 
 
 _METHODS = {
@@ -71,14 +59,12 @@ class Backend(ABC):
     A subclass defines `scope`, and a method for each request: coroutines (mode "async"), or
     blocking ones with `perform` ("inline" and "thread"). `RecordIndex` comes only with
     `has_lasting_versions`; `OpenShard`, `ChangeShard`, `SetWithGaps` and a `Get` with ``opened``
-    only with `can_append`, which `LocalBackend` alone has.
+    only with `can_append`. The defaults are for a store without locks, versions and conditions.
 
     The driver adds a version to a `Found` without one. Errors of the base store pass through.
-    The defaults are for a store without locks, versions and conditions.
     """
 
     replies: Replies
-    """Methods of the class."""
     replies_sync: Replies
     """Blocking methods beside coroutines, such as `get_sync`."""
 
@@ -100,13 +86,13 @@ class Backend(ABC):
     """True if `Set` and `Delete` cannot detect a concurrent update under the lock of another
     process. The driver then queues whole writes."""
     max_shards_at_once: Callable[[], int] | None = None
-    """Returns the number of shards that a read may touch in two rounds."""
+    """Returns the most shards that a read may touch in two rounds."""
     max_requests_at_once: int | None = None
-    """Number of concurrent requests of one batch behind a network; ``None``: no network."""
+    """Most concurrent requests of one batch behind a network; ``None``: no network."""
 
     @cached_property
     def lacks(self) -> set[str]:
-        """Abilities that the base store was found not to have; each was tried once."""
+        """Abilities that the base store lacks; each was tried once."""
         return set()
 
     @abstractmethod
@@ -116,8 +102,8 @@ class Backend(ABC):
     def lock(self, key: str, fits: Fits | None = None) -> Lock | None:  # noqa: ARG002
         """Return a lock against other processes that update an object, if there is one.
 
-        It waits. With `fits` it does not: it is true if it is free, the shard is open and
-        unchanged, and `fits` is true of its writer.
+        It waits. With `fits` it does not wait, and is true only if it is free, the shard is open
+        and unchanged, and `fits` is true of its writer.
         """
         return None if fits is None else nullcontext(False)
 
@@ -138,7 +124,7 @@ class Backend(ABC):
     def perform(self, batch: list[Request], opened: OpenFiles | None = None) -> list[Any]:  # noqa: ARG002
         """Perform requests, blocking; return one reply for each, in order.
 
-        Files stay open for later batches of the flow in `opened`, which the caller closes.
+        Files stay open in `opened` for later batches of the flow; the caller closes them.
         """
         return sync(self.perform_async(batch))
 
@@ -167,7 +153,7 @@ class Backend(ABC):
 
     def upload(self, key: str, parts: Parts) -> None:
         """Store an object piece by piece, in one step, blocking; nothing if an error is raised."""
-        # In memory: the base store takes whole objects only.
+        # The base store takes whole objects only.
         request = requests.Set(key, b"".join([b"".join(pieces) for pieces in parts]))
         sync(self.perform_async([request]))
 
@@ -175,8 +161,7 @@ class Backend(ABC):
         """Wait until all that was written would survive a loss of power, blocking."""
 
     def tidy(self, directory: str) -> None:  # noqa: B027
-        """Remove empty directories and temporary files of killed writers below a directory, which
-        has no writers now; blocking."""
+        """Remove empty directories and temporary files below a directory without writers."""
 
 
 class BlockingBackend(Backend):
@@ -196,7 +181,7 @@ class BlockingBackend(Backend):
 
 
 class Pages:
-    """Pages of an iterator of keys. Any thread may close it, and waits for a page being read."""
+    """Pages of an iterator of keys. Any thread may close it; it waits for a page under way."""
 
     def __init__(self, keys: Iterator[str]) -> None:
         self._keys = keys
@@ -243,7 +228,7 @@ class BackendOptions:
     durability: Durability = "process"
     """Event that a finished write survives: the end of its process, or a loss of power."""
     is_static: bool = False
-    """Whether there are no other writers."""
+    """Whether this process is the only writer."""
     max_dead_share: float = MAX_DEAD_SHARE
     """Share of the data of a shard file that may be dead when it is sealed."""
 
@@ -266,20 +251,12 @@ PART_NBYTES = 8 * 1024 * 1024
 def write_stream(stream: Any, discard: Callable[[], object], parts: Parts) -> None:
     """Store an object by a file-like object of a client, which publishes it when it is closed.
 
-    After an error the stream is given up by `discard`, as far as the client can.
+    After an error `discard` gives the stream up, as far as the client can.
     """
     try:
         for pieces in parts:
-            data: list[Bytes] = []
-            nbytes = 0
-            for piece in pieces:
-                data.append(piece)
-                nbytes += len(piece)
-                if nbytes >= PART_NBYTES:
-                    stream.write(b"".join(data))
-                    data, nbytes = [], 0
-            if data:
-                stream.write(b"".join(data))
+            for some in in_small_writes(pieces, PART_NBYTES):
+                stream.write(b"".join(some))
         stream.close()
     except BaseException:
         with suppress(Exception):

@@ -18,9 +18,8 @@ from zarr_shardstore.format.ranges import ByteRange
 from zarr_shardstore.format.shard import Bytes
 from zarr_shardstore.io.backends import base
 from zarr_shardstore.io.backends.store_traits import directory_of
-from zarr_shardstore.io.index_cache import index_cache
 from zarr_shardstore.io.local import cached_files, files, fs
-from zarr_shardstore.io.local.cached_files import CachedShardFile, ShardFileReader
+from zarr_shardstore.io.local.cached_files import CachedShardFile, ShardFileReader, index_cache
 from zarr_shardstore.io.local.locks import LOCK_SUFFIX, beside, shared
 from zarr_shardstore.io.local.open_shards import ShardLock, lock_to_replace, open_shards
 from zarr_shardstore.io.local.shard_files import JOURNAL_SUFFIX, find_repair_of
@@ -32,7 +31,7 @@ from zarr_shardstore.shards.shard_writer import ShardWriter
 _Disturbed: TypeAlias = Literal["disturbed"] | None
 
 _MIN_AGE_ON_WEB_SERVERS_NS = 2_100_000_000
-"""At this age the time of a file is its version: some file systems know times to two seconds."""
+"""Age at which the time of a file is its version: some file systems know times to two seconds."""
 
 
 class LocalBackend(base.BlockingBackend):
@@ -217,10 +216,8 @@ class LocalBackend(base.BlockingBackend):
             opened.close_one(request.key)  # it has another size now
 
     def set(self, request: requests.Set, opened: base.OpenFiles) -> _Disturbed:
-        written: list[fs.FileState] = []
         opened.close_one(request.key)  # now: Windows replaces and removes no file that is open
-        self._store(request.key, [(0, [request.value])], written)
-        return self._disturbed(request.key, written[0])
+        return self._disturbed(request.key, self._store(request.key, [(0, [request.value])]))
 
     def set_with_gaps(self, request: requests.SetWithGaps, opened: base.OpenFiles) -> None:
         opened.close_one(request.key)
@@ -235,22 +232,22 @@ class LocalBackend(base.BlockingBackend):
             fs.sync_directories(self._root + request.key, self._root)
 
     def delete(self, request: requests.Delete, opened: base.OpenFiles) -> _Disturbed:
-        key = request.key
+        key, path = request.key, self._root + request.key
         opened.close_one(key)
         self._end_journal(key)
-        index_cache.forget(self._root + key)
+        index_cache.forget(path)
         # Not LocalStore.delete: it removes a whole directory if the key names one.
-        if files.size_of_file(self._root + key) is None:
+        if files.size_of_file(path) is None:
             return None
         with suppress(FileNotFoundError):
-            fs.unlink(self._root + key)
+            fs.unlink(path)
         if self._is_durable:
-            fs.sync_directories(self._root + key, self._root)
+            fs.sync_directories(path, self._root)
         return self._disturbed(key, None)
 
     def delete_prefix(self, request: requests.DeletePrefix, opened: base.OpenFiles) -> None:
         opened.close()
-        cached_files.forget_below(self._root + request.prefix)
+        index_cache.forget_files_below(self._root + request.prefix)
         files.remove_directory(self._root, request.prefix)
 
     def move(self, request: requests.Move, opened: base.OpenFiles) -> None:
@@ -271,14 +268,9 @@ class LocalBackend(base.BlockingBackend):
     def upload(self, key: str, parts: base.Parts) -> None:
         self._store(key, ((None, pieces) for pieces in parts))
 
-    def _store(
-        self,
-        key: str,
-        parts: Iterable[tuple[int | None, Sequence[Bytes]]],
-        written: list[fs.FileState] | None = None,
-    ) -> None:
-        """Store pieces at offsets, or one after the other; add the state of the file."""
-        durable_below = self._root if self._is_durable else None
+    def _store(self, key: str, parts: Iterable[tuple[int | None, Sequence[Bytes]]]) -> fs.FileState:
+        """Store pieces at offsets, or one after the other; return the state of the file."""
+        durable_below, written = self._root if self._is_durable else None, list[fs.FileState]()
         with fs.new_file(self._root + key, durable_below, written) as fd:
             end = 0
             for offset, pieces in parts:
@@ -288,11 +280,12 @@ class LocalBackend(base.BlockingBackend):
                     end += sum(map(len, some))
             self._end_journal(key)
             index_cache.forget(self._root + key)
+        return written[0]
 
     def _disturbed(self, key: str, written: fs.FileState) -> _Disturbed:
         """Return whether an update of another process may have undone a write without the lock.
 
-        Such an update has its lock file until its file has the name. Then another state shows.
+        Such an update has its lock file until its file has the name. Then the state is another.
         """
         path = self.real_root + key
         if open_shards.is_locked_by_me(path):

@@ -92,27 +92,24 @@ class MappingBackend(BlockingBackend):
         self.mapping.setdefault(request.key, bytes(request.value))
 
     def delete(self, request: requests.Delete) -> None:
-        self._delete(request.key)
+        with suppress(KeyError):
+            del self.mapping[request.key]
 
     def delete_prefix(self, request: requests.DeletePrefix) -> None:
         for key in self.keys(request.prefix, shows_all=True):
-            self._delete(key)
+            self.delete(requests.Delete(key))
 
     def move(self, request: requests.Move) -> None:
         value = self._value(request.key)
         if value is not None:
             check_whole(request.key, value, self.get_size(requests.GetSize(request.key)))
             self.mapping[request.to] = bytes(value)
-            self._delete(request.key)
+            self.delete(requests.Delete(request.key))
 
     def list_dir(self, request: requests.ListDir) -> list[str]:
         start = len(request.prefix)
         names = (key[start:].split("/", 1)[0] for key in self.keys(request.prefix))
         return list(dict.fromkeys(names))
-
-    def _delete(self, key: str) -> None:
-        with suppress(KeyError):
-            del self.mapping[key]
 
     def _value(self, key: str) -> memoryview | None:
         if hasattr(self.mapping, "__missing__") and key not in self.mapping:

@@ -3,8 +3,8 @@
 An update is a compare-and-swap: a shard is replaced only if it is the one that the update has read.
 So writers of any number of processes and hosts lose no update. The rules of an update:
 
-1. Its reads of a key fix the expected version: an ETag, or none for a missing object. If two of
-   them differ the update runs again.
+1. Its reads of a key fix the expected version: an ETag, or none for a missing object. If two reads
+   differ the update runs again.
 2. Its write has the condition ``If-Match`` with that ETag, or ``If-None-Match: *`` without one. A
    removal cannot have a condition: an emptied shard is replaced by one without entries, and an
    object that was missing is not removed.
@@ -30,7 +30,7 @@ Each reply has the size of the whole object: the flows of `shards.read` find tru
 from __future__ import annotations
 
 import asyncio
-import random
+import math
 import time
 import uuid
 from collections.abc import Hashable
@@ -47,19 +47,16 @@ from zarr_shardstore.format.ranges import ByteRange, Range, StartFrom, Suffix, r
 from zarr_shardstore.format.shard import Bytes
 from zarr_shardstore.io.backends import base
 from zarr_shardstore.io.backends.zarr_store import Listed, ZarrBackend
+from zarr_shardstore.io.concurrency import backoff
 from zarr_shardstore.io.remote_indexes import RemoteIndexes, Version
 from zarr_shardstore.shards import requests
 from zarr_shardstore.shards.requests import Found, FoundIndex, Recorded, Request
 from zarr_shardstore.telemetry import warn
 
 _MIN_AGE_ON_WEB_SERVERS_S = 2.0  # their ETags are made of the size and the second of the change
-_N_PUTS = 4
-"""Attempts of a write with a condition, if the server fails or is not reached: often the first one
-took an old connection that the server had closed."""
-
+_N_PUTS = 4  # attempts of a write: often the first takes a connection that the server has closed
 _LONGEST_PAUSE_S = 1.0  # between two attempts; half of it on average
 _WRITE_ID = "shardwriteid"  # name of the ids in the metadata: Azure takes letters only
-
 _WRITE_IDS_NBYTES = 16 * 32  # of the last 16 writes; S3 takes 2 KB of metadata
 _REFUSALS = AlreadyExistsError, PreconditionError, FileNotFoundError  # 409, 412 and 404
 _PARTS_AT_ONCE = 2  # of one upload; more hide no more latency behind one reader of chunks
@@ -115,18 +112,16 @@ class ObstoreBackend(ZarrBackend):
 
     async def perform_async(self, batch: list[Request]) -> list[Any]:
         keys = [request.key for request in batch if isinstance(request, requests.Delete)]
-        if len(keys) < len(batch) or len(batch) == 1:
-            return await super().perform_async(batch)
-        try:
-            with ExitStack() as changes:
+        if len(keys) == len(batch) > 1:
+            # GCS stops at a missing object, and some servers take one key a request.
+            with suppress(Exception), ExitStack() as changes:
                 for key in keys:
                     changes.enter_context(self._indexes.changing(key))
                 for i in range(0, len(keys), _MAX_KEYS_OF_DELETE):
                     part = keys[i : i + _MAX_KEYS_OF_DELETE]
                     await obstore.delete_async(self.store.store, part)
                 return [None] * len(keys)
-        except Exception:  # GCS stops at a missing object, and some servers take one key a request
-            return await super().perform_async(batch)
+        return await super().perform_async(batch)
 
     async def move(self, request: requests.Move) -> None:
         with suppress(FileNotFoundError):
@@ -175,7 +170,7 @@ class ObstoreBackend(ZarrBackend):
     # ---------------------------------------------------------- conditional writes
 
     async def put_if(self, key: str, value: Bytes, expected: Version | None) -> Version | None:
-        """Store an object if it has the expected version, or if there is none; return the new one.
+        """Store an object if it has the expected version, or is missing; return the new version.
 
         Raises `ReplacedMeanwhileError` if it has another version or the write was refused twice,
         and the client's error if the server fails repeatedly.
@@ -184,6 +179,7 @@ class ObstoreBackend(ZarrBackend):
             took_quotes, write_id = self._takes_quotes, uuid.uuid4().hex
             older = "" if expected is None else expected.write_ids or ""
             write_ids = (write_id + older)[:_WRITE_IDS_NBYTES]
+            pauses = backoff(_LONGEST_PAUSE_S, _LONGEST_PAUSE_S, math.inf, is_random=True)
             for n_left in reversed(range(_N_PUTS)):
                 failure: Exception | None = None
                 try:
@@ -210,7 +206,7 @@ class ObstoreBackend(ZarrBackend):
                 if failure is not None:
                     if not n_left:
                         raise failure
-                    await asyncio.sleep(random.uniform(0, _LONGEST_PAUSE_S))
+                    await asyncio.sleep(next(pauses))
                 elif expected is not None and self._takes_quotes == took_quotes:
                     self._takes_quotes = not took_quotes
                 else:
@@ -219,7 +215,7 @@ class ObstoreBackend(ZarrBackend):
             raise base.ReplacedMeanwhileError(key)
 
     async def _read_back(self, key: str) -> Found:
-        """Read an object; all of its bytes, if it has no ids of writes."""
+        """Read an object, all of its bytes if it has no ids of writes."""
         found = await self._get_once(key, None)
         nbytes = len(found.value or b"")
         has_ids = isinstance(found.version, Version) and found.version.write_ids is not None

@@ -22,10 +22,10 @@ _tokens: dict[int, tuple[object, list[ref[Store]]]] = {}
 
 
 def scope_of_store(store: Store) -> tuple[Hashable, str]:
-    """Return the identity of the place of the objects of a store, and the prefix of its keys there.
+    """Return the identity of the place of a store's objects, and the prefix of its keys there.
 
-    Both are equal for equal stores of this process, where that can be found out. A longer prefix of
-    the same place is a store inside the other.
+    Both are equal for equal stores of this process, as far as the package can tell. A longer prefix
+    of the same place is a store inside the other.
     """
     root = root_of_files(store)
     store = innermost(store)
@@ -51,10 +51,10 @@ def scope_of_store(store: Store) -> tuple[Hashable, str]:
 
 @_synchronized
 def _token_of(thing: object, user: Store) -> object:
-    """Return a token of a thing, the same as long as a store that uses it is there.
+    """Return a token of a thing, the same as long as a store uses it.
 
-    A later thing may get the same `id`. Cached indexes of a store in memory would then be taken
-    for indexes of the next store, which counts its ETags in the same way.
+    A later thing may get the same `id`. Without tokens, cached indexes of a store in memory would
+    count for the next store, whose ETags are the same numbers.
     """
     token, users = _tokens.get(id(thing), (None, ()))
     users = [each for each in users if each() is not None]

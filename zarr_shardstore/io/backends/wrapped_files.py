@@ -2,10 +2,10 @@
 
 Another store or process may append to the same files. So each read is checked against the file:
 
-1. A file that has a journal is read by the local backend, while writers are kept away.
+1. The local backend reads a file that has a journal, and keeps writers away meanwhile.
 2. A file that has changed since the read began is read again in the same way.
-3. A reply has the state of the file as its version. A file that is younger than the clock of the
-   file system is fine gets a version that equals nothing.
+3. A reply has the state of the file as its version. If the file is younger than a tick of the
+   clock, the version equals nothing.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from zarr_shardstore.io.local.shard_files import JOURNAL_SUFFIX
 from zarr_shardstore.io.write_epochs import UNSTABLE, version_of
 from zarr_shardstore.shards.requests import DeletePrefix, Found, Get, ListDir
 
-_PAUSE_S = 0.001  # before a read that met a write in place is repeated: a write takes as long
+_PAUSE_S = 0.001  # after a read that met a write in place: a write takes as long
 _MAX_TORN_S = 10.0  # then the reply is taken as it is: its checks find what is torn
 
 
@@ -60,15 +60,13 @@ class WrappedFilesBackend(ZarrBackend):
         return files.link_on_way(self._root, key) is not None
 
     def get_sync(self, request: Get) -> Found:
-        path = self._root + request.key
+        path, found = self._root + request.key, None
         before, began_ns = fs.state_of(path), time.time_ns()
-        found: Found | None = None
         if not _is_appended_to(path):
             found = super().get_sync(request)
             if request.consistent and not _is_consistent(path, before):
                 found = None
-        if found is None:
-            found = self._read_consistent(request)
+        found = found or self._read_consistent(request)
         return found._replace(version=_version_since(path, before, began_ns))
 
     async def delete_prefix(self, request: DeletePrefix) -> None:
@@ -96,9 +94,8 @@ class WrappedFilesBackend(ZarrBackend):
         return found
 
     async def _get_checked(self, request: Get) -> Found:
-        path = self._root + request.key
+        path, found = self._root + request.key, None
         before, began_ns = fs.state_of(path), time.time_ns()
-        found: Found | None = None
         if not _is_appended_to(path):
             try:
                 found = await super().get(request)
@@ -134,7 +131,7 @@ def _is_appended_to(path: str) -> bool:
 
 def _is_consistent(path: str, before: fs.FileState) -> bool:
     """Whether no writer has changed a file in its place since `before`; true for a shard that this
-    process is replacing, because its commit also reads through here."""
+    process replaces, because its commit also reads through here."""
     if path in open_shards.replaced:
         return True
     return not _is_appended_to(path) and fs.state_of(path) == before

@@ -1,6 +1,9 @@
-"""Reads of shard files that writers may be changing, and the cache of such files.
+"""Cache of shard indexes, and reads of shard files that writers may be changing.
 
-Theory of operation of the cache: a chunk of a cached file costs two system calls::
+All stores of the process share the cache, which is bounded in bytes. Each index is cached with the
+version of its object. A user checks that the object still has it.
+
+Theory of operation for local files: a chunk of a cached file costs two system calls::
 
     pread   the bytes of the entry, by a descriptor that stays open
     stat    the path still leads to that file, and the file has not changed
@@ -19,8 +22,7 @@ Theory of operation of the cache: a chunk of a cached file costs two system call
    be closed and its index kept; then the path is opened again and compared with rule 1.
 6. A thread that reads keeps the descriptor open, whichever thread evicts the file: the descriptor
    is closed with the last reference to its `FileHandle`.
-7. An index is not trusted: an entry outside the data of the file is a miss, and the flow raises the
-   error.
+7. An entry outside the data of the file is a miss, and the flow raises the error.
 
 On a network file system rule 3 fails: a client learns of other hosts' writes when it opens a file.
 Stores with ``locking="lockfile"`` keep no descriptor. Windows keeps none either, because an open
@@ -42,14 +44,15 @@ import os
 import stat
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
 from enum import Enum
-from typing import Final, Literal, TypeAlias
+from typing import Any, Final, Literal, TypeAlias
 
+from zarr_shardstore.format.arguments import whole_number
 from zarr_shardstore.format.journal import Repair
 from zarr_shardstore.format.ranges import ByteRange, Range, resolve_range
-from zarr_shardstore.format.shard import MISSING, ShardIndex, ShardingSpec
-from zarr_shardstore.io.index_cache import CachedIndex, index_cache
+from zarr_shardstore.format.shard import ENTRY_NBYTES, MISSING, ShardIndex, ShardingSpec
 from zarr_shardstore.io.local import fs
 from zarr_shardstore.io.local.fs import at_offset
 from zarr_shardstore.io.local.open_shards import open_shards
@@ -60,6 +63,8 @@ MAX_INLINE_NBYTES = 256 * 1024
 """Largest chunk that is read in the event loop: copying more takes as long as a hop to a thread."""
 
 _MAX_TOGETHER_NBYTES = 16 * 1024 * 1024  # largest data of a shard that are read at one go
+_DEFAULT_MAX_NBYTES = 64 * 1024 * 1024  # four million entries
+_ITEM_NBYTES = 1024  # memory of an item besides the entries of its index, about
 
 _CAN_READ_WITHOUT_WAITING = hasattr(os, "preadv") and hasattr(os, "RWF_NOWAIT")
 
@@ -73,6 +78,108 @@ class Miss(Enum):
 MISS: Final = Miss.MISS
 _Pread: TypeAlias = Callable[[int, int, int], bytes | memoryview]
 CachedValue: TypeAlias = "bytes | memoryview | Literal[Miss.MISS] | None"
+
+_synchronized = synchronized()
+
+
+@dataclass(slots=True, eq=False)
+class CachedIndex:
+    """Cached index, and the version of the object that it was read from."""
+
+    index: ShardIndex
+    spec: ShardingSpec
+    version: object
+    """Version of a remote object; ``None`` for a `CachedShardFile`."""
+    size: int | None
+    is_recorded: bool = False
+    """Whether it comes from a consolidated index, which may be stale."""
+    was_used: bool = False
+
+    @property
+    def nbytes(self) -> int:
+        return len(self.index.fields) * ENTRY_NBYTES + _ITEM_NBYTES
+
+
+class IndexCache:
+    """Indexes by the identity of their object; second-chance eviction, the oldest first.
+
+    An item has a `spec`, its `nbytes`, and `was_used`. Thread safety: may be used from any thread.
+    """
+
+    def __init__(self, max_nbytes: int) -> None:
+        self.max_nbytes = max_nbytes
+        self.nbytes = 0
+        self._items: OrderedDict[Hashable, Any] = OrderedDict()
+        self.find = self._items.get  # its user sets `was_used`
+
+    def get(self, scope: Hashable, spec: ShardingSpec) -> Any:
+        """Return the item of an object, if it was decoded with this spec."""
+        item = self._items.get(scope)
+        if item is None or item.spec != spec:
+            return None
+        item.was_used = True
+        return item
+
+    @_synchronized
+    def put(self, scope: Hashable, item: Any) -> None:
+        if scope in self._items:
+            self.forget(scope)
+        if item.nbytes <= self.max_nbytes:
+            self._items[scope] = item
+            self.nbytes += item.nbytes
+        if self.nbytes > self.max_nbytes:
+            self.resize(self.max_nbytes)
+
+    @_synchronized
+    def forget(self, scope: Hashable) -> None:
+        item = self._items.pop(scope, None)
+        if item is not None:
+            self.nbytes -= item.nbytes
+
+    def forget_files_below(self, directory: str) -> None:
+        """Drop the cached files below a directory, so that their room is free."""
+        for path in list(self._items):
+            if isinstance(path, str) and path.startswith(directory):
+                self.forget(path)
+
+    @_synchronized
+    def resize(self, max_nbytes: int) -> None:
+        """Set another bound, and evict what exceeds it."""
+        self.max_nbytes = max_nbytes
+        while self.nbytes > max_nbytes and self._items:
+            scope, item = self._items.popitem(last=False)
+            if item.was_used:  # a second chance, so that a use needs no lock
+                item.was_used = False
+                self._items[scope] = item
+            else:
+                self.nbytes -= item.nbytes
+        if not self._items:  # an exception may have come between two counts
+            self.nbytes = 0
+
+    @_synchronized
+    def clear(self) -> None:
+        self._items.clear()
+        self.nbytes = 0
+
+
+index_cache = IndexCache(_DEFAULT_MAX_NBYTES)
+
+
+def set_index_cache_nbytes(max_nbytes: int) -> None:
+    """Bound the memory of the shard indexes that this process caches.
+
+    Parameters
+    ----------
+    max_nbytes : int
+        64 MiB by default; an index takes 16 bytes for each chunk of its shard.
+        With 0 each read asks for the index again.
+
+    Raises
+    ------
+    SpecError
+        If the bound is no whole number, or negative.
+    """
+    index_cache.resize(whole_number("max_nbytes", max_nbytes))
 
 
 class FileHandle:
@@ -182,7 +289,7 @@ class CachedShardFile(CachedIndex):
 
 
 def _read_without_waiting(fd: int, nbytes: int, offset: int) -> memoryview:
-    """Return bytes of a file that are in memory; too few if the disk would be waited for."""
+    """Return bytes of a file that are in memory; none if the disk would be waited for."""
     data = bytearray(nbytes if nbytes <= MAX_INLINE_NBYTES and _CAN_READ_WITHOUT_WAITING else 0)
     if data:
         try:
@@ -197,7 +304,6 @@ def _read_without_waiting(fd: int, nbytes: int, offset: int) -> memoryview:
 find_file: Callable[[str], CachedShardFile | None] = index_cache.find
 """Return the cached file of a path, which may be stale. No other objects have a path as key."""
 
-_synchronized = synchronized()
 _open: OrderedDict[str, None] = OrderedDict()
 """Paths of the cached files whose descriptor stays open, the oldest first."""
 
@@ -211,13 +317,6 @@ def cache_file(path: str, index: ShardIndex, spec: ShardingSpec, reader: ShardFi
             file.handle = None
         index_cache.put(path, file)
         keep_open(path)
-
-
-def forget_below(directory: str) -> None:
-    """Drop the cached files below a directory, so that their room is free."""
-    for path in index_cache.scopes():
-        if isinstance(path, str) and path.startswith(directory):
-            index_cache.forget(path)
 
 
 @_synchronized
@@ -278,8 +377,11 @@ class ShardFileReader:
             del self.handle
 
     def version_now(self) -> object:
-        """Return the version of bytes that are read now: another one if this process has written a
-        shard into any file, or if the index was cached and a writer has changed the file since."""
+        """Return the version of bytes that are read now.
+
+        It is another one if this process has written a shard into any file, or if the index was
+        cached and a writer has changed the file since.
+        """
         is_stale = self._cached is not None and not self._cached.is_current(self.handle.fd)
         is_other = is_stale or self._n_overwrites != open_shards.n_overwrites
         return UNSTABLE if is_other else self.version
@@ -301,3 +403,17 @@ class ShardFileReader:
             if first < stop:
                 buffer[first - start : stop - start] = new[first - offset : stop - offset]
         return memoryview(buffer).toreadonly()
+
+
+class OpenFiles(dict[str, ShardFileReader]):
+    """Files that the backend has open for one flow, by key."""
+
+    def close(self) -> None:
+        """Close all: after a commit the names may belong to other files."""
+        while self:
+            self.popitem()[1].close()
+
+    def close_one(self, key: str) -> None:
+        """Close a file after its key got another one, or none."""
+        if key in self:
+            self.pop(key).close()

@@ -10,11 +10,10 @@ Open files: a process has a limit, 1,024 on most Linux, 256 on macOS. Shares of 
     1/4     files of the reads that are under way, of all threads
     3/16    shards that one asynchronous write changes at a time, three files each
 
-Each use asks for the limit, which may change. If it is reached, all idle files are closed.
+Each use asks for the limit, which may change. At the limit all idle files are closed.
 
 Windows (`IS_POSIX` is false) does not replace or remove a file that any process has open. So files
-are open only while they are read, and these calls are repeated for `MAX_BUSY_S`. This module and
-`locks` alone know what a system lacks.
+are open only while they are read, and these calls are repeated for `MAX_BUSY_S`.
 """
 
 from __future__ import annotations
@@ -67,17 +66,17 @@ def max_shards_of_writers() -> int:
 
 
 def max_shards_of_a_write() -> int:
-    """Return the number of shards that one call changes at a time, all in memory."""
+    """Return the most shards that one call changes at a time, all in memory."""
     return max(1, min(16, _limit() // 16))
 
 
 def max_files_of_a_read() -> int:
-    """Return the number of files that one read has open; all threads may read at a time."""
+    """Return the most files that one read has open; all threads may read at a time."""
     return max(2, min(160, _limit() // 4 // threading.active_count()))
 
 
 def max_shards_of_a_read() -> int:
-    """Return the number of shards that one read touches at a time, with room for other files."""
+    """Return the most shards that one read touches at a time, with room for other files."""
     return max_files_of_a_read() * 4 // 5
 
 
@@ -89,7 +88,7 @@ def _limit() -> int:
 
 
 def close_when_short(close_some: Callable[[], None]) -> None:
-    """Register a function that closes idle files. It is called when no more can be opened."""
+    """Register a function that closes idle files, for when no more can be opened."""
     _when_short.append(close_some)
 
 
@@ -100,10 +99,6 @@ def opening(open_one: Callable[..., T], *args: Any) -> T:
     except OSError as error:
         if error.errno not in _TOO_MANY:
             raise
-    return _opening_again(open_one, *args)
-
-
-def _opening_again(open_one: Callable[..., T], *args: Any) -> T:
     for close_some in _when_short:
         close_some()
     return open_one(*args)
@@ -159,8 +154,8 @@ SYSTEM_CALLS = (
 def retried(call: Callable[P, T]) -> Callable[P, T]:
     """Return a function that repeats a call while Windows refuses it; elsewhere the call itself.
 
-    Its first argument is a path. Other threads of this process wait before they open that path:
-    many readers would always have it open.
+    The first argument is a path. Other threads of this process wait before they open it, because
+    one of many readers would always have it open.
     """
     if IS_POSIX:
         return call
@@ -200,25 +195,24 @@ def open_new(path: str) -> int:
 @retried
 def open_to_read(path: str) -> int:
     """Open a file or a directory, also through a link; never wait for a pipe."""
-    return _following(os.open, path, os.O_RDONLY | _NONBLOCK | _BINARY)
+    try:
+        return opening(os.open, path, os.O_RDONLY | _NONBLOCK | _BINARY)
+    except OSError as error:
+        _check_loop(error)
+        raise
 
 
 def scan(path: str) -> Any:
-    return _following(os.scandir, path)
-
-
-def _following(open_one: Callable[..., T], *args: Any) -> T:
-    """Open a path. A link that leads to itself is missing, as one that leads nowhere."""
     try:
-        try:
-            return open_one(*args)
-        except OSError as error:
-            if error.errno not in _TOO_MANY:
-                raise
-        return _opening_again(open_one, *args)
+        return opening(os.scandir, path)
     except OSError as error:
-        if error.errno != errno.ELOOP:
-            raise
+        _check_loop(error)
+        raise
+
+
+def _check_loop(error: OSError) -> None:
+    """Raise `FileNotFoundError` for a link that leads to itself, as for one that leads nowhere."""
+    if error.errno == errno.ELOOP:
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), error.filename) from error
 
 
@@ -272,9 +266,6 @@ class _Seeking:
 at_offset: Any = os if IS_POSIX else _Seeking()
 """Object with the functions ``pread`` and ``pwrite``."""
 
-_SMALL_WRITE_NBYTES = 512 * 1024
-"""Linux 6.18 looks for large pages of memory for larger ones: 1.1 s a GB, instead of 0.25 s."""
-
 
 def read_at(fd: int, start: int, stop: int) -> memoryview:
     """Return bytes of a file, fewer where it ends."""
@@ -318,16 +309,21 @@ def try_flock(fd: int) -> bool:
     return True
 
 
-def in_small_writes(pieces: Sequence[bytes | memoryview]) -> Iterator[list[memoryview]]:
-    """Cut the pieces of a new file into writes of at most `_SMALL_WRITE_NBYTES`."""
+def in_small_writes(
+    pieces: Sequence[bytes | memoryview], nbytes: int = 512 * 1024
+) -> Iterator[list[memoryview]]:
+    """Cut the pieces of a new file into writes of at most `nbytes`.
+
+    Linux 6.18 looks for large pages of memory for larger ones: 1.1 s a GB, instead of 0.25 s.
+    """
     batch: list[memoryview] = []
-    left = _SMALL_WRITE_NBYTES
+    left = nbytes
     for piece in pieces:
-        for start in range(0, len(piece), _SMALL_WRITE_NBYTES):
-            part = memoryview(piece)[start : start + _SMALL_WRITE_NBYTES]
+        for start in range(0, len(piece), nbytes):
+            part = memoryview(piece)[start : start + nbytes]
             if len(part) > left or len(batch) == _MAX_BUFFERS:
                 yield batch
-                batch, left = [], _SMALL_WRITE_NBYTES
+                batch, left = [], nbytes
             batch.append(part)
             left -= len(part)
     if batch:
@@ -344,7 +340,7 @@ def renew_time(fd: int, last_ns: int) -> None:
     tensorstore compares inode and time. The clock of many file systems ticks every 1 to 10 ms. ext4
     gives a new file the inode of one that was just removed.
     """
-    if not IS_POSIX:  # NTFS gives each file a number of its own, and Windows sets no such time
+    if not IS_POSIX:  # NTFS gives each file a number of its own; Windows sets no time
         return
     new_ns = max(time.time_ns(), last_ns + 1)
     with suppress(PermissionError):  # another user's file: only its owner may set the time
@@ -403,7 +399,7 @@ def plain_path(path: str) -> str:
 
 
 FileState: TypeAlias = tuple[int, int, int] | None
-"""Inode, size, and time of the last write of a file; ``None``: there is none."""
+"""Version of a file: inode, size, and time of the last write; ``None``: there is none."""
 
 MIN_AGE_NS = 20_000_000  # at this age the time of a file is its version
 MIN_AGE_OF_CACHED_NS = 0 if IS_POSIX else 2_100_000_000
@@ -427,7 +423,7 @@ def new_file(
 
     Its temporary name is short, ends as in zarr's ``LocalStore``, and is never listed. With
     `durable_below`, a directory above, file and directories then survive a loss of power. The state
-    of the file is added to `written`.
+    of the file is appended to `written`.
     """
     directory = os.path.dirname(path)
     temporary = os.path.join(directory, f".{uuid.uuid4().hex}.partial")
@@ -484,7 +480,7 @@ def sync_all(paths: Iterable[str]) -> None:
 def sync_directories(path: str, top: str) -> None:
     """Wait until a file's name, and the directories up to `top`, survive a loss of power.
 
-    Windows cannot sync directories: NTFS has a journal of names.
+    Windows syncs no directories: NTFS has a journal of names.
     """
     path, top = os.path.normpath(path), os.path.normpath(top)
     while IS_POSIX and path != top:

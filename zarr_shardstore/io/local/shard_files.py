@@ -308,7 +308,7 @@ def find_repair_of(path: str, fd: int) -> Repair | None:
 
 
 def end_journal(path: str, is_durable: bool) -> None:
-    """Remove a journal. It is emptied first: a process that has it open is not its owner then."""
+    """Remove a journal. It is emptied first: then a process that has it open is not its owner."""
     name = beside(path, JOURNAL_SUFFIX)
     with suppress(*NOT_FOUND):
         if not _is_shared(os.lstat(name)):  # otherwise that process sees its missing name
