@@ -58,6 +58,7 @@ from zarr_shardstore.format.journal import (
     find_repair,
 )
 from zarr_shardstore.format.shard import (
+    BYTE_ORDERS,
     IndexDamageError,
     IndexFormat,
     ShardIndex,
@@ -116,7 +117,7 @@ def places_of(index: bytes, spec: ShardingSpec) -> list[tuple[int, int] | None] 
     stored = crc32c.crc32c(body).to_bytes(4, "little") if spec.index.checksum else b""
     if len(index) != spec.index_nbytes or index[16 * N :] != stored:
         return None
-    places = struct.iter_unpack(f"{spec.index.byte_order}QQ", body)
+    places = struct.iter_unpack(f"{BYTE_ORDERS[spec.index.endian]}QQ", body)
     return [None if place == (MISSING, MISSING) else (place[0], place[1]) for place in places]
 
 

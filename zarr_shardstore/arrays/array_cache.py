@@ -162,17 +162,13 @@ class ArrayCache:
             replies = yield from read_documents(keys, together=generation.n_changes)
             for node, reply in zip(misses, replies, strict=True):
                 try:
-                    found[node] = array = self.read(node, reply.value)
+                    doc = parse_document(node, reply.value)
+                    found[node] = array = None if doc is None else self.reader.read(node, doc)
                 except ShardStoreError as error:
                     found[node] = error
                 else:
                     generation.put(node, array)
         return found
-
-    def read(self, node: Node, data: bytes | memoryview | None) -> StoredArray | None:
-        """Return the array that a stored document describes; ``None`` if it describes none."""
-        doc = parse_document(node, data)
-        return None if doc is None else self.reader.read(node, doc)
 
     def document_erased(self, node: Node, layout: ArrayLayout | None) -> None:
         """Note that the document of `node` was erased alone; its chunks may still be there."""

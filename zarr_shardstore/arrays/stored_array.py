@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, TypeAlias
 from zarr_shardstore.errors import SpecError, UnsupportedError
 from zarr_shardstore.format.consolidated_index import CONSOLIDATED_INDEX_NAME
 from zarr_shardstore.format.keys import Coords
-from zarr_shardstore.format.layout import ArrayLayout, is_inside
+from zarr_shardstore.format.layout import ArrayLayout, chunk_grid_shape, is_inside
 from zarr_shardstore.metadata import documents
 from zarr_shardstore.metadata.declaration import MARKER, Native, is_sharded_by_zarr, strip
 from zarr_shardstore.metadata.documents import ArrayDocument, Node
@@ -96,7 +96,9 @@ class ArrayReader:
                 return None
             if document.declaration is None and MARKER in doc:
                 self.sharded_by_zarr.add(node.chunk_prefix)
-            stack = self._stack(document, doc)
+            found = document.geometry
+            grid_shape = found and chunk_grid_shape(found.shape, found.chunk_shape)
+            stack = self._stack(document, grid_shape, doc)
         except (SpecError, UnsupportedError) as error:
             text = f"the document of the array {node.path!r}: {error}"
             if isinstance(error, UnsupportedError) and is_sharded_by_zarr(doc):
@@ -105,10 +107,12 @@ class ArrayReader:
             raise type(error)(text) from error
         top = stack[0] if len(stack) == 1 else None
         layout = top.layout if isinstance(top, stacks.ShardingTransformer) else None
-        return StoredArray(document, node, document.grid_shape, stack, layout)
+        return StoredArray(document, node, grid_shape, stack, layout)
 
-    def _stack(self, document: ArrayDocument, doc: Mapping[str, Any]) -> stacks.Stack:
-        node, geometry, grid_shape = document.node, document.geometry, document.grid_shape
+    def _stack(
+        self, document: ArrayDocument, grid_shape: Coords | None, doc: Mapping[str, Any]
+    ) -> stacks.Stack:
+        node, geometry = document.node, document.geometry
         if document.declaration is None or geometry is None or grid_shape is None:
             return ()
         prefix, index_key = node.chunk_prefix, None

@@ -48,7 +48,13 @@ _IS_NUMBER = re.compile(_NUMBER)
 _IS_DOTTED = re.compile(rf"(?:c|{_NUMBER})(?:\.{_NUMBER})+")
 _IS_DRAFT = re.compile(rf"c{_NUMBER}(?:\.{_NUMBER})*")
 _HAS_DIGIT = re.compile("[0-9]")
-_IS_SEPARATOR = re.compile(r"/|[^0-9/\\\x00]+")
+_SLASH_OR_DOT = re.compile(r"[/.]")
+SEPARATORS = {
+    "draft": re.compile(r"/|[^0-9/\\\x00]+"),
+    "default": _SLASH_OR_DOT,
+    "v2": _SLASH_OR_DOT,
+}
+"""Texts that may separate coordinates, by the style of chunk keys."""
 
 
 def check_key(key: str) -> None:
@@ -145,14 +151,6 @@ class ChunkKeyEncoding(NamedTuple):
         coords = self.decode(name, ndim)
         start = self.decode_start(f"{name}/", ndim) if coords is None else None
         return coords if start is None else start[0]
-
-
-def is_separator(style: Style, separator: object) -> bool:
-    """Whether chunk keys of a style can have a separator. The draft allows a slash, or a text
-    without slashes and digits."""
-    if style == "draft":
-        return isinstance(separator, str) and bool(_IS_SEPARATOR.fullmatch(separator))
-    return separator in ("/", ".")
 
 
 def odd_candidates(key: str) -> Iterator[tuple[str, str]]:

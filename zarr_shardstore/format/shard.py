@@ -64,11 +64,9 @@ class IndexFormat:
     location: Literal["start", "end"] = "end"
     endian: Literal["little", "big"] = "little"
 
-    @property
-    def byte_order(self) -> Literal["<", ">"]:
-        """Byte order as numpy and `struct` spell it."""
-        return "<" if self.endian == "little" else ">"
 
+BYTE_ORDERS: dict[str, Literal["<", ">"]] = {"little": "<", "big": ">"}
+"""As numpy and `struct` spell them."""
 
 DRAFT_INDEX = IndexFormat(checksum=False)
 """The only form of the draft."""
@@ -141,11 +139,11 @@ class ShardIndex:
                 raise IndexDamageError(
                     f"the index has the checksum {stored:#010x}, its bytes give {computed:#010x}"
                 )
-        fields = np.frombuffer(body, f"{spec.index.byte_order}u8").reshape(-1, 2)
+        fields = np.frombuffer(body, f"{BYTE_ORDERS[spec.index.endian]}u8").reshape(-1, 2)
         return cls(fields.astype(np.uint64, copy=False))
 
     def encode(self, form: IndexFormat) -> bytes:
-        body = self.fields.astype(f"{form.byte_order}u8", copy=False).tobytes()
+        body = self.fields.astype(f"{BYTE_ORDERS[form.endian]}u8", copy=False).tobytes()
         if not form.checksum:
             return body
         return body + checksum.crc32c(body).to_bytes(CHECKSUM_NBYTES, "little")

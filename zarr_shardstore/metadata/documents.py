@@ -41,8 +41,7 @@ from zarr_shardstore.format.consolidated_index import (
     CONSOLIDATED_INDEX_MEMBER,
     declares_consolidated_index,
 )
-from zarr_shardstore.format.keys import DRAFT_DATA_ROOT, ChunkKeyEncoding, Coords, is_separator
-from zarr_shardstore.format.layout import chunk_grid_shape
+from zarr_shardstore.format.keys import DRAFT_DATA_ROOT, SEPARATORS, ChunkKeyEncoding, Coords
 from zarr_shardstore.metadata import declaration
 from zarr_shardstore.metadata.declaration import Declaration, Native, format_of, values_in
 from zarr_shardstore.metadata.transformer_list import CODEC_MEMBERS, TransformerSpec, name_of
@@ -207,12 +206,6 @@ class ArrayDocument:
     n_adopted: int = field(default=0, compare=False)
     """Number of shards along the first dimension that are adopted files."""
 
-    @property
-    def grid_shape(self) -> Coords | None:
-        """Number of chunks along each dimension, if the geometry is known."""
-        found = self.geometry
-        return None if found is None else chunk_grid_shape(found.shape, found.chunk_shape)
-
 
 def is_array_document(node: Node, doc: Mapping[str, Any]) -> bool:
     """Whether a document describes an array. A document of v3 may describe a group."""
@@ -242,7 +235,8 @@ def parse_array(
     cps = declaration.chunks_per_shard(found, len(geometry.shape))
     chunk_shape = tuple(s // n for s, n in zip(geometry.chunk_shape, cps, strict=True))
     geometry = geometry._replace(chunk_shape=chunk_shape)
-    notes = declares_consolidated_index(doc), len(adopted_files(doc))
+    n_adopted = len(adopted_files(doc)) if ADOPTED in doc else 0
+    notes = declares_consolidated_index(doc), n_adopted
     return ArrayDocument(node, geometry, found.how, found.transformers, *notes)
 
 
@@ -283,7 +277,7 @@ def plain_geometry(hierarchy: Hierarchy, doc: Mapping[str, Any]) -> Geometry | N
             and len(shape) == len(chunk_shape)
             and all(isinstance(n, int) and n >= 0 for n in (*shape, *chunk_shape))
             and all(n > 0 for n in chunk_shape)
-            and is_separator(style, separator)
+            and SEPARATORS[style].fullmatch(separator) is not None
         )
     except (KeyError, TypeError, AttributeError):
         return None
@@ -307,24 +301,21 @@ def chunk_nbytes(doc: Mapping[str, Any], chunk_shape: Coords) -> int | None:
     """Return the bytes of a decoded chunk; ``None`` if the data type has no fixed size, or is
     unknown."""
     try:
-        itemsize = _itemsize(doc["dtype" if format_of(doc) == "v2" else "data_type"])
+        given: Any = doc["dtype" if format_of(doc) == "v2" else "data_type"]
+        given = given if isinstance(given, Mapping) else {"name": given}
+        name, options = given.get("name", given.get("type")), given.get("configuration") or {}
+        if isinstance(name, list) and len(name) == 1:  # plain bytes of zarr-python 2.18
+            name = dict(name)[""]
+        if "length_bytes" in options:
+            itemsize = int(options["length_bytes"])
+        elif name in _NBYTES:
+            itemsize = _NBYTES[name]
+        else:
+            bits, kind, n = _DATA_TYPE.findall(name)[0]
+            itemsize = int(bits) // 8 if bits else int(n) * (4 if kind == "U" else 1)
     except Exception:  # a hint does not fail: other programs may know the data type
         return None
     return itemsize * math.prod(chunk_shape) if itemsize > 0 else None
-
-
-def _itemsize(data_type: Any) -> int:
-    """Return the bytes of an element, in the spelling of any format, or raise any error."""
-    given: Any = data_type if isinstance(data_type, Mapping) else {"name": data_type}
-    name, options = given.get("name", given.get("type")), given.get("configuration") or {}
-    if "length_bytes" in options:
-        return int(options["length_bytes"])
-    if isinstance(name, list) and len(name) == 1:  # plain bytes of zarr-python 2.18
-        name = dict(name)[""]
-    if name in _NBYTES:
-        return _NBYTES[name]
-    bits, kind, n = _DATA_TYPE.findall(name)[0]
-    return int(bits) // 8 if bits else int(n) * (4 if kind == "U" else 1)
 
 
 def has_empty_chunks(doc: Mapping[str, Any]) -> bool:

@@ -153,8 +153,8 @@ def _declare(nodes: Sequence[Node], array_cache: ArrayCache) -> Flow[None]:
         doc = None if reply.value is None else parse_json(reply.value)
         if doc is None or declares_consolidated_index(doc):
             continue
-        stored = dump_document(with_consolidated_index(doc))
+        declared = with_consolidated_index(doc)
         try:
-            yield [Set(key, stored)]
+            yield [Set(key, dump_document(declared))]
         finally:
-            array_cache.documents_changed(node, array_cache.read(node, stored))
+            array_cache.documents_changed(node, array_cache.reader.read(node, declared))

@@ -132,7 +132,7 @@ class Operations:
         keys = [key for key, _ in key_ranges]
         byte_ranges = column_of_ranges([byte_range for _, byte_range in key_ranges])
         generation = self.arrays.current()
-        if not self.buffer.is_active:  # usually: a shorter way
+        if generation.key_tables and not self.buffer.is_active:  # usually: a shorter way
             groups = generation.reads_by_shard(keys, byte_ranges)
             if sum(len(group.positions) for group in groups) == len(keys):
                 return (yield from read_groups(groups, len(keys), self._reading))

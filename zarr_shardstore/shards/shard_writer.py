@@ -61,7 +61,14 @@ from zarr_shardstore.format.journal import (
     encode_record,
 )
 from zarr_shardstore.format.layout import ShardRef, n_in_grid_box
-from zarr_shardstore.format.shard import CHECKSUM_NBYTES, ENTRY_NBYTES, MISSING, Bytes, ShardIndex
+from zarr_shardstore.format.shard import (
+    BYTE_ORDERS,
+    CHECKSUM_NBYTES,
+    ENTRY_NBYTES,
+    MISSING,
+    Bytes,
+    ShardIndex,
+)
 
 _File: TypeAlias = Literal["shard", "journal"]
 
@@ -127,7 +134,7 @@ class ShardWriter:
         self.crc = checksum.crc32c(self.body)
         self._is_at_start = spec.index.location == "start"
         self.index_start = 0 if self._is_at_start else size - spec.index_nbytes
-        self._entry = struct.Struct(f"{spec.index.byte_order}QQ")
+        self._entry = struct.Struct(f"{BYTE_ORDERS[spec.index.endian]}QQ")
         self.damaged = set(decoded.damaged_ids(size, spec).tolist())
         present = decoded.fields[decoded.present_ids()]
         self.n_present = len(present)
@@ -177,7 +184,7 @@ class ShardWriter:
 
     def index(self) -> ShardIndex:
         """Return a copy of the index."""
-        order = self.shard.layout.spec.index.byte_order
+        order = BYTE_ORDERS[self.shard.layout.spec.index.endian]
         fields = np.frombuffer(bytes(self.body), f"{order}u8").reshape(-1, 2)
         return ShardIndex(fields.astype(np.uint64, copy=False))
 

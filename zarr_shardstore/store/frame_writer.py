@@ -359,8 +359,9 @@ class GrowingArray:
         arrays, run = self._engine.operations.arrays, self._engine.driver.run
         for node in (Node("v3", self.path), Node("v2", self.path)):
             (reply,) = run(read_documents([documents.document_key(node)]))
-            found = arrays.read(node, reply.value)
-            if found is not None and reply.value is not None:
+            doc = documents.parse_document(node, reply.value)
+            found = None if doc is None else arrays.reader.read(node, doc)
+            if found is not None:
                 break
         else:
             return

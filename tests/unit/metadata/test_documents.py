@@ -350,7 +350,6 @@ def test_an_array_that_is_sharded_has_its_chunks_as_geometry() -> None:
     parsed = parse_array(Node("v3", "a"), with_consolidated_index(sharded_v3()))
     assert parsed is not None
     assert parsed.geometry == Geometry((7, 5), (2, 3), ChunkKeyEncoding("default", "/"))
-    assert parsed.grid_shape == (4, 2)
     assert parsed.node == Node("v3", "a")
     assert [type(n) for n in parsed.geometry.chunk_shape] == [int, int]
     assert (parsed.declaration, parsed.has_consolidated_index) == ("codec", True)
@@ -377,7 +376,6 @@ def test_only_documents_of_arrays_are_parsed() -> None:
     other = parse_array(Node("v2", "a"), {**V2, **V3})  # a document of another hierarchy
     assert other is not None
     assert other.geometry is None
-    assert other.grid_shape is None
     unknown = {"name": "rectilinear", "configuration": {}}
     with pytest.raises(UnsupportedError, match="not known"):
         parse_array(Node("v3", "a"), {**sharded_v3(), "chunk_grid": unknown})

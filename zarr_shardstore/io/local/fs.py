@@ -72,12 +72,13 @@ def max_shards_of_a_write() -> int:
 
 def max_files_of_a_read() -> int:
     """Return the most files that one read has open; all threads may read at a time."""
-    return max(2, min(160, _limit() // 4 // threading.active_count()))
+    n_shards = max_shards_of_a_read()
+    return n_shards + max(1, n_shards // 4)
 
 
 def max_shards_of_a_read() -> int:
     """Return the most shards that one read touches at a time, with room for other files."""
-    return max_files_of_a_read() * 4 // 5
+    return max(1, min(128, _limit() // 5 // threading.active_count()))
 
 
 def _limit() -> int:

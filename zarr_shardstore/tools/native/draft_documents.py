@@ -230,7 +230,8 @@ def array_of_draft(doc: Mapping[str, Any]) -> Document:
             if name.startswith(_COMPRESSORS):
                 name = name.removeprefix(_COMPRESSORS).split("/")[0]
             compressor = {**(compressor.get("configuration") or {}), "id": name}
-    if not is_regular or not chunk_keys.is_separator("draft", separator):
+    is_known = is_regular and isinstance(separator, str)
+    if not is_known or not chunk_keys.SEPARATORS["draft"].fullmatch(separator):
         raise UnsupportedError(f"the chunk grid {grid!r} is not known")
     chain = codecs.Chain(data_type, doc.get("chunk_memory_layout", "C"), compressor=compressor)
     encoding = v3_encoding(chunk_keys.ChunkKeyEncoding("draft", separator))

@@ -93,8 +93,8 @@ class DamagedShard:
 
     def fields_at(self, start: int, n: int) -> Fields:
         body = self.data[start : start + n * shard_format.ENTRY_NBYTES]
-        fields = np.frombuffer(body, f"{self.spec.index.byte_order}u8").reshape(-1, 2)
-        return fields.astype(np.uint64)
+        order = shard_format.BYTE_ORDERS[self.spec.index.endian]
+        return np.frombuffer(body, f"{order}u8").reshape(-1, 2).astype(np.uint64)
 
     def is_possible(self, fields: Fields, data_stop: int) -> npt.NDArray[np.bool_]:
         """Whether each entry lies in the data, and has a length that chunks may have."""

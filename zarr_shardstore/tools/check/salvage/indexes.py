@@ -223,7 +223,7 @@ def older_indexes(shard: DamagedShard) -> Iterator[Index]:
     n_starts = size - spec.index_nbytes + 1
     if not shard.at_end or n_starts <= 0:
         return
-    order = spec.index.byte_order
+    order = shard_format.BYTE_ORDERS[spec.index.endian]
     words = np.ndarray((size - 7,), f"{order}u8", shard.data, strides=(1,))
     tops = np.frombuffer(shard.data, np.uint8)[15 if order == "<" else 8 :]
     n_left = min(_MAX_CHANGES, _MAX_CHECKED_NBYTES // spec.index_nbytes)
