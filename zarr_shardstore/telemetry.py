@@ -2,8 +2,8 @@
 
 The logger ``zarr_shardstore`` records each round of requests to a base store at DEBUG, and at
 WARNING what Python's `warnings` also show. A program that has imported OpenTelemetry gets a span
-for each operation. A read of one chunk of a local file with a cached index makes no request, so
-the log does not have it.
+for each operation. A read of one chunk of a local file with a cached index makes no request. So the
+log does not have it.
 """
 
 from __future__ import annotations

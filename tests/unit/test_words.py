@@ -123,6 +123,46 @@ def test_words(module: str) -> None:
     assert not _SUBJECT.findall(source), "name the actor: the writer, the reader, another program"
 
 
+MAX_WORDS = 22
+_TABLE = re.compile(r"^\s*(>>>|===|---)|[│◀▶]|==== |-----", re.MULTILINE)
+
+
+def long_sentences_in(source: str) -> list[str]:
+    """The sentences of docstrings and comments that are too long to say. Tables have none."""
+    texts = [
+        re.sub(r"::\n\n(?: {4,}.*\n|\n)+", ".\n\n", f"{node.value.value}\n")
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.Expr)
+        and isinstance(node.value, ast.Constant)
+        and isinstance(node.value.value, str)
+    ]
+    texts += [
+        re.sub(r"(?m)^\s*#", "", block) for block in re.findall(r"(?m)(?:^\s*#.*\n)+", source)
+    ]
+    paragraphs = [
+        part for text in texts for part in re.split(r"\n\s*\n|\n(?=\s*(?:\d+\.|-) )", text)
+    ]
+    return [
+        sentence
+        for part in paragraphs
+        if not _TABLE.search(part)
+        for sentence in re.split(r"(?<=[.:;!?])\s+", " ".join(part.split()))
+        if len(sentence.split()) > MAX_WORDS
+    ]
+
+
+@pytest.mark.parametrize("module", modules())
+def test_sentences_can_be_said(module: str) -> None:
+    assert long_sentences_in((PACKAGE / module).read_text(encoding="utf-8")) == []
+
+
+def test_a_long_sentence_is_found() -> None:
+    long = " ".join(["word"] * (MAX_WORDS + 1))
+    assert long_sentences_in(f'"""{long}."""\n') == [f"{long}."]
+    assert long_sentences_in(f"# Short. {long}\n") == [long]
+    assert long_sentences_in(f'"""Short::\n\n    {long}\n"""\n') == []
+
+
 def test_the_rule_can_fail() -> None:
     """A banned word is found in each kind of name, and a summary in each kind of docstring."""
     code = '''

@@ -40,8 +40,8 @@ class Generation:
     """Content of the cache between two changes of metadata by this process.
 
     Key tables translate keys of the arrays that were used last, without a look at documents. Keys
-    that differ only in the numbers after the path of an array belong to this array, unless another
-    array lies below it. So each `put` of an array drops the tables.
+    that differ only in the numbers after the path of an array belong to this array. An array below
+    it is the exception. So each `put` of an array drops the tables.
 
     Thread safety: may be used from any thread.
     """

@@ -199,8 +199,8 @@ class ShardRef:
         return [] if found is None else self._boxes(*found)
 
     def _boxes(self, leading: Coords, digits: str) -> list[Box]:
-        """Return ascending boxes, without empty ones, of the chunks in the array whose coordinates
-        begin with `leading`, and the next number with `digits`."""
+        """Return boxes of the chunks in the array whose coordinates begin with `leading`, and the
+        next number with `digits`. They ascend, and none is empty."""
         box = grid_box(self.coords, self.layout.spec.chunks_per_shard, self.layout.grid_shape)
         n = len(leading)
         pairs = zip(box[:n], leading, strict=True)

@@ -34,8 +34,8 @@ copy of the directory they differ more, as do the times of the shards."""
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Version:
-    """Version of a remote object. Two are equal if their ETags are, or, where one has no ETag, as
-    records of local files, if their sizes and times are."""
+    """Version of a remote object. Two are equal if their ETags are. Where one has no ETag, as a
+    record of a local file, two are equal if their sizes and times are."""
 
     etag: str | None
     size: int | None = None

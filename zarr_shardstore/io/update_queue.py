@@ -6,7 +6,7 @@ Theory of operation
    leads: it takes all updates that wait, commits them in one write, and repeats until none wait.
 2. *Several stores share a queue.* Each update is committed by the driver of its own store. Only
    updates of one store, with the same layout of the shard, are one group.
-3. *A leader works for itself first.* A blocking caller commits its own update, and then passes the
+3. *A leader works for itself first.* A blocking caller commits its own update. Then it passes the
    lead on to a worker thread if others wait.
 4. *Leader tokens.* The queue knows its leader by a token, which is replaced when the lead is passed
    on. Whatever exception ends a leader, at whatever line, it calls `_abandon` with its token: all
@@ -14,15 +14,15 @@ Theory of operation
 5. *Locks stay in their thread.* The thread that locks a shard commits and unlocks it. Only for
    async base stores a worker waits for the file lock. A commit that holds a shard lock never waits
    for the worker pool: all workers may be blocked on that lock.
-6. *An event loop never blocks.* It waits for no lock. It commits inline only few and small updates
-   of a shard that is open, ours and lockable immediately, if the strategy writes small pieces into
-   it. Otherwise a worker thread does the whole commit.
-7. *Slow disks.* A commit inline that takes longer than `_MAX_INLINE_S` sends the next ones of its
-   store to worker threads for `_WORKER_TIME_RATIO` times as long.
-8. *An event loop may end or block.* The queue remembers the loop in which its leader is a task.
-   If that loop is closed, its waiting updates fail. A caller that blocks this very loop is
-   refused: its wait would never end. If no caller waits in the leader's loop any more, the lead
-   moves to a loop in which one does, or to zarr's own, which never ends.
+6. *An event loop never blocks.* It waits for no lock. It commits inline only few and small updates,
+   by a strategy that writes small pieces. The shard must be open, ours and lockable immediately.
+   Otherwise a worker thread does the whole commit.
+7. *Slow disks.* After an inline commit that took longer than `_MAX_INLINE_S`, the next ones of its
+   store go to worker threads. They do so for `_WORKER_TIME_RATIO` times as long.
+8. *An event loop may end or block.* The queue remembers the loop in which its leader is a task. If
+   that loop is closed, its waiting updates fail. A caller that blocks this very loop is refused:
+   its wait would never end. If no caller waits in the leader's loop any more, the lead moves to a
+   loop in which one does. Otherwise it moves to zarr's own, which never ends.
 9. *Cancelled callers.* A caller that is cancelled does not cancel the commit of its update. At the
    end of the process the commits in zarr's loop end first: `_end_zarrs_loop`.
 10. *Fork.* The child has neither the parent's leaders nor its threads, so it begins without queues.

@@ -16,8 +16,8 @@ only codec in v3, the last filter in v2, and the only storage transformer in the
 ``consolidated_metadata.metadata``, by path below the group. The .zmetadata of v2 has them in
 ``metadata``, by key below its directory.
 
-Names of dimensions are in v3's ``dimension_names``, in xarray's attribute ``_ARRAY_DIMENSIONS`` of
-v2, or in the ``multiscales`` of an OME-Zarr group above the array.
+Names of dimensions are in v3's ``dimension_names``, or in xarray's attribute ``_ARRAY_DIMENSIONS``
+of v2. They may also be in the ``multiscales`` of an OME-Zarr group above the array.
 
 Source: Zarr v3 draft of 2022, "Storage keys" (``metadata_key_suffix`` is ``.json``); Zarr v3
 core, "Metadata", "Extension points"; Zarr v2, "Metadata"; spec_notes/readers.md (unknown codecs);

@@ -43,13 +43,13 @@ class Batch:
     -----
     - All other keys are written immediately: metadata, and chunks of arrays that are not sharded.
       Before metadata changes what the keys of an array mean, the array is flushed.
-    - A listing, a sum of sizes and the removal of a part of a directory first flush the arrays
-      that they could see.
+    - A listing and a sum of sizes first flush the arrays that they could see. So does the removal
+      of a part of a directory.
     - An exception that ends the block drops buffered writes. Flushed ones stay: a batch is no
       transaction.
-    - If shards cannot be stored at the end, the others are, and `UnpublishedError` names them. If
-      a flush fails before the end, the call that caused it raises the error of the base store,
-      and the writes stay buffered.
+    - If shards cannot be stored at the end, the others are, and `UnpublishedError` names them. If a
+      flush fails before the end, the call that caused it raises the error of the base store. The
+      writes stay buffered.
     - A batch inside a batch of the same store, in the same thread or task, is a part of it: its end
       flushes and drops nothing.
     - Batches of several threads or tasks on one store share one buffer. Each that ends without an

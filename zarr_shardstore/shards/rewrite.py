@@ -48,9 +48,9 @@ def rewrite_shard(
     read and the write unnoticed. A damaged index, or a damaged entry that must stay, is an error.
 
     Cost: one ``Set`` or ``Delete``, if every entry of the shard gets a new value. At the edge of an
-    array, if every entry of the array gets one, also one ``Exists``, and a read of the index if it
-    is true. Otherwise the whole shard is read before. Erasures read the index first, and end if all
-    entries are missing.
+    array, if every entry of the array gets one, also one ``Exists``. If it is true, also a read of
+    the index. Otherwise the whole shard is read before. Erasures read the index first, and end if
+    all entries are missing.
     """
     if shard.layout.n_adopted and shard.is_adopted:
         (exists,) = yield [requests.Exists(shard.key)]

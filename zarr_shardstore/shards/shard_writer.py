@@ -18,7 +18,7 @@ the data, cut the file after that copy.
 
 Theory of operation:
 
-1. *Bytes that an entry ever used are not written again while the file lives.* New entries go into
+1. *Bytes that an entry ever used are not written again while the file lives*: new entries go into
    the gap, which no entry ever used. So a reader that has an index, however old, finds the values
    of that index, also beside later changes.
 2. *Kill.* Before the index is touched the shard is whole, with unused bytes in its gap. While the
@@ -38,8 +38,9 @@ Theory of operation:
    Otherwise later bytes could take the place that the damaged entry points to.
 8. *Other programs* ignore the journal. An index of up to a page lies within one page. One call
    writes it with its checksum, so these programs see the old or the new index.
-9. *Seal.* A gap is removed when the shard is full, when the store is flushed or closed, at the end
-   of the process, or when too many shards are open. A gap smaller than the index stays.
+9. *Seal.* A gap is removed when the shard is full, and when the store is flushed or closed. It is
+   also removed at the end of the process, or when too many shards are open. A gap smaller than the
+   index stays.
 """
 
 from __future__ import annotations

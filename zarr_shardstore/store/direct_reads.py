@@ -172,7 +172,7 @@ class DirectReads(EngineStore):
         """Read and decode chunks of an array, without zarr's array operations.
 
         Use it for many small random reads, as in a training loop. It reads chunks in at most two
-        rounds for each 32 MiB of values (8 MiB from local files), and decodes them in threads.
+        rounds for each 32 MiB of values (8 MiB from local files). Threads decode them.
         `read_chunks` blocks; `read_chunks_async` does not.
 
         Parameters

@@ -200,8 +200,8 @@ class FrameBuffer:
 class FlushThread:
     """A thread that stores buffered frames: after some time, after some bytes, or when asked.
 
-    An interrupt of a caller's thread would leave a write under way in zarr's event loop, and this
-    write could end after the next one. So no caller stores frames itself.
+    An interrupt of a caller's thread would leave a write under way in zarr's event loop. This write
+    could end after the next one. So no caller stores frames itself.
     """
 
     def __init__(
@@ -307,8 +307,8 @@ class GrowingArray:
     def __init__(self, store: Upkeep, path: str, create: Mapping[str, Any]) -> None:
         self.path = path
         self._store, self._create = store, create
-        # With an engine of its own, the writer alone sees the array without an end, and an open
-        # batch of the store buffers no frames.
+        # With an engine of its own, the writer alone sees the array without an end. An open batch
+        # of the store buffers no frames.
         self._engine = ShardingEngine(store.base, store._engine.options)
         self._private = store._of(self._engine, False)
         self.appends = self._engine.appends

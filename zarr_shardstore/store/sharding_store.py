@@ -56,8 +56,8 @@ class ShardingStore(Upkeep, DirectReads, KeyValues):
         - ``"auto"`` makes shards of 10 to 100 MB before compression.
         - A mapping from dimension names to numbers, ``{"time": 24, "y": 4}``, is for arrays that
           have one of these dimensions. Along other dimensions a shard has one chunk. The names are
-          ``dimension_names`` of Zarr v3, ``_ARRAY_DIMENSIONS`` of xarray, or the axes that the
-          OME-Zarr group has before the array is made.
+          ``dimension_names`` of Zarr v3, ``_ARRAY_DIMENSIONS`` of xarray, or the axes of the
+          OME-Zarr group. The group must have its axes before the array is made.
         - A mapping from paths or patterns has one of the above, or ``None``, for each path:
           ``{"raw/*": 8, "labels": None}``. The rule for the exact path of an array comes first.
         - ``None`` shards no array. Without the option no array is sharded either, and the first

@@ -20,8 +20,8 @@ class Upkeep(EngineStore):
         """Drop the cached metadata of arrays; the next use of an array reads it again.
 
         Call it after another process has created, removed, moved or re-declared an array that this
-        store has used, and after a change of metadata in the base store. Stores of one process
-        see each other's changes immediately. A resize by another process needs no call.
+        store has used. Also call it after a change of metadata in the base store. Stores of one
+        process see each other's changes immediately. A resize by another process needs no call.
         """
         invalidate_documents()
 
@@ -95,8 +95,8 @@ class Upkeep(EngineStore):
         """Seal each shard file that this process has appended to.
 
         All writes are stored already. Sealing a shard removes its journal and its gap for later
-        chunks, and compacts it if more than half of it is dead. `close` and the end of the process
-        also seal shards.
+        chunks. It compacts the shard if more than half of it is dead. `close` and the end of the
+        process also seal shards.
         """
         await seal_all_async(self._engine.driver.backend, self._engine.options.order)
 

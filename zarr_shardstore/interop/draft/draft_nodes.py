@@ -134,8 +134,8 @@ class DraftNodes:
     async def places(self, keys: Sequence[str]) -> list[tuple[str, ...]]:
         """Return the keys in the store below for v3 keys of values; the first is for writing.
 
-        The tuple is empty for a key that the draft would take for a chunk, and for the key of a
-        Zarr v2 document, which zarr-python requests last.
+        The tuple is empty for a key that the draft would take for a chunk. It is also empty for the
+        key of a Zarr v2 document, which zarr-python requests last.
         """
         places = []
         for key, (at, chunk) in zip(keys, await self._chunks(keys), strict=True):

@@ -64,8 +64,8 @@ def draw_slice(store: ShardingStore, asked: Mapping[str, str]) -> tuple[bytes, s
     """Return a slice as a byte for each pixel, and its rows, columns, smallest and largest value.
 
     `asked` has the path ``array``, the coordinates ``at`` of the first element, and the ``axes`` of
-    rows and columns, by default the last two. A slice has at most 512 x 512 elements, and fewer
-    if its chunks take more than 32 MiB decoded. It ends with the array.
+    rows and columns. The default is the last two axes. A slice has at most 512 x 512 elements, and
+    fewer if its chunks take more than 32 MiB decoded. It ends with the array.
     """
     path = asked["array"]
     try:

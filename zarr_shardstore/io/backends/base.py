@@ -102,8 +102,8 @@ class Backend(ABC):
     def lock(self, key: str, fits: Fits | None = None) -> Lock | None:  # noqa: ARG002
         """Return a lock against other processes that update an object, if there is one.
 
-        It waits. With `fits` it does not wait, and is true only if it is free, the shard is open
-        and unchanged, and `fits` is true of its writer.
+        It waits. With `fits` it does not wait. It is then true only if it is free, the shard is
+        open and unchanged, and `fits` accepts its writer.
         """
         return None if fits is None else nullcontext(False)
 

@@ -1,7 +1,7 @@
 """Backend for any zarr ``Store`` that is not local files: memory, archives, wrappers, others.
 
-A client may lack suffix ranges, all ranges, or one kind of listing, or raise for a range after the
-end of an object. The backend tries, then takes another way, or says what is lacking: see
+A client may lack suffix ranges, all ranges, or one kind of listing. It may raise for a range after
+the end of an object. The backend tries, then takes another way, or says what is lacking: see
 decisions/0028-base-stores.md.
 """
 

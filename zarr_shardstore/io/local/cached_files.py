@@ -31,7 +31,8 @@ file cannot be replaced. Every read opens the file, as after rule 5.
 Cache misses:
 
 8. A reader opens a file once and takes index and entries from it. Entries that an index points to
-   stay as they are while the file lives, whatever is renamed over its path or appended to it.
+   stay as they are while the file lives. A rename over its path, and an append to it, change none
+   of them.
 9. A read of an index may meet one that is half written. A *consistent* read takes the lock of
    writers, shared with other readers, and applies the repair of the journal in memory.
 10. Only a wrapper of fsspec writes another shard into the same file. Writers of this process
@@ -379,8 +380,8 @@ class ShardFileReader:
     def version_now(self) -> object:
         """Return the version of bytes that are read now.
 
-        It is another one if this process has written a shard into any file, or if the index was
-        cached and a writer has changed the file since.
+        It is another one if this process has written a shard into any file. It is also another one
+        if the index was cached and a writer has changed the file since.
         """
         is_stale = self._cached is not None and not self._cached.is_current(self.handle.fd)
         is_other = is_stale or self._n_overwrites != open_shards.n_overwrites

@@ -16,8 +16,8 @@ tensorstore has the same two modes under the same names, and the same rules:
 2. A lock counts only if the file still has its name when it was taken. tensorstore writes the
    new shard *into the lock file* and renames it: the lock file of one update becomes the shard.
 3. Only the process that has the lock removes or renames the file.
-4. The file is empty. tensorstore does not truncate what it finds there, so a writer that finds the
-   bytes of a killed one makes a new file.
+4. The file is empty. tensorstore does not truncate the bytes that it finds there. So a writer that
+   finds the bytes of a killed one makes a new file.
 
 On Windows ``filelock`` locks the file, also for readers one at a time. Rules 2 and 4 do not apply:
 an open file keeps its name. The file is closed before it is removed, which the system refuses if

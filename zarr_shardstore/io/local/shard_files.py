@@ -8,9 +8,9 @@
 
 1. A change begins under the lock. If another writer was there since, or this process did not finish
    its last change, the journal is repaired first (`acquire`).
-2. The `ShardWriter` of the last change is used again only if the journal still names this process
-   as owner, the path leads to the open file, and size and index are as they were left (`open`).
-   Otherwise the index is read again.
+2. `open` uses the `ShardWriter` of the last change again only under three conditions. The journal
+   still names this process as owner. The path leads to the open file. Size and index are as they
+   were left. Otherwise the index is read again.
 3. The writer plans the steps of a change; `take` performs them. An exception at any step leaves the
    writer invalid. `release` then repairs the file, or the next writer does.
 4. A file with other names, by links or hard links, is copied before it is changed.

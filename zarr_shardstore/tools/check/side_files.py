@@ -29,8 +29,8 @@ _IN_USE = "a writer of this machine uses it"
 def check_side_files(base: BaseStoreHandle, keys: Sequence[str]) -> Iterator[Finding]:
     """Distinguish side files that a writer uses now from side files of killed writers.
 
-    A file is unused if no process of this machine has it open, and it stays the same during the
-    look at all open files.
+    A file is unused if no process of this machine has it open. It must also stay the same during
+    the look at all open files.
     """
     before = [_state(base, key) for key in keys]
     there = {key: state for key, state in zip(keys, before, strict=True) if state is not None}

@@ -4,10 +4,10 @@ A damaged index counts if one change makes its checksum right: a flipped bit, tw
 or damaged entries that get the frames without an entry. At most 2¹⁶ changes are tried: a wrong one
 passes with a probability of 2⁻¹⁶.
 
-Single entries count if the index begins where the data end, no two have the same bytes, and a codec
-refuses other bytes. A frame whose size is not unique needs more: a shard without dead frames, an
-order of writers, and whole entries beside it. Raw chunks are no proof: all entries must fill the
-data, in an order of writers.
+Single entries count if the index begins where the data end, and no two have the same bytes. A codec
+must also refuse other bytes. A frame whose size is not unique needs more: a shard without dead
+frames, an order of writers, and whole entries beside it. Raw chunks are no proof: all entries must
+fill the data, in an order of writers.
 """
 
 from __future__ import annotations
