@@ -767,3 +767,25 @@ def test_the_source_is_only_read(hdf5: Path) -> None:
     hdf5.chmod(0o400)
     imported(hdf5)
     assert (hdf5.read_bytes(), os.stat(hdf5).st_mtime_ns) == before
+
+
+def test_a_name_that_zarr_spells_in_another_way_is_encoded_again(tmp_path: Path) -> None:
+    r"""zarr takes ``m\s`` for ``m/s``, which another variable may be."""
+    path, store = tmp_path / "x.h5", MemoryStore()
+    with h5py.File(path, "w") as file:
+        options: dict[str, Any] = {"chunks": (3,), "scaleoffset": 0}
+        file.create_dataset("m\\s", data=np.arange(9, dtype="i4"), **options)
+        file.create_dataset("m/s", data=np.arange(9, dtype="i2")[::-1], **options)
+        file["fine"] = VALUES
+    assert import_store(path, store, recode=True).n_left == 0
+    group: Any = zarr.open_group(store, mode="r")
+    np.testing.assert_array_equal(group["m/s"][:], np.arange(9)[::-1])
+    np.testing.assert_array_equal(group["fine"][:], VALUES)
+
+
+def test_a_remote_file_that_is_gone_is_named() -> None:
+    array = {"zarr_format": 2, "shape": [1], "chunks": [1], "dtype": "|u1", "fill_value": 0}
+    array |= {"compressor": None, "filters": None, "order": "C"}
+    refs = {"a/.zarray": json.dumps(array), "a/0": ["memory://no-such-directory/file", 0, 1]}
+    with pytest.raises(ShardConflictError, match="is gone"):
+        import_store({"version": 1, "refs": refs}, MemoryStore())

@@ -20,6 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from zarr.abc.store import ByteRequest, OffsetByteRequest, RangeByteRequest, SuffixByteRequest
 from zarr.core.buffer import cpu, default_buffer_prototype
+from zarr.core.sync import sync
 from zarr.storage import LocalStore, ObjectStore, WrapperStore
 
 from tests.support.async_calls import erase_prefix, set_partial_values
@@ -512,3 +513,21 @@ def test_the_same_files_through_stores_of_any_kind(data: st.DataObject) -> None:
     fresh.erase_prefix("")
     assert objects_of(LocalStore(path)) == {}
     forget(path)  # of many examples they would be sealed, some time
+
+
+def test_a_listing_that_fails_is_not_begun_again() -> None:
+    """Its error is raised as it is."""
+    n_listings = 0
+
+    class Failing(dict[str, bytes]):
+        def __iter__(self) -> Any:
+            nonlocal n_listings
+            n_listings += 1
+            raise ConnectionError(str(n_listings))
+
+    async def keys() -> list[str]:
+        return [key async for key in ShardingStore(Failing(a=b"1"), None).list()]
+
+    with pytest.raises(ConnectionError, match=r"^1$"):
+        sync(keys())
+    assert n_listings == 1

@@ -66,6 +66,8 @@ ADOPTED = "zarr_shardstore_adopted"
 """Member of a v3 document whose first shards are adopted files of other formats."""
 
 _NBYTES = {"bool": 1, "numpy.datetime64": 8, "numpy.timedelta64": 8}
+_MAX_ITEMSIZE = 2**31 - 1
+"""As in numpy."""
 _DATA_TYPE = re.compile(
     r"^(?:(?:u?int|float|complex|r)([0-9]{1,9})|[<>|=]?([biufcmMSUV])([0-9]{1,9})(?:\[\w+\])?)\Z"
 )
@@ -315,7 +317,7 @@ def chunk_nbytes(doc: Mapping[str, Any], chunk_shape: Coords) -> int | None:
             itemsize = int(bits) // 8 if bits else int(n) * (4 if kind == "U" else 1)
     except Exception:  # a hint does not fail: other programs may know the data type
         return None
-    return itemsize * math.prod(chunk_shape) if itemsize > 0 else None
+    return itemsize * math.prod(chunk_shape) if 0 < itemsize <= _MAX_ITEMSIZE else None
 
 
 def has_empty_chunks(doc: Mapping[str, Any]) -> bool:

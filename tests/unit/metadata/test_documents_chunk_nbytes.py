@@ -100,3 +100,10 @@ def test_a_strange_data_type_stays_among_the_others(data_type: Any) -> None:
     assert m["a/c/0"] == b"0"
     del m["a/zarr.json"]
     assert "a/zarr.json" not in base
+
+
+@pytest.mark.parametrize("nbytes", [10**30, 2**31, 0, -1, "x", None])
+def test_a_size_that_no_element_has_is_unknown(nbytes: Any) -> None:
+    data_type = {"name": "null_terminated_bytes", "configuration": {"length_bytes": nbytes}}
+    doc = {"zarr_format": 3, "node_type": "array", "data_type": data_type}
+    assert chunk_nbytes(doc, (1,)) is None

@@ -26,7 +26,7 @@ import numpy.typing as npt
 import zarr
 from fsspec.spec import AbstractBufferedFile
 from zarr.abc.store import RangeByteRequest, Store
-from zarr.core.buffer import Buffer, cpu, default_buffer_prototype
+from zarr.core.buffer import cpu, default_buffer_prototype
 from zarr.core.sync import sync
 from zarr.storage import MemoryStore
 
@@ -71,6 +71,7 @@ _SIGNATURES = {
 _FILE = "//"
 """Prefix of the keys of files. No key of a zarr store begins with it."""
 
+_DOCUMENTS = ("zarr.json", ".zarray", ".zattrs")
 _BUFFER_NBYTES = 1 << 20
 _CHUNK_KEY = re.compile(r"(.*?/)?c((?:/[0-9]+)*)")
 
@@ -169,7 +170,7 @@ class SourceFiles:
             wanted = RangeByteRequest(start, stop)
             found = await store.get(name, default_buffer_prototype(), wanted)
         if found is None:
-            raise FileNotFoundError(url)
+            raise ShardConflictError(f"object {url!r} is gone: restore it, and run the same again")
         return found.to_bytes()
 
     def size(self, url: str) -> int:
@@ -292,8 +293,6 @@ class SourceBackend(backends.BlockingBackend):
         self._opened = ExitStack()
         self._array_at: Callable[[str], Any] | None = None
         self._recent: tuple[str, bytes] = ("", b"")
-        values = {key: cpu.Buffer.from_bytes(doc) for key, doc in self._documents.items()}
-        self._recoding = MemoryStore(dict[str, Buffer](values))
 
     def __reduce__(self) -> tuple[Any, ...]:
         return self._reopen()
@@ -421,16 +420,20 @@ class SourceBackend(backends.BlockingBackend):
             if self._array_at is None:
                 self._array_at = self._opened.enter_context(self.parsed.decoded())
             path = self._array_of(key)
+            prefix = f"{path}/" if path else ""
+            own = ((name, self._documents.get(prefix + name)) for name in _DOCUMENTS)
+            # At the root: zarr spells some paths in another way.
+            store = MemoryStore({name: cpu.Buffer.from_bytes(doc) for name, doc in own if doc})
             with zarr.config.set({"array.write_empty_chunks": True}):
-                array = zarr.open_array(self._recoding, path=path)
-                coords = [*map(int, re.findall("[0-9]+", key[len(path) :]))][: array.ndim]
+                array = zarr.open_array(store)
+                coords = [*map(int, re.findall("[0-9]+", key[len(prefix) :]))][: array.ndim]
                 bounds = zip(coords, array.chunks, array.shape, strict=True)
                 box = tuple(slice(c * n, min((c + 1) * n, size)) for c, n, size in bounds)
                 with faults_named():
                     values = self._array_at(path)[box]  # a netCDF variable may end earlier
                 starts = zip(box, np.shape(values), strict=True)
                 array[tuple(slice(b.start, b.start + n) for b, n in starts)] = values
-            value = self._recoding._store_dict.pop(key).to_bytes()
+            value = store._store_dict[key[len(prefix) :]].to_bytes()
             self._recent = (key, value)
             return value
 

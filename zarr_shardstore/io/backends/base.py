@@ -173,10 +173,12 @@ class BlockingBackend(Backend):
 
     def list_page(self, request: requests.ListPage, _: object = None) -> VersionedKeys:
         cursor = request.cursor
+        if not request.n_keys:  # the end of a listing, which may not have begun
+            if cursor.pages is not None:
+                cursor.pages.close()
+            return VersionedKeys()
         cursor.pages = cursor.pages or Pages(self.keys(cursor.prefix, shows_all=cursor.shows_all))
         page: VersionedKeys = cursor.pages.next_page(request.n_keys)
-        if not request.n_keys:
-            cursor.pages.close()
         return page
 
 

@@ -244,10 +244,11 @@ class ZarrBackend(base.Backend):
 
     async def list_page(self, request: requests.ListPage) -> VersionedKeys:
         cursor = request.cursor
-        cursor.pages = cursor.pages or self._listed(cursor.prefix)
-        if not request.n_keys:
-            await cursor.pages.aclose()
+        if not request.n_keys:  # the end of a listing, which may not have begun
+            if cursor.pages is not None:
+                await cursor.pages.aclose()
             return VersionedKeys()
+        cursor.pages = cursor.pages or self._listed(cursor.prefix)
         return await next_page(cursor.pages, request.n_keys, shows_all=cursor.shows_all)
 
     async def list_dir(self, request: requests.ListDir) -> list[str]:

@@ -367,8 +367,8 @@ def _values_in_shards(location: ArrayLocation, region: ArrayRegion) -> StoredVal
         fields[members] = index.fields[entry_ids[members]]
     present = np.flatnonzero((fields != shard_format.MISSING).any(axis=1))
     offsets, nbytes = fields[present].astype(np.int64).T
-    which, ids = (each[present].astype(np.int64) for each in (which, region.ids))
-    return StoredValues(location.base, keys, which, offsets, offsets + nbytes, ids)
+    of, ids = (each[present].astype(np.int64) for each in (which, region.ids))
+    return StoredValues(location.base, keys, of, offsets, offsets + nbytes, ids)
 
 
 def _cut(base: BaseStoreHandle, sizes: _Ints) -> Iterator[tuple[int, int]]:
