@@ -347,7 +347,7 @@ def _values_in_shards(location: ArrayLocation, region: ArrayRegion) -> StoredVal
     first = [divmod(i * n_region, n_shard) for i, n_region, n_shard in starts]
     coords += np.array([entry for _, entry in first], np.intp)
     shard_coords, coords = np.divmod(coords, np.array(cps, np.intp))
-    entry_ids = np.ravel_multi_index(tuple(coords.T), cps) if cps else region.ids
+    entry_ids: Any = np.ravel_multi_index(tuple(coords.T), cps) if cps else region.ids
     corners, which = np.unique(shard_coords, axis=0, return_inverse=True)
     which = which.reshape(-1)
     firsts = [shard for shard, _ in first]
