@@ -347,7 +347,7 @@ def _values_in_shards(location: ArrayLocation, region: ArrayRegion) -> StoredVal
     first = [divmod(i * n_region, n_shard) for i, n_region, n_shard in starts]
     coords += np.array([entry for _, entry in first], np.intp)
     shard_coords, coords = np.divmod(coords, np.array(cps, np.intp))
-    entry_ids: Any = np.ravel_multi_index(tuple(coords.T), cps) if cps else region.ids
+    entry_ids = np.ravel_multi_index(tuple(coords.T), cps) if cps else region.ids
     corners, which = np.unique(shard_coords, axis=0, return_inverse=True)
     which = which.reshape(-1)
     firsts = [shard for shard, _ in first]
@@ -364,7 +364,7 @@ def _values_in_shards(location: ArrayLocation, region: ArrayRegion) -> StoredVal
         except shard_format.IndexDamageError as damage:
             raise index_reads.corrupt(shards[i], damage, "; nothing was removed") from damage
         members = which == i
-        fields[members] = index.fields[entry_ids[members]]
+        fields[members] = index.fields[np.asarray(entry_ids)[members]]
     present = np.flatnonzero((fields != shard_format.MISSING).any(axis=1))
     offsets, nbytes = fields[present].astype(np.int64).T
     of, ids = (each[present].astype(np.int64) for each in (which, region.ids))
