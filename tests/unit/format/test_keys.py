@@ -15,6 +15,7 @@ from zarr_shardstore.format.keys import (
     ChunkKeyEncoding,
     Style,
     check_key,
+    check_no_loop,
     check_prefix,
     draft_candidate,
     odd_candidates,
@@ -271,3 +272,12 @@ def test_separators_of_each_style() -> None:
     for odd in ("", "0", "x1", "//", "\\", "\0"):
         assert not SEPARATORS["draft"].fullmatch(odd)
         assert not SEPARATORS["v2"].fullmatch(odd)
+
+
+def test_directories_that_are_listed_in_each_other_are_refused() -> None:
+    check_no_loop(["a/b/c", "a/a/b"])
+    check_no_loop([])
+    with pytest.raises(SpecError, match="listed in itself"):
+        check_no_loop(["/".join(map(str, range(65)))])
+    with pytest.raises(SpecError, match="listed in itself"):
+        check_no_loop([f"a/b/a/b/{i}" for i in range(4097)])

@@ -9,7 +9,15 @@ import pytest
 from zarr_shardstore.errors import SpecError, UnsupportedError
 from zarr_shardstore.format.shard import DRAFT_INDEX, ZEP2_INDEX, IndexFormat, ShardingSpec
 from zarr_shardstore.metadata import declaration
-from zarr_shardstore.metadata.declaration import Declared, apply, find_declaration, reapply, strip
+from zarr_shardstore.metadata.declaration import (
+    Declared,
+    apply,
+    find_declaration,
+    is_sharded_by_zarr,
+    reapply,
+    strip,
+    without_mark,
+)
 from zarr_shardstore.metadata.transformer_list import (
     TransformerSpec,
     index_codecs,
@@ -415,3 +423,12 @@ def test_names_and_options_are_never_shared() -> None:
     for odd in (5, {}, {"name": "x", "configuration": [1]}):
         with pytest.raises(SpecError, match="has no name, or a configuration that is no object"):
             name_and_options(odd)
+
+
+def test_a_codec_alone_is_sharding_by_zarr() -> None:
+    codec = {"name": "sharding_indexed", "configuration": {}}
+    doc = {"zarr_format": 3, "node_type": "array", "shape": [4], "codecs": [codec]}
+    assert is_sharded_by_zarr(doc)
+    assert not is_sharded_by_zarr({**doc, "codecs": [{"name": "bytes"}]})
+    assert not is_sharded_by_zarr({**doc, "storage_transformers": [{"name": "sharding"}]})
+    assert without_mark(doc) is doc
