@@ -12,8 +12,6 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
-import grimp
-
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "zarr_shardstore"
 NOTES = ROOT / "spec_notes"
@@ -52,6 +50,8 @@ def prose() -> str:
 
 def imports() -> dict[str, set[str]]:
     """Return the rooms that each room imports; a room is a folder or a file of the package."""
+    import grimp  # the tests of the oldest versions do without
+
     graph = grimp.build_graph(PACKAGE.name)
     rooms = sorted(graph.find_children(PACKAGE.name))
     for room in rooms:
