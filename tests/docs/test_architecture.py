@@ -39,7 +39,7 @@ ROOMS = {
     "core/format": 1_500,
     "core/metadata": 1_000,
     "core/shards": 2_470,
-    "core/arrays": 1_480,
+    "core/arrays": 1_490,
     "core/operations": 2_270,
     "core/io": 6_010,
     "core/zarr_hooks": 1_070,

@@ -65,20 +65,21 @@ class Catalog:
         pass unless `are_values`, because listings and sizes are about stored objects.
         """
         generation = self.arrays.current()
-        chunks: list[Any] = [*generation.chunks_of(keys)]
-        if None not in chunks:
+        chunks: list[Any] = generation.chunks_of(keys)
+        left = {i: keys[i] for i, chunk in enumerate(chunks) if chunk is None}
+        if not left:
             return chunks
-        answers = yield from self._locate(keys, generation, in_grid=True)
+        answers = yield from self._locate([*left.values()], generation, in_grid=True)
         invalid = {answer.node for answer in answers if isinstance(answer, InvalidChunkKey)}
         if invalid:  # another process may have resized the array
             for node in invalid:
                 generation.drop(node)
-            answers = yield from self._locate(keys, generation, in_grid=True)
+            answers = yield from self._locate([*left.values()], generation, in_grid=True)
         passing = () if are_values else UnsupportedError
-        chunks = [None if isinstance(answer, passing) else answer for answer in answers]
-        for chunk in chunks:
-            if isinstance(chunk, ShardStoreError):
-                raise chunk
+        for i, answer in zip(left, answers, strict=True):
+            chunks[i] = None if isinstance(answer, passing) else answer
+            if isinstance(chunks[i], ShardStoreError):
+                raise chunks[i]
         return chunks
 
     def chunk_without_document(self, key: str) -> ChunkRef | None:
