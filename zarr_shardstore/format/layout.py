@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Container, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import product
 from typing import NamedTuple, TypeVar
 
 import numpy as np
@@ -103,6 +104,13 @@ class ArrayLayout:
             shard_coords.append(c // n)
             entry_id = entry_id * n + c % n
         return ChunkRef(key, self.shard(tuple(shard_coords)), entry_id)
+
+    def chunk_keys(self, box: Box) -> list[str]:
+        """Return the keys of the chunks in a box, in C order."""
+        first, *others = [list(map(str, range(*side))) for side in box]
+        start = self.prefix + self.encoding.marker
+        columns = [[start + text for text in first], *others]
+        return list(map(self.encoding.separator.join, product(*columns)))
 
     def chunk_of_key(self, key: str) -> ChunkRef | None:
         """Return the chunk that a key spells, also outside the grid, or ``None``."""

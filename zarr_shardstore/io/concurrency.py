@@ -43,7 +43,17 @@ def worker_pool() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(n_threads, thread_name_prefix="zarr-shardstore")
 
 
-in_forked_child(worker_pool.cache_clear)  # the child has none of its parent's threads
+@cache
+def _codec_pool(n: int) -> ThreadPoolExecutor:
+    """Return the threads of codecs: one for each core, however many operations are under way.
+
+    They also read and commit whole shards, so no commit and no other thread may wait for them.
+    """
+    return ThreadPoolExecutor(n, thread_name_prefix="zarr-shardstore-codec")
+
+
+for _pool in (worker_pool, _codec_pool):
+    in_forked_child(_pool.cache_clear)  # the child has none of its parent's threads
 
 
 def backoff(
@@ -84,9 +94,9 @@ async def map_in_threads(
     if nbytes <= (_INLINE_NBYTES_OF_SMALL if are_small else _INLINE_NBYTES):
         return list(work(items))
     results: list[Any] = [None] * len(items)
-    n_threads = min(_n_threads(), len(items))
+    n = min(n_threads(), len(items))
     n_in_limits = min(_RUN_LENGTH, len(items) * _RUN_NBYTES // nbytes)
-    length = max(1, min(n_in_limits, len(items) // (4 * n_threads)))
+    length = max(1, min(n_in_limits, len(items) // (4 * n)))
     starts = iter(range(0, len(items), length))
     is_stopped = False
 
@@ -100,8 +110,8 @@ async def map_in_threads(
             is_stopped = True
             raise
 
-    loop, pool = asyncio.get_running_loop(), worker_pool()
-    threads = [loop.run_in_executor(pool, take_turns) for _ in range(n_threads)]
+    loop, pool = asyncio.get_running_loop(), _codec_pool(n_threads())
+    threads = [loop.run_in_executor(pool, take_turns) for _ in range(n)]
     try:
         raise_first(await asyncio.gather(*threads, return_exceptions=True))
     finally:
@@ -181,7 +191,7 @@ def raise_first(outcomes: Iterable[object]) -> None:
             raise outcome
 
 
-def _n_threads() -> int:
+def n_threads() -> int:
     """Return the number of threads for codecs, by zarr's configuration or the cores."""
     for name in ("codec_pipeline.max_workers", "threading.max_workers"):
         given = config.get(name, None)

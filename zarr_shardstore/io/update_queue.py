@@ -306,16 +306,13 @@ def _commit(group: Sequence[QueuedUpdate], fits: Fits | None = None) -> bool:
 def _commit_inline(taken: Sequence[QueuedUpdate]) -> bool:
     """Commit in the event loop if that is predicted to be little work (rule 6)."""
     driver, request = taken[0].driver, taken[0].request
-    updates = [part for update in taken for part in update.request.updates]
     begun = time.monotonic()
-    if (
-        begun < driver.inline_from
-        or len(updates) > _MAX_INLINE_UPDATES
-        # A request without updates flushes the write buffer of a batch: perhaps a whole shard.
-        or not all(update.request.updates for update in taken)
-        or sum(map(nbytes_of, updates)) > _MAX_INLINE_NBYTES
-        or len(_groups(taken)) > 1
-    ):
+    lengths = [len(update.request.updates) for update in taken]
+    # A request without updates flushes the write buffer of a batch: perhaps a whole shard.
+    if begun < driver.inline_from or sum(lengths) > _MAX_INLINE_UPDATES or 0 in lengths:
+        return False
+    updates = [part for update in taken for part in update.request.updates]
+    if sum(map(nbytes_of, updates)) > _MAX_INLINE_NBYTES or len(_groups(taken)) > 1:
         return False
     is_done = _commit(taken, partial(driver.fits_inline, request, updates))
     took = time.monotonic() - begun

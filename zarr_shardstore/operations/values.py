@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from functools import partial
-from itertools import repeat
+from itertools import accumulate, repeat
 from reprlib import repr as short
 from typing import Any, TypeAlias, TypeVar
 
@@ -26,7 +26,7 @@ from zarr_shardstore.arrays.policy import ShardingPolicy
 from zarr_shardstore.arrays.stored_array import ArrayReader, StoredArray
 from zarr_shardstore.errors import SpecError
 from zarr_shardstore.format.keys import check_key, check_prefix
-from zarr_shardstore.format.layout import ChunkRef, ShardRef
+from zarr_shardstore.format.layout import ArrayLayout, ChunkRef, ShardRef
 from zarr_shardstore.format.ranges import ByteRange, Range, column_of_ranges
 from zarr_shardstore.format.shard import Bytes, EntryOrder
 from zarr_shardstore.metadata.declaration import Native
@@ -40,13 +40,18 @@ from zarr_shardstore.operations.write_buffer import WriteBuffer
 from zarr_shardstore.shards import requests, stack
 from zarr_shardstore.shards.append import append_to_shard, fits_inline
 from zarr_shardstore.shards.index_reads import rounds_of
-from zarr_shardstore.shards.read import ReadOptions, read_entries, read_groups
+from zarr_shardstore.shards.read import ReadOptions, ShardReads, read_entries, read_groups
 from zarr_shardstore.shards.requests import EntryUpdate, Flow, Piece
 from zarr_shardstore.shards.rewrite import rewrite_shard, rewrite_value
 from zarr_shardstore.shards.shard_listing import GridDirectory
 from zarr_shardstore.shards.shard_writer import ShardWriter
 from zarr_shardstore.shards.stack import WriteStrategy
-from zarr_shardstore.shards.updates import apply_pieces, check_pieces, shard_updates
+from zarr_shardstore.shards.updates import (
+    EntryBlock,
+    apply_pieces,
+    check_pieces,
+    shard_updates,
+)
 
 V = TypeVar("V", bound=requests.ValueRequest)
 
@@ -158,6 +163,14 @@ class Operations:
             values[i] = self.documents.to_user(keys[i], found.value, byte_range, generation)
         return values
 
+    def get_groups(self, groups: Sequence[ShardReads]) -> Flow[list[Sequence[memoryview | None]]]:
+        """Return the values of each group. Its positions are set here."""
+        ends = list(accumulate(map(len, groups)))
+        for end, group in zip(ends, groups, strict=True):
+            group.positions = list(range(end - len(group), end))
+        values = yield from read_groups(groups, sum(map(len, groups)), self._reading)
+        return [values[end - len(group) : end] for end, group in zip(ends, groups, strict=True)]
+
     def get(self, key: str, byte_range: ByteRange | None = None) -> Flow[memoryview | None]:
         """Return one value, or a range of it; ``None`` if the key is missing."""
         (value,) = yield from self.get_many([(key, byte_range)])
@@ -244,6 +257,24 @@ class Operations:
         if len(items) > 1:
             yield from self.catalog.chunks_of([items[0][0]])
         yield from self.set_many(items)
+
+    def set_blocks(self, blocks: Sequence[EntryBlock]) -> Flow[None]:
+        """As `set_many`, for chunks of whole boxes."""
+        if not self.buffer.is_active:
+            yield [requests.UpdateShard(block.shard, block) for block in blocks]
+            return
+        yield from self._perform(
+            [
+                (update, ChunkRef(update.key, block.shard, entry_id))
+                for block in blocks
+                for entry_id, update in block
+            ]
+        )
+
+    def layout_of(self, key: str) -> Flow[ArrayLayout | None]:
+        """Return the layout of the array of a chunk, if it is sharded and not otherwise changed."""
+        (owner,) = yield from self.catalog.chunks_of([key])
+        return owner.shard.layout if isinstance(owner, ChunkRef) else None
 
     def is_in_shard(self, key: str) -> Flow[bool]:
         """Whether a key belongs to a chunk in a shard, or to a shard that zarr writes itself."""

@@ -58,7 +58,8 @@ def append_to_shard(
     Cost: the bytes of the entries, and 64 for each, at any size of the shard. Also the index, when
     a shard is opened, grows, or is sealed. Patches read the old values.
     """
-    updates = [update for group in groups for update in group]
+    of_one = groups[0] if len(groups) == 1 else None
+    updates = of_one or [update for group in groups for update in group]
     if replaced_entries(shard, updates) is not None and not shard.is_adopted:
         return (yield from rewrite_shard(shard, groups, order=order))
     writer = yield from _open(shard)

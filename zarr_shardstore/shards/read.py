@@ -76,6 +76,9 @@ class ShardReads:
     entry_ids: list[int] = field(default_factory=list)
     """Entry of each value; an entry may be there more than once."""
 
+    def __len__(self) -> int:
+        return len(self.entry_ids)
+
     def byte_ranges(self) -> list[ByteRange | None] | None:
         """Return the range of each value; ``None``: all are whole."""
         return None if self.column is None else [self.column[i] for i in self.positions]

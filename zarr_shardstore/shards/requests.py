@@ -272,7 +272,7 @@ class UpdateShard(NamedTuple):
     """Commit all updates of entries of one shard, or none, above the transformers `below`."""
 
     shard: ShardRef | PlainValue
-    updates: tuple[EntryUpdate, ...]
+    updates: Sequence[EntryUpdate]
     below: tuple[Any, ...] = ()
 
     def as_whole_write(self) -> Set | Delete | None:

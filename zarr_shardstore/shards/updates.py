@@ -8,10 +8,13 @@ negative start).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from operator import index
 from typing import Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
 
 from zarr_shardstore.errors import SpecError
 from zarr_shardstore.format.layout import ChunkRef, ShardRef
@@ -32,6 +35,35 @@ def shard_updates(pairs: Iterable[tuple[Any, ChunkRef]]) -> list[requests.Reques
             parts = updates.setdefault(shard, [])
         parts.append((chunk.entry_id, request))
     return [requests.UpdateShard(shard, tuple(parts)) for shard, parts in updates.items()]
+
+
+class EntryBlock(Sequence[EntryUpdate]):
+    """New values of many entries of one shard, ``None`` to erase: updates made when they are read.
+
+    A whole shard is stored without them.
+    """
+
+    def __init__(
+        self, shard: ShardRef, ids: npt.NDArray[np.intp], values: Sequence[Bytes | None]
+    ) -> None:
+        self.shard = shard
+        self._ids = ids
+        self._values = values
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def __getitem__(self, i: Any) -> Any:
+        return list(self)[i]
+
+    def __iter__(self) -> Iterator[EntryUpdate]:
+        keys = self.shard.chunk_keys(self._ids)
+        for entry_id, key, value in zip(self._ids.tolist(), keys, self._values, strict=True):
+            yield entry_id, Delete(key) if value is None else Set(key, value)
+
+    def new_values(self) -> dict[int, Bytes | None]:
+        """Return the values by entry id."""
+        return dict(zip(self._ids.tolist(), self._values, strict=True))
 
 
 def nbytes_of(update: EntryUpdate) -> float:
@@ -69,6 +101,8 @@ def replaced_entries(shard: ShardRef, updates: Sequence[EntryUpdate]) -> dict[in
     if len(updates) < shard.n_grid_entries:  # a number: sets of all entries are large
         return None
     replaced: dict[int, float] = {}
+    if isinstance(updates, EntryBlock):
+        replaced, updates = dict.fromkeys(updates.new_values(), math.inf), ()
     for i, update in updates:
         match update:
             case Set() | Delete():
@@ -94,12 +128,17 @@ def apply_groups(
     outcomes: list[Exception | None] = [None] * len(groups)
     left = list(range(len(groups)))
     while left:
-        old = yield from read([update for i in left for update in groups[i]])
+        of_one = groups[left[0]] if len(left) == 1 else None
+        old = yield from read(of_one or [update for i in left for update in groups[i]])
         stored: Mapping[int, Bytes | None] = old or {}
         new: dict[int, Bytes | None] = {}
         for i in left:
+            group = groups[i]
+            if isinstance(group, EntryBlock):
+                new |= group.new_values()
+                continue
             try:
-                for entry_id, update in groups[i]:
+                for entry_id, update in group:
                     before = new[entry_id] if entry_id in new else stored.get(entry_id)
                     after = new_value(update, before)
                     # A value that is replaced is not read, so it may be stored.

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import replace
 from reprlib import repr as short
-from typing import Any, TypeAlias, cast
+from typing import Any, Literal, TypeAlias, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -52,6 +52,7 @@ class ChunkReader:
         if node.hierarchy == "draft":
             raise UnsupportedError(f"{node.path!r} is an array of the draft: read its keys")
         array = AsyncArray.from_dict(StorePath(store, node.path), json.loads(bytes(document)))
+        self.array: AsyncArray[Any] = array
         metadata: Any = array.metadata
         is_v2 = metadata.zarr_format == 2
         sides = metadata.chunks if is_v2 else getattr(metadata.chunk_grid, "chunk_shape", None)
@@ -66,16 +67,16 @@ class ChunkReader:
             for size, side in zip(metadata.shape, self.chunk_shape, strict=True)
         )
         self._key_of: Callable[[Coords], str] = metadata.encode_chunk_key
-        self._dtype: np.dtype[Any] = metadata.dtype.to_native_dtype()
+        self.dtype: np.dtype[Any] = metadata.dtype.to_native_dtype()
         fill = metadata.fill_value
         self._fill = metadata.dtype.default_scalar() if fill is None else fill
         config = replace(array.config, order=metadata.order) if is_v2 else array.config
         prototype = default_buffer_prototype()
-        self._spec = ArraySpec(self.chunk_shape, metadata.dtype, self._fill, config, prototype)
+        self.spec = ArraySpec(self.chunk_shape, metadata.dtype, fill, config, prototype)
         self._pipeline = cast(Any, array.codec_pipeline)
-        self._nbytes = max(1, math.prod(self.chunk_shape) * self._dtype.itemsize)
-        self._codec = ChunkCodec.of(list(self._pipeline))
-        self._plain = None if self._codec is None else self._codec.plain(self._spec)
+        self._nbytes = max(1, math.prod(self.chunk_shape) * self.dtype.itemsize)
+        self.codec = ChunkCodec.of(list(self._pipeline))
+        self.plain = None if self.codec is None else self.codec.plain(self.spec)
 
     def coords_of(self, coords: npt.ArrayLike) -> npt.NDArray[np.int64]:
         """Return coordinates in the grid of chunks as an array of the shape n x ndim."""
@@ -98,17 +99,18 @@ class ChunkReader:
         prefix = f"{self._path}/" if self._path else ""
         return [prefix + self._key_of(each) for each in map(tuple, coords.tolist())]
 
-    def result(self, n_chunks: int, out: npt.NDArray[Any] | None) -> npt.NDArray[Any]:
+    def result(
+        self, shape: Coords, out: npt.NDArray[Any] | None, order: Literal["C", "F"] = "C"
+    ) -> npt.NDArray[Any]:
         """Return the array for the values: `out` if it is given and fits."""
-        shape = (n_chunks, *self.chunk_shape)
         if out is None:
-            return np.empty(shape, self._dtype)
+            return np.empty(shape, self.dtype, order)
         if not isinstance(out, np.ndarray) or not out.flags.writeable:
             raise SpecError(f"out is an array of numpy that can be written, got {short(out)}")
-        if out.shape != shape or not np.can_cast(self._dtype, out.dtype, "same_kind"):
+        if out.shape != shape or not np.can_cast(self.dtype, out.dtype, "same_kind"):
             raise SpecError(
-                f"out has the shape {out.shape} and the type {out.dtype}, the chunks take {shape} "
-                f"and have {self._dtype}"
+                f"out has the shape {out.shape} and the type {out.dtype}, the values take {shape} "
+                f"and have {self.dtype}"
             )
         return out
 
@@ -153,13 +155,13 @@ class ChunkReader:
                 raise
 
     def _decoded(self, values: Sequence[bytes | memoryview]) -> Iterable[npt.NDArray[Any]]:
-        if self._plain is not None:
-            return (self._plain.decode(value, self.chunk_shape) for value in values)
-        buffers = map(self._spec.prototype.buffer.from_bytes, values)
-        if self._codec is not None:
-            decoded: Any = (self._codec.decode(buffer, self._spec) for buffer in buffers)
+        if self.plain is not None:
+            return (self.plain.decode(value, self.chunk_shape) for value in values)
+        buffers = map(self.spec.prototype.buffer.from_bytes, values)
+        if self.codec is not None:
+            decoded: Any = (self.codec.decode(buffer, self.spec) for buffer in buffers)
         else:
-            decoded = sync(self._pipeline.decode([(buffer, self._spec) for buffer in buffers]))
+            decoded = sync(self._pipeline.decode([(buffer, self.spec) for buffer in buffers]))
         return (chunk.as_numpy_array() for chunk in decoded)
 
 
@@ -216,7 +218,7 @@ class DirectReads(EngineStore):
         (2, 2, 2)
         """
         reader, wanted = self._reader(path, coords)
-        result = reader.result(len(wanted), out)
+        result = reader.result((len(wanted), *reader.chunk_shape), out)
         reader.read(self._encoded, wanted, result, is_local=self._engine.root is not None)
         return result
 
@@ -239,15 +241,8 @@ class DirectReads(EngineStore):
         self, path: str, coords: npt.ArrayLike
     ) -> tuple[ChunkReader, npt.NDArray[np.int64]]:
         path, engine = array_path(path), self._engine
-        if not self._is_open:
-            sync(self._ensure_open())
         for _ in range(2):
-            known = engine.chunk_readers.get(path)
-            arrays = engine.operations.arrays.current().arrays
-            if known is not None and arrays.get(known[0].node) is known[0]:
-                reader: ChunkReader = known[1]
-            else:  # its document was read again since, or never
-                reader = self._new_reader(path)
+            reader = self._reader_of(path)
             wanted = reader.coords_of(coords)
             outside = reader.outside(wanted)
             if outside is None:
@@ -256,8 +251,15 @@ class DirectReads(EngineStore):
             engine.get_blocking(key, None)  # a document that has grown is read again
         raise IndexError(f"{path!r} has the grid {reader.grid_shape} of chunks, not {outside}")
 
-    def _new_reader(self, path: str) -> ChunkReader:
+    def _reader_of(self, path: str) -> ChunkReader:
         engine = self._engine
+        if not self._is_open:
+            sync(self._ensure_open())
+        known = engine.chunk_readers.get(path)
+        arrays = engine.operations.arrays.current().arrays
+        if known is not None and arrays.get(known[0].node) is known[0]:
+            reader: ChunkReader = known[1]
+            return reader  # otherwise its document was read again since, or never
         node = engine.driver.run(array_at(engine.operations.arrays, path)).node
         found = engine.driver.run(engine.operations.documents.of_array(node))
         if found is None:

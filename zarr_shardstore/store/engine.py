@@ -32,6 +32,7 @@ from zarr_shardstore.io.local.fs import warn_of_rewrites
 from zarr_shardstore.operations.upkeep import commit_compaction, compact_below, consolidate_below
 from zarr_shardstore.operations.values import Operations
 from zarr_shardstore.shards.index_reads import try_read_indexes
+from zarr_shardstore.shards.read import ShardReads
 from zarr_shardstore.shards.requests import Flow, Modify
 from zarr_shardstore.store.options import ShardingOptions
 from zarr_shardstore.zarr_hooks.pipeline import make_default
@@ -183,22 +184,51 @@ class ShardingEngine:
             with suppress(ShardStoreError):  # the flow will raise it
                 self.driver.run(self.operations.catalog.chunks_of(keys[:1]))
             groups = self._arrays.current().reads_by_shard(keys, byte_ranges)
-        # For many chunks of a shard outside the cache, the index is read before the chunks.
-        large = [reads.shard for reads in groups if len(reads.positions) >= _MIN_TO_WARM]
-        cold = [shard for shard in large if find_file(root + shard.key) is None]
-        for first in range(0, len(cold), _SHARDS_AT_ONCE):
-            self.driver.run(try_read_indexes(cold[first : first + _SHARDS_AT_ONCE]))
-        for reads in groups:
-            path = root + reads.shard.key
-            file = find_file(path)
-            if file is None or not file.has_spec(reads.shard.layout.spec):
-                continue
-            found = file.read_many(path, reads.entry_ids, reads.byte_ranges())
+        for reads, found in zip(groups, self._get_groups_cached(groups, root), strict=True):
             if found is not None:
                 for i, value in zip(reads.positions, found, strict=True):
                     values[i] = value
                     self._count_hit()
         return values
+
+    def _get_groups_cached(
+        self, groups: Sequence[ShardReads], root: str
+    ) -> list[Sequence[bytes | memoryview | None] | None]:
+        """Return the values of each group; ``None`` for a miss."""
+        # For many chunks of a shard outside the cache, the index is read before the chunks.
+        large = [reads.shard for reads in groups if len(reads) >= _MIN_TO_WARM]
+        cold = [shard for shard in large if find_file(root + shard.key) is None]
+        for first in range(0, len(cold), _SHARDS_AT_ONCE):
+            self.driver.run(try_read_indexes(cold[first : first + _SHARDS_AT_ONCE]))
+        found: list[Sequence[bytes | memoryview | None] | None] = []
+        for reads in groups:
+            path = root + reads.shard.key
+            file = find_file(path)
+            is_known = file is not None and file.has_spec(reads.shard.layout.spec)
+            values = (
+                file.read_many(path, reads.entry_ids, reads.byte_ranges()) if is_known else None
+            )
+            found.append(values)
+        return found
+
+    async def get_groups(
+        self, groups: Sequence[ShardReads]
+    ) -> Sequence[Sequence[bytes | memoryview | None]]:
+        """Return the values of groups of reads, whose positions do not matter."""
+        if self.root is not None:  # one hop to a thread, hits or not
+            loop = asyncio.get_running_loop()
+            return await loop.run_in_executor(worker_pool(), self.get_groups_blocking, groups)
+        return await self.driver.run_async(self.operations.get_groups(groups), only_reads=True)
+
+    def get_groups_blocking(
+        self, groups: Sequence[ShardReads]
+    ) -> Sequence[Sequence[bytes | memoryview | None]]:
+        """As `get_groups`, for local files."""
+        assert self.root is not None
+        found = self._get_groups_cached(groups, self.root)
+        left = [reads for reads, values in zip(groups, found, strict=True) if values is None]
+        read = iter(self.driver.run(self.operations.get_groups(left)) if left else ())
+        return [next(read) if values is None else values for values in found]
 
     # ------------------------------------------------------------------- upkeep
 

@@ -6,7 +6,7 @@ Source: zarr-python 3, ``zarr.abc.store``, and the methods that its codec pipeli
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Coroutine, Hashable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Hashable, Iterable, Sequence
 from contextlib import aclosing
 from reprlib import repr as short
 from typing import Any
@@ -17,13 +17,15 @@ from zarr.storage import MemoryStore
 
 from zarr_shardstore.errors import ShardStoreError
 from zarr_shardstore.format.keys import SHARD_MARK
-from zarr_shardstore.format.layout import ShardRef
+from zarr_shardstore.format.layout import ArrayLayout, ShardRef
 from zarr_shardstore.io.buffers import as_view, buffer_class_of, own_bytes, range_of, to_buffer_of
 from zarr_shardstore.io.concurrency import one_ahead
 from zarr_shardstore.operations.listing import as_directory, raise_first
 from zarr_shardstore.operations.locate import shard_ids
+from zarr_shardstore.shards.read import ShardReads
 from zarr_shardstore.shards.requests import Modify
 from zarr_shardstore.shards.shard_listing import ListedKeys
+from zarr_shardstore.shards.updates import EntryBlock
 from zarr_shardstore.store.engine import EngineStore, Value
 from zarr_shardstore.zarr_hooks.pipeline import is_unsafe, warn_of_other_pipeline
 
@@ -66,6 +68,35 @@ class KeyValues(EngineStore):
         ]
         engine = self._engine.of(buffer_class_of(prototype))
         await self._write(engine.operations.set_chunks(owned), engine)
+
+    def _blocking_reads(self) -> Callable[[Sequence[ShardReads]], Any] | None:
+        return None if self._engine.root is None else self._engine.get_groups_blocking
+
+    async def _layout_of(self, key: str, *, reads: bool) -> ArrayLayout | None:
+        operations = self._engine.operations
+        if reads and operations.buffer.is_active:
+            return None
+        (chunk,) = operations.arrays.current().chunks_of([key])
+        if chunk is not None:
+            return chunk.shard.layout
+        return await self._run(operations.layout_of(key), only_reads=True)
+
+    async def _get_groups(
+        self, groups: Sequence[ShardReads], prototype: BufferPrototype
+    ) -> Sequence[Sequence[bytes | memoryview | None]]:
+        await self._ensure_open()
+        return await self._engine.of(buffer_class_of(prototype)).get_groups(groups)
+
+    def _blocking_writes(self) -> Callable[[Sequence[EntryBlock]], None] | None:
+        engine = self._engine
+        if engine.driver.backend.mode != "thread":
+            return None
+        self._check_writable()
+        return lambda blocks: engine.driver.run(engine.operations.set_blocks(blocks))
+
+    async def _set_blocks(self, blocks: Sequence[EntryBlock], prototype: BufferPrototype) -> None:
+        engine = self._engine.of(buffer_class_of(prototype))
+        await self._write(engine.operations.set_blocks(blocks), engine)
 
     # -------------------------------------------------------------------- reads
 

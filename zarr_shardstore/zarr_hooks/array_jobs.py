@@ -17,7 +17,6 @@ from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
-import numpy as np
 import numpy.typing as npt
 from zarr.core.array_spec import ArraySpec
 from zarr.core.buffer import Buffer, BufferPrototype, NDBuffer
@@ -25,10 +24,15 @@ from zarr.core.buffer import Buffer, BufferPrototype, NDBuffer
 from zarr_shardstore.io.buffers import own_bytes, to_buffer_of
 from zarr_shardstore.io.concurrency import map_in_threads, run_within
 from zarr_shardstore.shards.requests import Modify, swap
-from zarr_shardstore.zarr_hooks.chunk_codec import ChunkCodec, PlainCodec
+from zarr_shardstore.zarr_hooks.chunk_codec import (
+    ChunkCodec,
+    ChunkValues,
+    PlainCodec,
+    fill_value_of,
+    is_empty,
+)
 
 Value: TypeAlias = bytes | memoryview
-ChunkValues: TypeAlias = NDBuffer | npt.NDArray[Any]
 NewValue: TypeAlias = Buffer | bytes | Modify | None
 Prototype: TypeAlias = BufferPrototype | None
 Axes: TypeAlias = tuple[int, ...]
@@ -81,7 +85,7 @@ class ChunkPart(NamedTuple):
             axes = tuple(None if i in drop_axes else slice(None) for i in range(spec.ndim))
             part = part[axes]
         chunk[self.inside] = part
-        return None if _is_empty(chunk, spec) else chunk
+        return None if is_empty(chunk, spec) else chunk
 
     def whole_chunk_in(self, values: npt.NDArray[Any]) -> npt.NDArray[Any] | None:
         """Return the values of the chunk, as a view, if the part is all of a chunk."""
@@ -95,24 +99,6 @@ class ChunkPart(NamedTuple):
             return
         part = chunk[self.inside]
         out[self.outside] = part.squeeze(axis=drop_axes) if drop_axes else part
-
-
-def fill_value_of(spec: ArraySpec) -> Any:
-    """Return the value of missing elements; a document of Zarr v2 may leave it open."""
-    return spec.dtype.default_scalar() if spec.fill_value is None else spec.fill_value
-
-
-def _is_empty(chunk: ChunkValues, spec: ArraySpec) -> bool:
-    """Whether the array omits this chunk, because it has only fill values."""
-    if spec.config.write_empty_chunks:
-        return False
-    fill = fill_value_of(spec) if spec.fill_value is None else spec.fill_value
-    array: Any = chunk.as_ndarray_like() if isinstance(chunk, NDBuffer) else chunk
-    if isinstance(array, np.ndarray) and array.dtype.kind in "biuf" and array.size:
-        first = array[(0,) * array.ndim]  # most chunks differ here; all elements take 20 µs
-        if first != fill and first == first:  # not NaN
-            return False
-    return spec.prototype.nd_buffer.from_ndarray_like(array).all_equal(fill)
 
 
 @runtime_checkable
@@ -202,7 +188,7 @@ class WriteJob(NamedTuple):
             if self.plain is None or values is None:
                 new.append(self._encode(part, old))
             else:
-                new.append(None if _is_empty(values, part.spec) else self.plain.encode(values))
+                new.append(None if is_empty(values, part.spec) else self.plain.encode(values))
         return new
 
     def _encode(self, part: ChunkPart, old: Value | None) -> NewValue:

@@ -7,6 +7,7 @@ for each chunk, as numcodecs does, takes as long as the work on 8 kB.
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeAlias
@@ -21,6 +22,7 @@ from zarr.codecs import BloscCodec, BytesCodec, GzipCodec, ZstdCodec
 from zarr.core.array_spec import ArraySpec
 from zarr.core.buffer import Buffer, NDBuffer
 
+ChunkValues: TypeAlias = NDBuffer | npt.NDArray[Any]
 _Step: TypeAlias = Callable[[Any, ArraySpec], Any]
 
 _OF_NUMCODECS = ("zarr.codecs._v2", "zarr.codecs.numcodecs._codecs")
@@ -29,6 +31,12 @@ _OF_NUMCODECS = ("zarr.codecs._v2", "zarr.codecs.numcodecs._codecs")
 _MAX_LEVEL = 5
 """Highest level of a cached compressor, which takes up to 5 MiB. Compressors of higher levels take
 far more memory, and making them is a small part of their time."""
+
+
+_SHORTEST_FRAME = 9
+"""Bytes of a zstd frame of nothing."""
+
+_HAS_JOINT_CALLS = "multi_decompress_to_buffer" in zstandard.backend_features
 
 
 class _Zstd(threading.local):
@@ -68,6 +76,46 @@ def zstd_decompress(value: Any) -> Any:
     return data or _numcodecs_zstd.decode(value)  # frames may follow an empty one
 
 
+def _zstd_decompress_all(values: Sequence[bytes | memoryview], nbytes: int) -> bytes | None:
+    """Return the bytes of frames that have `nbytes` each and are one block, or ``None``.
+
+    One call decompresses all without the lock of the interpreter. It ignores bytes after a frame,
+    so the ends of all frames are computed first (RFC 8878, "Frames").
+    """
+    data = b"".join(values)
+    sizes = np.fromiter(map(len, values), np.uint64, len(values))
+    segments = np.stack([np.cumsum(sizes) - sizes, sizes], axis=1)
+    if not _are_one_block(np.frombuffer(data, np.uint8), segments.astype(np.int64)):
+        return None
+    try:
+        found: Any = _zstd.decompressor.multi_decompress_to_buffer(
+            zstandard.BufferWithSegments(data, segments.tobytes()),
+            decompressed_sizes=np.full(len(values), nbytes, np.uint64).tobytes(),
+            threads=1,
+        )
+    except zstandard.ZstdError:
+        return None
+    return b"".join(map(found.__getitem__, range(len(values))))
+
+
+def _are_one_block(data: npt.NDArray[np.uint8], segments: npt.NDArray[np.int64]) -> bool:
+    """Whether each segment is exactly one zstd frame of one block."""
+    starts, sizes = segments.T
+    if len(data) < _SHORTEST_FRAME:
+        return False
+    last = len(data) - 3
+    flags = data[np.minimum(starts + 4, last)]
+    is_single = flags >> 5 & 1
+    n_size_bytes = np.where(flags >> 6, 1 << (flags >> 6), is_single)
+    blocks = starts + 6 - is_single + np.array([0, 1, 2, 4])[flags & 3] + n_size_bytes
+    at = np.minimum(blocks, last)
+    low, middle, high = (data[at + i].astype(np.int64) for i in range(3))
+    header = low | middle << 8 | high << 16
+    nbytes = np.where(header >> 1 & 3 == 1, 1, header >> 3)  # of one byte that repeats
+    ends = blocks + 3 + nbytes + (flags >> 2 & 1) * 4
+    return bool((header & 1).all() and np.array_equal(ends, starts + sizes))
+
+
 _DECOMPRESS: dict[type[Codec], Callable[[Any], Any]] = {  # a subclass may do something else
     ZstdCodec: zstd_decompress,
     GzipCodec: numcodecs.GZip().decode,
@@ -96,6 +144,20 @@ class PlainCodec(NamedTuple):
         """Return the chunk that bytes encode, in the stored byte order."""
         data = value if self.decompress is None else self.decompress(value)
         return np.frombuffer(data, self.dtype).reshape(shape)
+
+    def decode_all(
+        self, values: Sequence[bytes | memoryview], shape: tuple[int, ...]
+    ) -> npt.NDArray[Any] | None:
+        """Return many chunks as one array; ``None`` if they must be decoded one by one."""
+        nbytes = math.prod(shape) * self.dtype.itemsize
+        data: bytes | None = None
+        if self.decompress is zstd_decompress and _HAS_JOINT_CALLS:
+            data = _zstd_decompress_all(values, nbytes)
+        else:
+            chunks = list(values if self.decompress is None else map(self.decompress, values))
+            if set(map(len, chunks)) == {nbytes}:
+                data = b"".join(chunks)
+        return None if data is None else np.frombuffer(data, self.dtype).reshape(-1, *shape)
 
 
 class ChunkCodec:
@@ -238,3 +300,21 @@ def _as_type(array: Any, dtype: np.dtype[Any]) -> Any:
         raise RuntimeError("the array has Python objects, and no filter makes these of bytes")
     is_copied = dtype.hasobject or array.dtype.hasobject
     return array.astype(dtype) if is_copied else array.view(dtype)
+
+
+def fill_value_of(spec: ArraySpec) -> Any:
+    """Return the value of missing elements; a document of Zarr v2 may leave it open."""
+    return spec.dtype.default_scalar() if spec.fill_value is None else spec.fill_value
+
+
+def is_empty(chunk: ChunkValues, spec: ArraySpec) -> bool:
+    """Whether the array omits this chunk, because it has only fill values."""
+    if spec.config.write_empty_chunks:
+        return False
+    fill = fill_value_of(spec) if spec.fill_value is None else spec.fill_value
+    array: Any = chunk.as_ndarray_like() if isinstance(chunk, NDBuffer) else chunk
+    if isinstance(array, np.ndarray) and array.dtype.kind in "biuf" and array.size:
+        first = array[(0,) * array.ndim]  # most chunks differ here; all elements take 20 µs
+        if first != fill and first == first:  # not NaN
+            return False
+    return spec.prototype.nd_buffer.from_ndarray_like(array).all_equal(fill)

@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib import import_module
+from operator import itemgetter
 from threading import Lock
 from typing import Any, Self, cast
 from weakref import WeakValueDictionary
@@ -36,6 +37,8 @@ from zarr_shardstore.shards.requests import swap
 from zarr_shardstore.telemetry import warn
 from zarr_shardstore.zarr_hooks import array_jobs
 from zarr_shardstore.zarr_hooks.array_jobs import Axes, Batch, TakesWholeOperations, Value
+from zarr_shardstore.zarr_hooks.box import MIN_CHUNKS, ArrayBox
+from zarr_shardstore.zarr_hooks.box_jobs import ReadBox, SlabCodec, TakesBoxes, WriteBox
 from zarr_shardstore.zarr_hooks.chunk_codec import ChunkCodec
 from zarr_shardstore.zarr_hooks.shards_argument import ShardsArgument, drop_copied_encoding
 
@@ -167,13 +170,20 @@ class ShardedCodecPipeline(BatchedCodecPipeline):
         store, codec = self._store_of(batch), ChunkCodec.of(list(self))
         if store is None or codec is None:
             return await super().read(batch, out, drop_axes)
-        is_array = isinstance(out.as_ndarray_like(), np.ndarray)
-        plain = codec.plain(batch[0][1]) if is_array else None
+        array: Any = out.as_ndarray_like()
+        plain = codec.plain(batch[0][1]) if isinstance(array, np.ndarray) else None
+        box = await _box_of(store, batch, array, drop_axes, reads=True)
+        if box is not None:
+            slabs, values = SlabCodec(codec, plain, batch[0][1]), box.with_all_axes(array)
+            there = await ReadBox(cast(Any, store), box, slabs, values, asyncio.Lock()).run()
+            if there.all():
+                return (_PRESENT,) * len(batch)
+            return tuple([_PRESENT if p else _MISSING for p in there.ravel().tolist()])
         is_present = dict.fromkeys(range(len(batch)), False)
         await array_jobs.run_in_units(
             array_jobs.ReadJob(store, codec, plain, out, drop_axes, is_present), batch
         )
-        return tuple({"status": "present" if p else "missing"} for p in is_present.values())
+        return tuple([_PRESENT if p else _MISSING for p in is_present.values()])
 
     async def write(self, batch_info: Iterable[Any], value: NDBuffer, drop_axes: Axes = ()) -> None:
         """Write `value` into all chunks of a selection; each shard is committed once."""
@@ -190,6 +200,14 @@ class ShardedCodecPipeline(BatchedCodecPipeline):
         plain = codec.plain(batch[0][1]) if isinstance(array, np.ndarray) else None
         if plain is not None and plain.compress is None:
             plain = None
+        box = await _box_of(store, batch, array, drop_axes, reads=False)
+        if box is not None:
+            slabs, values = SlabCodec(codec, plain, batch[0][1]), box.with_all_axes(array)
+            is_complete = np.array(list(map(itemgetter(4), batch)))
+            writes = WriteBox(cast(Any, store), box, slabs, values, asyncio.Lock())
+            batch = [batch[i] for i in await writes.run(is_complete)]
+            if not batch:
+                return
         job = array_jobs.WriteJob(store, codec, plain, value, array, drop_axes, asyncio.Lock())
         await array_jobs.run_in_units(job, batch)
 
@@ -234,6 +252,21 @@ class ShardedCodecPipeline(BatchedCodecPipeline):
             return None
         is_one = all(type(path) is StorePath and path.store is store for path, *_ in batch)
         return store if is_one else None
+
+
+_PRESENT, _MISSING = {"status": "present"}, {"status": "missing"}
+
+
+async def _box_of(
+    store: TakesWholeOperations, batch: Batch, array: Any, drop_axes: Axes, *, reads: bool
+) -> ArrayBox | None:
+    """Return the box of the values in `array`, if the chunks are one and the store takes boxes."""
+    is_array = isinstance(array, np.ndarray) and not drop_axes
+    if not is_array or len(batch) < MIN_CHUNKS or not isinstance(store, TakesBoxes):
+        return None
+    layout = await store._layout_of(batch[0][0].path, reads=reads)
+    box = None if layout is None else ArrayBox.of_batch(batch, layout)
+    return box if box is not None and box.shape == array.shape else None
 
 
 class _ChangedMeanwhileError(Exception):

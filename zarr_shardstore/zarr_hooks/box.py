@@ -1,0 +1,232 @@
+"""Boxes of chunks: most array operations read or write all elements between two corners.
+
+A box is planned shard by shard: which entries it has, and which elements of the array these are.
+So no key, selection or object is made for a chunk. zarr has made these for its list of chunks;
+`ArrayBox.of_batch` compares the whole list with the list that a box would give.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from itertools import product
+from operator import attrgetter, itemgetter
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from zarr_shardstore.format.keys import Coords
+from zarr_shardstore.format.layout import ArrayLayout, Box, ShardRef, entries_in_box, is_inside
+
+Array: TypeAlias = npt.NDArray[Any]
+
+MIN_CHUNKS = 8
+"""Fewer chunks are not worth the comparison."""
+
+
+class ShardBox(NamedTuple):
+    """Chunks of one shard."""
+
+    shard: ShardRef
+    chunks: Box
+    """Coordinates in the grid of chunks."""
+
+    @property
+    def n_chunks(self) -> int:
+        return math.prod(stop - start for start, stop in self.chunks)
+
+    def entry_ids(self) -> npt.NDArray[np.intp]:
+        cps = self.shard.layout.spec.chunks_per_shard
+        return entries_in_box(self.chunks, self.shard.coords, cps)
+
+
+class ArrayBox(NamedTuple):
+    """All elements of an array between two corners."""
+
+    layout: ArrayLayout
+    chunk_shape: Coords
+    elements: Box
+    int_axes: frozenset[int]
+    """Axes of length 1 that the selection drops."""
+
+    @classmethod
+    def of_selection(
+        cls, selection: Any, shape: Coords, chunk_shape: Coords, layout: ArrayLayout
+    ) -> ArrayBox | None:
+        """Return the box that integers and slices without a step select; ``None`` for all else."""
+        items = selection if isinstance(selection, tuple) else (selection,)
+        dots = [i for i, item in enumerate(items) if item is Ellipsis]
+        at = dots[0] if dots else len(items)
+        n_left = len(shape) - len(items) + len(dots)
+        if len(dots) > 1 or n_left < 0:
+            return None
+        elements, int_axes = [], set()
+        full = (*items[:at], *[slice(None)] * n_left, *items[at + len(dots) :])
+        for axis, (item, n) in enumerate(zip(full, shape, strict=True)):
+            if isinstance(item, slice) and item.step in (None, 1):
+                start, stop, _ = item.indices(n)
+            elif isinstance(item, int | np.integer) and not isinstance(item, bool):
+                start = int(item) + (n if item < 0 else 0)
+                stop = start + 1
+                int_axes.add(axis)
+            else:
+                return None
+            if not 0 <= start < stop <= n:
+                return None
+            elements.append((start, stop))
+        return cls(layout, chunk_shape, tuple(elements), frozenset(int_axes))
+
+    @classmethod
+    def of_batch(cls, batch: Sequence[tuple[Any, ...]], layout: ArrayLayout) -> ArrayBox | None:
+        """Return the box of the chunks that zarr lists, in C order; ``None`` if they are none."""
+        if layout.grid_shape is None or not layout.spec.ndim:
+            return None
+        specs = dict.fromkeys(map(id, map(itemgetter(1), batch)))  # zarr 3.4 passes one spec
+        shapes = {spec.shape for _, spec, *_ in (batch[:1] if len(specs) == 1 else batch)}
+        first, last = (layout.coords_of(batch[i][0].path) for i in (0, -1))
+        if len(shapes) > 1 or first is None or last is None:
+            return None
+        (chunk_shape,) = shapes
+        grid = [stop - start + 1 for start, stop in zip(first, last, strict=True)]
+        if min(grid) < 1 or math.prod(grid) != len(batch) or not is_inside(last, layout.grid_shape):
+            return None
+        found = cls._of_corners(batch, layout, chunk_shape, first, grid)
+        if found is None:
+            return None
+        keys = map(attrgetter("path"), map(itemgetter(0), batch))
+        return found if list(keys) == layout.chunk_keys(found.chunks) else None
+
+    @classmethod
+    def _of_corners(
+        cls,
+        batch: Sequence[tuple[Any, ...]],
+        layout: ArrayLayout,
+        chunk_shape: Coords,
+        first: Coords,
+        grid: Sequence[int],
+    ) -> ArrayBox | None:
+        """Return the box that selections in chunks and in the result make, or ``None``."""
+        insides, outsides, elements, int_axes = [], [], [], set()
+        stride = len(batch)
+        for axis, (side, start, n) in enumerate(zip(chunk_shape, first, grid, strict=True)):
+            stride //= n
+            row = batch[: n * stride : stride]
+            parts = [inside[axis] for _, _, inside, *_ in row if isinstance(inside, tuple)]
+            insides.append(parts)
+            if n == 1 and len(parts) == 1 and isinstance(parts[0], int | np.integer):
+                int_axes.add(axis)
+                at = start * side + int(parts[0])
+                elements.append((at, at + 1))
+                continue
+            at = axis - len(int_axes)
+            there = [outside[at] for *_, outside, _ in row if isinstance(outside, tuple)]
+            outsides.append(there)
+            length = _length_of_row(parts, there, side) if len(parts) == len(there) == n else None
+            if length is None:
+                return None
+            begin = start * side + parts[0].start
+            elements.append((begin, begin + length))
+        # The slices of a row are the same objects in all rows: this compares identities.
+        if list(map(itemgetter(2), batch)) != list(product(*insides)):
+            return None
+        if list(map(itemgetter(3), batch)) != list(product(*outsides)):
+            return None
+        return cls(layout, chunk_shape, tuple(elements), frozenset(int_axes))
+
+    @property
+    def chunks(self) -> Box:
+        """Coordinates in the grid of chunks."""
+        sides = zip(self.elements, self.chunk_shape, strict=True)
+        return tuple([(start // side, -(-stop // side)) for (start, stop), side in sides])
+
+    @property
+    def shape(self) -> Coords:
+        """Shape of the values that are read, or written."""
+        sides = enumerate(self.elements)
+        return tuple([stop - start for i, (start, stop) in sides if i not in self.int_axes])
+
+    def has_whole_chunks(self, shape: Coords) -> bool:
+        """Whether each chunk lies in the box with all elements that an array of this shape has."""
+        rows = zip(self.elements, self.chunk_shape, shape, strict=True)
+        return all(
+            start % side == 0 and (stop % side == 0 or stop == n) for (start, stop), side, n in rows
+        )
+
+    def with_all_axes(self, values: Array) -> Array:
+        """Return a view of the values of the box with an axis for each dimension."""
+        n = len(self.elements)
+        return values[tuple([None if i in self.int_axes else slice(None) for i in range(n)])]
+
+    def shards(self) -> Iterator[ShardBox]:
+        """Yield the part of each shard, in C order."""
+        layout, chunks = self.layout, self.chunks
+        cps = layout.spec.chunks_per_shard
+        sides = list(zip(chunks, cps, strict=True))
+        for coords in product(*[range(lo // n, -(-hi // n)) for (lo, hi), n in sides]):
+            inside = zip(sides, coords, strict=True)
+            box = [(max(lo, s * n), min(hi, (s + 1) * n)) for ((lo, hi), n), s in inside]
+            yield ShardBox(layout.shard(coords), tuple(box))
+
+    def slices_of(self, chunks: Box) -> tuple[slice, ...]:
+        """Return the place of a box of chunks among `chunks`."""
+        pairs = zip(chunks, self.chunks, strict=True)
+        return tuple([slice(lo - first, hi - first) for (lo, hi), (first, _) in pairs])
+
+    def place_of(self, chunks: Box) -> tuple[tuple[slice, ...], tuple[slice, ...], bool]:
+        """Return the elements of a box of chunks as slices of the values and of the box, and
+        whether these are all elements of the box."""
+        outside, inside, is_whole = [], [], True
+        rows = zip(chunks, self.elements, self.chunk_shape, strict=True)
+        for (lo, hi), (start, stop), side in rows:
+            first, last = max(lo * side, start), min(hi * side, stop)
+            outside.append(slice(first - start, last - start))
+            inside.append(slice(first - lo * side, last - lo * side))
+            is_whole = is_whole and last - first == (hi - lo) * side
+        return tuple(outside), tuple(inside), is_whole
+
+
+def _length_of_row(parts: Sequence[Any], there: Sequence[Any], side: int) -> int | None:
+    """Return the number of elements of a row of slices, ``None`` if they leave a gap."""
+    length, n = 0, len(parts)
+    for i, (inside, outside) in enumerate(zip(parts, there, strict=True)):
+        if type(inside) is not slice or inside.step not in (None, 1):
+            return None
+        if type(outside) is not slice or outside.step not in (None, 1):
+            return None
+        if outside.start != length or (i and inside.start) or (i < n - 1 and inside.stop != side):
+            return None
+        length += inside.stop - inside.start
+        if outside.stop != length:
+            return None
+    return length
+
+
+def cut(chunks: Box, max_chunks: int) -> Iterator[tuple[int, int, Box]]:
+    """Yield start, stop and box of neighbouring chunks in C order, at most so many."""
+    grid = [stop - start for start, stop in chunks]
+    axis, n_inner = len(grid), 1
+    while axis and n_inner * grid[axis - 1] <= max_chunks:
+        axis -= 1
+        n_inner *= grid[axis]
+    if not axis:
+        yield 0, n_inner, chunks
+        return
+    axis -= 1
+    step, at = max(1, max_chunks // n_inner), 0
+    first, last = chunks[axis]
+    for leading in product(*[range(*side) for side in chunks[:axis]]):
+        for start in range(first, last, step):
+            stop = min(start + step, last)
+            n = (stop - start) * n_inner
+            head = [(i, i + 1) for i in leading]
+            yield at, at + n, (*head, (start, stop), *chunks[axis + 1 :])
+            at += n
+
+
+def blocks_of(values: Array, chunk_shape: Coords) -> Array:
+    """Return a view of whole chunks, of the shape grid x chunk."""
+    grid = [length // side for length, side in zip(values.shape, chunk_shape, strict=True)]
+    split = values.reshape([n for pair in zip(grid, chunk_shape, strict=True) for n in pair])
+    ndim = len(grid)
+    return split.transpose([*range(0, 2 * ndim, 2), *range(1, 2 * ndim, 2)])

@@ -1,0 +1,338 @@
+"""Reads and writes of whole boxes of chunks, in units of whole shards.
+
+::
+
+    read:   get the values of shards ──▶ decode runs in threads ──▶ copy each run into the result
+    write:  copy runs ──▶ encode them in threads ──▶ set, each shard once
+
+A *run* is a box of neighbouring chunks of one shard. One strided copy moves it between the array
+and a contiguous slab of chunks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain, islice
+from math import prod
+from typing import Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
+
+import numpy as np
+import numpy.typing as npt
+from zarr.core.array_spec import ArraySpec
+from zarr.core.buffer import BufferPrototype
+
+from zarr_shardstore.format.layout import ArrayLayout, Box
+from zarr_shardstore.io.buffers import own_bytes
+from zarr_shardstore.io.concurrency import (
+    map_in_threads,
+    n_threads,
+    run_within,
+)
+from zarr_shardstore.shards.read import ShardReads
+from zarr_shardstore.shards.updates import EntryBlock
+from zarr_shardstore.zarr_hooks.box import Array, ArrayBox, ShardBox, blocks_of, cut
+from zarr_shardstore.zarr_hooks.chunk_codec import ChunkCodec, PlainCodec, fill_value_of, is_empty
+
+Values: TypeAlias = Sequence[bytes | memoryview | None]
+
+MIB = 1024 * 1024
+
+_MAX_NBYTES_AT_ONCE = 64 * MIB
+"""Decoded size of the shards of one operation in memory."""
+
+_WRITE_NBYTES = 16 * MIB
+"""Decoded size of the shards in one write: others are encoded while these are stored."""
+
+_READ_NBYTES = 32 * MIB
+"""Decoded size of the shards in one read over a network, where each takes two round trips."""
+
+_LOCAL_READ_NBYTES = 4 * MIB
+"""The same for local files: a round costs little, and others are decoded while these are read."""
+
+_SHARDS_PER_THREAD = 4
+"""If there are so many shards of local files, one thread does all of the work on a shard: its I/O
+and its codecs. Otherwise several threads run the codecs of one shard."""
+
+_MAX_SHARD_NBYTES = 32 * MIB
+"""Decoded size of the largest of these shards. Each thread holds one in memory, encoded."""
+
+_RUN_NBYTES = MIB
+"""Decoded size of a run."""
+
+_JOINED_NBYTES = 32 * 1024
+"""Decoded size of chunks from which on each is copied alone: less than the work on it."""
+
+
+@runtime_checkable
+class TakesBoxes(Protocol):
+    """Methods of stores that read and write entries of shards."""
+
+    async def _layout_of(self, key: str, *, reads: bool) -> ArrayLayout | None: ...
+
+    async def _get_groups(
+        self, groups: Sequence[ShardReads], prototype: BufferPrototype
+    ) -> Sequence[Values]: ...
+
+    def _blocking_reads(self) -> Callable[[Sequence[ShardReads]], Sequence[Values]] | None: ...
+
+    def _blocking_writes(self) -> Callable[[Sequence[EntryBlock]], None] | None: ...
+
+    async def _set_blocks(
+        self, blocks: Sequence[EntryBlock], prototype: BufferPrototype
+    ) -> None: ...
+
+
+class SlabCodec(NamedTuple):
+    """Codec of the runs of one array."""
+
+    codec: ChunkCodec
+    plain: PlainCodec | None
+    spec: ArraySpec
+
+    @property
+    def chunk_nbytes(self) -> int:
+        """Decoded size of a chunk in bytes; a string counts as a pointer."""
+        return max(1, prod(self.spec.shape) * self.spec.dtype.to_native_dtype().itemsize)
+
+    def encode(self, slab: Array) -> Values:
+        """Return the encoded chunks of a contiguous slab; ``None`` for those to be left out."""
+        spec, plain = self.spec, self.plain
+        if plain is not None and plain.compress is not None:
+            values: list[Any] = list(map(plain.compress, slab))
+        else:
+            make = spec.prototype.nd_buffer.from_ndarray_like
+            encoded = [self.codec.encode(make(chunk), spec) for chunk in slab]
+            values = [None if value is None else own_bytes(value) for value in encoded]
+        for i in self._may_be_empty(slab):
+            if is_empty(slab[i], spec):
+                values[i] = None
+        return values
+
+    def _may_be_empty(self, slab: Array) -> Iterable[int]:
+        spec = self.spec
+        if spec.config.write_empty_chunks:
+            return ()
+        fill = fill_value_of(spec) if spec.fill_value is None else spec.fill_value
+        if slab.dtype.kind not in "biuf":
+            return range(len(slab))
+        firsts = slab[(slice(None), *[0] * (slab.ndim - 1))]  # most chunks differ here
+        return np.flatnonzero((firsts == fill) | (firsts != firsts)).tolist()  # or are NaN
+
+    def decode(self, values: Values, out: Array) -> None:
+        """Decode chunks into a view of the shape grid x chunk."""
+        spec = self.spec
+        n, shape = len(values), out.shape[-len(spec.shape) :]
+        found = [value for value in values if value is not None]
+        if len(found) < n:
+            out[...] = fill_value_of(spec)
+        if not found:
+            return
+        grid = out.shape[: -len(shape)]
+        slab = None
+        if self.plain is not None and self.chunk_nbytes < _JOINED_NBYTES:
+            slab = self.plain.decode_all(found, shape)
+        if slab is not None and len(found) == n:
+            out[...] = slab.reshape(out.shape)
+        elif slab is not None:
+            out[np.reshape([value is not None for value in values], grid)] = slab
+        else:
+            for at, value in zip(np.ndindex(grid), values, strict=True):
+                if value is not None:
+                    out[at] = self._decode_one(value)
+
+    def _decode_one(self, value: Any) -> Array:
+        if self.plain is not None:
+            return self.plain.decode(value, self.spec.shape)
+        buffer = self.spec.prototype.buffer.from_bytes(value)
+        return self.codec.decode(buffer, self.spec).as_numpy_array()
+
+
+class _Run(NamedTuple):
+    chunks: Box
+    values: Values
+    """Encoded chunks that are read."""
+
+
+class ReadBox(NamedTuple):
+    """Read of a box into `out`, which has an axis for each dimension."""
+
+    store: TakesBoxes
+    box: ArrayBox
+    codec: SlabCodec
+    out: Array
+    decoding: asyncio.Lock
+    """Lets one unit be decoded at a time, while others are read."""
+
+    async def run(self) -> npt.NDArray[np.bool_]:
+        """Read the box; return whether each chunk is stored."""
+        is_present = np.zeros([stop - start for start, stop in self.box.chunks], bool)
+        parts, read = list(self.box.shards()), self.store._blocking_reads()
+        if read is not None and (units := _units_in_threads(parts, self.codec)):
+
+            def read_shards(some: Sequence[ShardBox]) -> Sequence[None]:
+                runs = self._runs(some, read(_reads_of(some)), is_present)
+                return self._decode(list(runs))
+
+            await _in_threads(read_shards, units, self.codec)
+            return is_present
+
+        async def read_unit(some: list[ShardBox]) -> None:
+            found = await self.store._get_groups(_reads_of(some), self.codec.spec.prototype)
+            runs = list(self._runs(some, found, is_present))
+            async with self.decoding:
+                await map_in_threads(self._decode, runs, _nbytes(some, self.codec))
+
+        nbytes = _READ_NBYTES if read is None else _LOCAL_READ_NBYTES
+        await run_within(_MAX_NBYTES_AT_ONCE, _units(parts, self.codec, nbytes), read_unit)
+        return is_present
+
+    def _runs(
+        self, parts: Sequence[ShardBox], found: Sequence[Values], is_present: npt.NDArray[np.bool_]
+    ) -> Iterator[_Run]:
+        limit = max(1, _RUN_NBYTES // self.codec.chunk_nbytes)
+        for part, values in zip(parts, found, strict=True):
+            place = is_present[self.box.slices_of(part.chunks)]
+            are_all = None not in values
+            mask = True if are_all else np.reshape([v is not None for v in values], place.shape)
+            place[...] = mask
+            for start, stop, box in cut(part.chunks, limit):
+                yield _Run(box, values[start:stop])
+
+    def _decode(self, runs: Sequence[_Run]) -> Sequence[None]:
+        sides, dtype = self.box.chunk_shape, self.codec.spec.dtype.to_native_dtype()
+        for chunks, values in runs:
+            outside, inside, is_whole = self.box.place_of(chunks)
+            if is_whole:
+                self.codec.decode(values, blocks_of(self.out[outside], sides))
+                continue
+            shape = [(hi - lo) * side for (lo, hi), side in zip(chunks, sides, strict=True)]
+            whole = np.empty(shape, dtype)
+            self.codec.decode(values, blocks_of(whole, sides))
+            self.out[outside] = whole[inside]
+        return [None] * len(runs)
+
+
+class WriteBox(NamedTuple):
+    """Write of a box of whole chunks from `values`, which has an axis for each dimension."""
+
+    store: TakesBoxes
+    box: ArrayBox
+    codec: SlabCodec
+    values: Array
+    encoding: asyncio.Lock
+    """Lets one unit be encoded at a time, while others are stored."""
+
+    async def run(self, is_complete: npt.NDArray[np.bool_]) -> list[int]:
+        """Write the shards whose chunks are all complete; return the positions of the others."""
+        grid = is_complete.reshape([stop - start for start, stop in self.box.chunks])
+        left = np.zeros(grid.shape, bool)
+        parts: list[ShardBox] = []
+        for part in self.box.shards():
+            place = self.box.slices_of(part.chunks)
+            if grid[place].all():
+                parts.append(part)
+            else:
+                left[place] = True
+        write = self.store._blocking_writes()
+        if write is not None and (units := _units_in_threads(parts, self.codec)):
+
+            def write_shards(some: Sequence[ShardBox]) -> Sequence[None]:
+                boxes, counts = self._runs(some)
+                write(_blocks(some, counts, self._encode(boxes)))
+                return [None] * len(some)
+
+            await _in_threads(write_shards, units, self.codec)
+        else:
+            units_of = _units(parts, self.codec, _WRITE_NBYTES)
+            await run_within(_MAX_NBYTES_AT_ONCE, units_of, self._write)
+        return np.flatnonzero(left).tolist()
+
+    async def _write(self, parts: list[ShardBox]) -> None:
+        boxes, counts = self._runs(parts)
+        async with self.encoding:
+            encoded = await map_in_threads(self._encode, boxes, _nbytes(parts, self.codec))
+        blocks = _blocks(parts, counts, encoded)
+        await self.store._set_blocks(blocks, self.codec.spec.prototype)
+
+    def _runs(self, parts: Sequence[ShardBox]) -> tuple[list[Box], list[int]]:
+        """Return the runs of shards, and the number of runs of each."""
+        limit = max(1, _RUN_NBYTES // self.codec.chunk_nbytes)
+        runs = [[box for _, _, box in cut(part.chunks, limit)] for part in parts]
+        return [box for of_shard in runs for box in of_shard], list(map(len, runs))
+
+    def _encode(self, runs: Sequence[Box]) -> list[Values]:
+        spec, plain, sides = self.codec.spec, self.codec.plain, self.box.chunk_shape
+        dtype = spec.dtype.to_native_dtype() if plain is None else plain.dtype
+        encoded: list[Values] = []
+        for chunks in runs:
+            outside, inside, is_whole = self.box.place_of(chunks)
+            part = self.values[outside]
+            if not is_whole:
+                shape = [(hi - lo) * side for (lo, hi), side in zip(chunks, sides, strict=True)]
+                whole = np.full(shape, fill_value_of(spec), dtype)
+                whole[inside] = part
+                part = whole
+            slab = np.ascontiguousarray(blocks_of(part, sides), dtype).reshape(-1, *sides)
+            encoded.append(self.codec.encode(slab))
+        return encoded
+
+
+def _blocks(
+    parts: Sequence[ShardBox], counts: Sequence[int], encoded: Iterable[Values]
+) -> list[EntryBlock]:
+    left = iter(encoded)
+    return [
+        EntryBlock(part.shard, part.entry_ids(), [*chain.from_iterable(islice(left, n))])
+        for part, n in zip(parts, counts, strict=True)
+    ]
+
+
+def _reads_of(parts: Sequence[ShardBox]) -> list[ShardReads]:
+    return [ShardReads(part.shard, None, entry_ids=part.entry_ids().tolist()) for part in parts]
+
+
+def _nbytes(parts: Iterable[ShardBox], codec: SlabCodec) -> int:
+    return sum(part.n_chunks for part in parts) * codec.chunk_nbytes
+
+
+def _units_in_threads(parts: Sequence[ShardBox], codec: SlabCodec) -> list[Sequence[ShardBox]]:
+    """Return units whose shards go side by side, each in one thread; none if they are too few."""
+    n_at_least = _SHARDS_PER_THREAD * n_threads()
+    if len(parts) < n_at_least:
+        return []
+    cps = parts[0].shard.layout.spec.chunks_per_shard
+    shard_nbytes = prod(cps) * codec.chunk_nbytes
+    n = max(n_at_least, _WRITE_NBYTES // shard_nbytes)
+    are_small = shard_nbytes <= _MAX_SHARD_NBYTES
+    return [parts[i : i + n] for i in range(0, len(parts), n)] if are_small else []
+
+
+async def _in_threads(
+    work: Callable[[Sequence[ShardBox]], Sequence[None]],
+    units: Sequence[Sequence[ShardBox]],
+    codec: SlabCodec,
+) -> None:
+    """Do the work of units. A process that ends waits for two units, not for all."""
+
+    async def run(some: Sequence[ShardBox]) -> None:
+        await map_in_threads(work, some, _nbytes(some, codec))
+
+    await run_within(2, ((1, some) for some in units), run)
+
+
+def _units(
+    parts: Iterable[ShardBox], codec: SlabCodec, unit_nbytes: int
+) -> Iterator[tuple[int, list[ShardBox]]]:
+    """Yield the decoded size and the parts of some whole shards at a time."""
+    unit: list[ShardBox] = []
+    unit_size = 0
+    for part in parts:
+        size = part.n_chunks * codec.chunk_nbytes
+        if unit and unit_size + size > unit_nbytes:
+            yield unit_size, unit
+            unit, unit_size = [], 0
+        unit.append(part)
+        unit_size += size
+    if unit:
+        yield unit_size, unit
