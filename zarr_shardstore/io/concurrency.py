@@ -43,6 +43,11 @@ def worker_pool() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(n_threads, thread_name_prefix="zarr-shardstore")
 
 
+def codec_pool() -> ThreadPoolExecutor:
+    """Return the threads of codecs."""
+    return _codec_pool(n_threads())
+
+
 @cache
 def _codec_pool(n: int) -> ThreadPoolExecutor:
     """Return the threads of codecs: one for each core, however many operations are under way.
@@ -110,7 +115,7 @@ async def map_in_threads(
             is_stopped = True
             raise
 
-    loop, pool = asyncio.get_running_loop(), _codec_pool(n_threads())
+    loop, pool = asyncio.get_running_loop(), codec_pool()
     threads = [loop.run_in_executor(pool, take_turns) for _ in range(n)]
     try:
         raise_first(await asyncio.gather(*threads, return_exceptions=True))

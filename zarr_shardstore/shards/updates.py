@@ -13,11 +13,8 @@ from itertools import pairwise
 from operator import index
 from typing import Any, TypeVar
 
-import numpy as np
-import numpy.typing as npt
-
 from zarr_shardstore.errors import SpecError
-from zarr_shardstore.format.layout import ChunkRef, ShardRef
+from zarr_shardstore.format.layout import Box, ChunkRef, ShardRef, entries_in_box
 from zarr_shardstore.format.shard import Bytes
 from zarr_shardstore.shards import requests
 from zarr_shardstore.shards.requests import Delete, EntryUpdate, Flow, Piece, Set, Update
@@ -38,16 +35,14 @@ def shard_updates(pairs: Iterable[tuple[Any, ChunkRef]]) -> list[requests.Reques
 
 
 class EntryBlock(Sequence[EntryUpdate]):
-    """New values of many entries of one shard, ``None`` to erase: updates made when they are read.
+    """New values of a box of entries of one shard, ``None`` to erase: updates made when read.
 
-    A whole shard is stored without them.
+    The box has coordinates in the grid of chunks. A whole shard is stored without the updates.
     """
 
-    def __init__(
-        self, shard: ShardRef, ids: npt.NDArray[np.intp], values: Sequence[Bytes | None]
-    ) -> None:
+    def __init__(self, shard: ShardRef, box: Box, values: Sequence[Bytes | None]) -> None:
         self.shard = shard
-        self._ids = ids
+        self._box = box
         self._values = values
 
     def __len__(self) -> int:
@@ -57,13 +52,14 @@ class EntryBlock(Sequence[EntryUpdate]):
         return list(self)[i]
 
     def __iter__(self) -> Iterator[EntryUpdate]:
-        keys = self.shard.chunk_keys(self._ids)
-        for entry_id, key, value in zip(self._ids.tolist(), keys, self._values, strict=True):
+        keys = self.shard.layout.chunk_keys(self._box)
+        for (entry_id, value), key in zip(self.new_values().items(), keys, strict=True):
             yield entry_id, Delete(key) if value is None else Set(key, value)
 
     def new_values(self) -> dict[int, Bytes | None]:
         """Return the values by entry id."""
-        return dict(zip(self._ids.tolist(), self._values, strict=True))
+        ids = entries_in_box(self._box, self.shard.coords, self.shard.layout.spec.chunks_per_shard)
+        return dict(zip(ids.tolist(), self._values, strict=True))
 
 
 def nbytes_of(update: EntryUpdate) -> float:

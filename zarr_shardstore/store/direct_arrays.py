@@ -80,8 +80,10 @@ class DirectArrays(DirectReads, KeyValues):
             result[...] = values
             return result
         result = reader.result(box.shape, out, reader.spec.config.order)
-        values = box.with_all_axes(result)
-        there = sync(ReadBox(self, box, _slabs(reader), values, asyncio.Lock()).run())
+        read = ReadBox(self, box, _slabs(reader), box.with_all_axes(result), asyncio.Lock())
+        there = read.run_here()
+        if there is None:
+            there = sync(read.run())
         if not there.all() and getattr(reader.spec.config, "read_missing_chunks", True) is False:
             zarr.Array(reader.array)[selection]  # raises zarr's error
         return result
@@ -114,15 +116,15 @@ class DirectArrays(DirectReads, KeyValues):
         if (
             box is None
             or not isinstance(value, np.ndarray)
-            or value.dtype.name != reader.dtype.name
+            or (value.dtype != reader.dtype and value.dtype.name != reader.dtype.name)
             or value.shape != box.shape
             or not box.has_whole_chunks(reader.array.shape)
         ):
             zarr.Array(reader.array)[selection] = value
             return
-        values, n_chunks = box.with_all_axes(value), [stop - start for start, stop in box.chunks]
-        writes = WriteBox(self, box, _slabs(reader), values, asyncio.Lock())
-        sync(writes.run(np.ones(n_chunks, bool)))
+        write = WriteBox(self, box, _slabs(reader), box.with_all_axes(value), asyncio.Lock())
+        if not write.run_here():
+            sync(write.run(~box.no_chunks()))
 
     @documented_like(read_array, "in a thread, which completes its work if you cancel the call")
     async def read_array_async(
@@ -138,8 +140,11 @@ class DirectArrays(DirectReads, KeyValues):
         shape, sides = reader.array.shape, reader.chunk_shape
         if reader.codec is None or not shape:
             return None
-        (first,) = reader.keys(np.zeros((1, len(shape)), np.int64))
-        layout = sync(self._layout_of(first, reads=reads))
+        if reads and self._engine.operations.buffer.is_active:
+            return None
+        (chunk,) = self._engine.operations.arrays.current().chunks_of([reader.first_key])
+        known = None if chunk is None else chunk.shard.layout
+        layout = known or sync(self._layout_of(reader.first_key, reads=reads))
         if layout is None or layout.grid_shape != reader.grid_shape:
             return None
         return ArrayBox.of_selection(selection, shape, sides, layout)

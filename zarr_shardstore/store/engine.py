@@ -204,11 +204,10 @@ class ShardingEngine:
         for reads in groups:
             path = root + reads.shard.key
             file = find_file(path)
-            is_known = file is not None and file.has_spec(reads.shard.layout.spec)
-            values = (
-                file.read_many(path, reads.entry_ids, reads.byte_ranges()) if is_known else None
-            )
-            found.append(values)
+            if file is None or not file.has_spec(reads.shard.layout.spec):
+                found.append(None)
+            else:
+                found.append(file.read_many(path, reads.entry_ids, reads.byte_ranges()))
         return found
 
     async def get_groups(

@@ -153,6 +153,10 @@ class ArrayBox(NamedTuple):
             start % side == 0 and (stop % side == 0 or stop == n) for (start, stop), side, n in rows
         )
 
+    def no_chunks(self) -> npt.NDArray[np.bool_]:
+        """Return an array of false for each chunk."""
+        return np.zeros([stop - start for start, stop in self.chunks], bool)
+
     def with_all_axes(self, values: Array) -> Array:
         """Return a view of the values of the box with an axis for each dimension."""
         n = len(self.elements)

@@ -116,7 +116,7 @@ class SlabCodec(NamedTuple):
         fill = fill_value_of(spec) if spec.fill_value is None else spec.fill_value
         if slab.dtype.kind not in "biuf":
             return range(len(slab))
-        firsts = slab[(slice(None), *[0] * (slab.ndim - 1))]  # most chunks differ here
+        firsts = slab.reshape(len(slab), -1)[:, 0]  # most chunks differ here
         return np.flatnonzero((firsts == fill) | (firsts != firsts)).tolist()  # or are NaN
 
     def decode(self, values: Values, out: Array) -> None:
@@ -166,7 +166,7 @@ class ReadBox(NamedTuple):
 
     async def run(self) -> npt.NDArray[np.bool_]:
         """Read the box; return whether each chunk is stored."""
-        is_present = np.zeros([stop - start for start, stop in self.box.chunks], bool)
+        is_present = self.box.no_chunks()
         parts, read = list(self.box.shards()), self.store._blocking_reads()
         if read is not None and (units := _units_in_threads(parts, self.codec)):
 
@@ -185,6 +185,15 @@ class ReadBox(NamedTuple):
 
         nbytes = _READ_NBYTES if read is None else _LOCAL_READ_NBYTES
         await run_within(_MAX_NBYTES_AT_ONCE, _units(parts, self.codec, nbytes), read_unit)
+        return is_present
+
+    def run_here(self) -> npt.NDArray[np.bool_] | None:
+        """Do as `run` in this thread; ``None`` if that would be slower or is not possible."""
+        is_present, read = self.box.no_chunks(), self.store._blocking_reads()
+        if read is None or is_present.size * self.codec.chunk_nbytes > _RUN_NBYTES:
+            return None
+        parts = list(self.box.shards())
+        self._decode(list(self._runs(parts, read(_reads_of(parts)), is_present)))
         return is_present
 
     def _runs(
@@ -248,6 +257,15 @@ class WriteBox(NamedTuple):
             await run_within(_MAX_NBYTES_AT_ONCE, units_of, self._write)
         return np.flatnonzero(left).tolist()
 
+    def run_here(self) -> bool:
+        """Write all chunks in this thread; return false if that is slower or not possible."""
+        parts, write = list(self.box.shards()), self.store._blocking_writes()
+        if write is None or _nbytes(parts, self.codec) > _RUN_NBYTES:
+            return False
+        boxes, counts = self._runs(parts)
+        write(_blocks(parts, counts, self._encode(boxes)))
+        return True
+
     async def _write(self, parts: list[ShardBox]) -> None:
         boxes, counts = self._runs(parts)
         async with self.encoding:
@@ -283,7 +301,7 @@ def _blocks(
 ) -> list[EntryBlock]:
     left = iter(encoded)
     return [
-        EntryBlock(part.shard, part.entry_ids(), [*chain.from_iterable(islice(left, n))])
+        EntryBlock(part.shard, part.chunks, [*chain.from_iterable(islice(left, n))])
         for part, n in zip(parts, counts, strict=True)
     ]
 

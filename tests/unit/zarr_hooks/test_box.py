@@ -1,0 +1,139 @@
+"""Boxes of chunks: what is one, and where its elements are."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import zarr
+from hypothesis import given
+from hypothesis import strategies as st
+
+from zarr_shardstore.format.keys import ChunkKeyEncoding
+from zarr_shardstore.format.layout import ArrayLayout, chunk_grid_shape
+from zarr_shardstore.format.shard import ZEP2_INDEX, ShardingSpec
+from zarr_shardstore.zarr_hooks.box import ArrayBox, blocks_of, cut
+
+SHAPE, CHUNKS, CPS = (20, 13, 9), (3, 4, 2), (2, 3, 4)
+
+
+def layout() -> ArrayLayout:
+    grid = chunk_grid_shape(SHAPE, CHUNKS)
+    encoding = ChunkKeyEncoding("default", "/")
+    return ArrayLayout("a", "a/", encoding, grid, ShardingSpec(CPS, ZEP2_INDEX))
+
+
+def batch_of(selection: Any) -> tuple[list[Any], Any]:
+    """The chunks that zarr lists for a selection, and zarr's array."""
+    z = zarr.create_array({}, name="a", shape=SHAPE, chunks=CHUNKS, dtype="u2")
+    batches: list[list[Any]] = []
+
+    class Pipeline(type(z.async_array.codec_pipeline)):  # type: ignore[misc]
+        async def read(self, batch: Any, *_: Any, **__: Any) -> Any:
+            batches.append(list(batch))
+            return [{"status": "present"} for _ in batches[0]]
+
+    codecs = list(z.async_array.codec_pipeline)
+    object.__setattr__(z.async_array, "codec_pipeline", Pipeline.from_codecs(codecs))
+    result = z[selection]
+    return (batches[0] if batches else []), result
+
+
+@st.composite
+def selections(draw: st.DrawFn) -> tuple[Any, ...]:
+    parts: list[Any] = []
+    for n in SHAPE:
+        start = draw(st.integers(0, n - 1))
+        stop = draw(st.integers(start + 1, n))
+        step = draw(st.sampled_from([None, 1, 2]))
+        parts.append(draw(st.sampled_from([start, slice(None), slice(start, stop, step)])))
+    return tuple(parts)
+
+
+@given(selections())
+def test_boxes_are_what_zarr_lists(selection: tuple[Any, ...]) -> None:
+    batch, result = batch_of(selection)
+    found = ArrayBox.of_batch(batch, layout())
+    steps = [part for part in selection if isinstance(part, slice) and part.step == 2]
+    expected = ArrayBox.of_selection(selection, SHAPE, CHUNKS, layout())
+    if not steps:
+        assert expected is not None
+        assert found == expected
+        assert expected.shape == np.shape(result)
+    elif found is not None:  # a step of one element of a chunk is no step
+        assert found.shape == np.shape(result)
+
+
+@given(selections(), st.data())
+def test_a_list_that_differs_is_no_box(selection: tuple[Any, ...], data: st.DataObject) -> None:
+    batch, _ = batch_of(tuple(s for s in selection if not isinstance(s, slice) or s.step != 2))
+    if ArrayBox.of_batch(batch, layout()) is None or len(batch) < 2:
+        return
+    i = data.draw(st.integers(0, len(batch) - 1))
+    j = data.draw(st.integers(0, len(batch) - 1).filter(lambda j: j != i))
+    swapped = list(batch)
+    swapped[i], swapped[j] = batch[j], batch[i]
+    assert ArrayBox.of_batch(swapped, layout()) is None
+    assert ArrayBox.of_batch([*batch[:i], *batch[i + 1 :]], layout()) != ArrayBox.of_batch(
+        batch, layout()
+    )
+
+
+@pytest.mark.parametrize(
+    "selection",
+    [
+        (slice(None, None, -1),),
+        (slice(5, 5),),
+        (slice(None, None, 2),),
+        (..., ...),
+        (0, 0, 0, 0),
+        (True,),
+        ([1, 2],),
+        (20,),
+        (-21,),
+        None,
+        "x",
+    ],
+)
+def test_other_selections(selection: Any) -> None:
+    """zarr answers them, or raises its error."""
+    assert ArrayBox.of_selection(selection, SHAPE, CHUNKS, layout()) is None
+
+
+@given(selections())
+def test_shards_cover_a_box_once(selection: tuple[Any, ...]) -> None:
+    box = ArrayBox.of_selection(
+        tuple(slice(s.start, s.stop) if isinstance(s, slice) else s for s in selection),
+        SHAPE,
+        CHUNKS,
+        layout(),
+    )
+    assert box is not None
+    values = np.zeros([stop - start for start, stop in box.elements], int)
+    seen = box.no_chunks().astype(int)
+    for part in box.shards():
+        seen[box.slices_of(part.chunks)] += 1
+        runs = list(cut(part.chunks, 3))
+        assert [start for start, _, _ in runs] == [0, *[stop for _, stop, _ in runs[:-1]]]
+        assert runs[-1][1] == part.n_chunks == len(part.entry_ids())
+        for start, stop, chunks in runs:
+            assert stop - start == np.prod([hi - lo for lo, hi in chunks])
+            outside, inside, is_whole = box.place_of(chunks)
+            values[outside] += 1
+            lengths = [s.stop - s.start for s in inside]
+            assert [s.stop - s.start for s in outside] == lengths
+            size = [(hi - lo) * side for (lo, hi), side in zip(chunks, CHUNKS, strict=True)]
+            assert is_whole == (lengths == size)
+    assert (values == 1).all()
+    assert (seen == 1).all()
+
+
+@pytest.mark.parametrize("order", ["C", "F"])
+def test_blocks_are_a_view(order: Any) -> None:
+    values = np.zeros((6, 8, 10), "u2", order)[::1, ::-1, 2:]
+    blocks = blocks_of(values, (3, 4, 2))
+    blocks[1, 0, 3] = 7
+    assert blocks.shape == (2, 2, 4, 3, 4, 2)
+    assert (values[3:, :4, 6:] == 7).all()
+    assert values.sum() == 7 * 3 * 4 * 2
