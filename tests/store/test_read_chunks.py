@@ -111,7 +111,7 @@ def test_arguments() -> None:
             store.read_chunks("a", [(0, 0), outside])
     wrong_out: list[tuple[Any, str]] = [
         (np.empty((2, 2, 3)), "out has the shape"),
-        (np.empty((1, 2, 3), "u1"), "type uint8, the chunks take .* and have int16"),
+        (np.empty((1, 2, 3), "u1"), "type uint8, the values take .* and have int16"),
         (np.broadcast_to(np.int16(0), (1, 2, 3)), "can be written"),
         ([[[0]]], "an array of numpy"),
     ]

@@ -31,7 +31,6 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 _INLINE_NBYTES = 64 * 1024  # less stays in the event loop: a hop to a thread takes 150 µs
-_INLINE_NBYTES_OF_SMALL = 512 * 1024  # 512 items of 1 kB take about 2 ms there
 _RUN_LENGTH, _RUN_NBYTES = 16, 512 * 1024
 """Neighbouring items for one thread, because threads on neighbouring chunks share cache lines."""
 
@@ -87,16 +86,13 @@ async def map_in_threads(
     work: Callable[[Sequence[T]], Sequence[R]],
     items: Sequence[T],
     nbytes: int,
-    *,
-    are_small: bool = False,
 ) -> list[R]:
     """Return the results of `work` for all items, in order; one hop to each of a few threads.
 
     `work` gets runs of up to 16 items and 512 KiB. If all items have few bytes, `nbytes`, the event
-    loop does the work; of items that `are_small` it does more. The first error of `work` is raised
-    after every thread has stopped.
+    loop does the work. The first error of `work` is raised after every thread has stopped.
     """
-    if nbytes <= (_INLINE_NBYTES_OF_SMALL if are_small else _INLINE_NBYTES):
+    if nbytes <= _INLINE_NBYTES:
         return list(work(items))
     results: list[Any] = [None] * len(items)
     n = min(n_threads(), len(items))

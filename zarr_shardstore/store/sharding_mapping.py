@@ -18,9 +18,9 @@ from zarr_shardstore.format.keys import check_key, check_prefix
 from zarr_shardstore.format.ranges import ByteRange, Range, StartFrom, Suffix
 from zarr_shardstore.io.backends.resolve import BaseStore, BaseStoreLike
 from zarr_shardstore.io.buffers import as_view
+from zarr_shardstore.operations.joint_update import Function
 from zarr_shardstore.operations.listing import raise_first
 from zarr_shardstore.operations.locate import Location, Region, chunks_initialized, locate
-from zarr_shardstore.operations.values import Function
 from zarr_shardstore.shards.requests import Flow
 from zarr_shardstore.store.engine import documented_like
 from zarr_shardstore.store.options import ShardingOptions

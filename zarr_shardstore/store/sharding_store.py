@@ -18,10 +18,10 @@ from zarr_shardstore.io.backends.resolve import BaseStoreLike, base_store_of
 from zarr_shardstore.io.local.locks import Locking
 from zarr_shardstore.metadata.declaration import Native
 from zarr_shardstore.operations.batch import Batch
-from zarr_shardstore.operations.values import Function
+from zarr_shardstore.operations.joint_update import Function
 from zarr_shardstore.shards.append import MAX_DEAD_SHARE
 from zarr_shardstore.shards.stack import Strategy
-from zarr_shardstore.store.direct_arrays import DirectArrays
+from zarr_shardstore.store.direct_reads import DirectArrays
 from zarr_shardstore.store.engine import ShardingEngine, documented_like, whole
 from zarr_shardstore.store.frame_writer import DEFAULT_FLUSH_NBYTES, FrameWriter
 from zarr_shardstore.store.options import IndexCodecs, IndexLocation, ShardingOptions, Transformers

@@ -50,9 +50,6 @@ _WRITE_NBYTES = 16 * MIB
 _READ_NBYTES = 32 * MIB
 """Decoded size of the chunks in one read; more, because each read takes two round trips."""
 
-_SMALL_NBYTES = 4 * 1024
-"""Decoded size below which a chunk is decoded faster than the Python around it runs."""
-
 
 class ChunkPart(NamedTuple):
     """Part of one chunk that an array operation reads or writes."""
@@ -134,10 +131,7 @@ class ReadJob(NamedTuple):
         values = await self.store._get_values(keys, parts[0].spec.prototype)
         found = zip(positions, values, strict=True)
         self.is_present.update((i, value is not None) for i, value in found)
-        nbytes = _nbytes(parts)
-        are_small = self.plain is not None and nbytes < len(parts) * _SMALL_NBYTES
-        items = list(zip(parts, values, strict=True))
-        await map_in_threads(self._put, items, nbytes, are_small=are_small)
+        await map_in_threads(self._put, list(zip(parts, values, strict=True)), _nbytes(parts))
 
     def _put(self, items: Sequence[tuple[ChunkPart, Value | None]]) -> Sequence[None]:
         """Decode chunks, and put the parts into the result."""

@@ -178,8 +178,8 @@ class ArrayBox(NamedTuple):
         return tuple([slice(lo - first, hi - first) for (lo, hi), (first, _) in pairs])
 
     def place_of(self, chunks: Box) -> tuple[tuple[slice, ...], tuple[slice, ...], bool]:
-        """Return the elements of a box of chunks as slices of the values and of the box, and
-        whether these are all elements of the box."""
+        """Return the elements of a box of chunks: as slices of the values, and of the chunks.
+        The last item says whether these are all elements of the chunks."""
         outside, inside, is_whole = [], [], True
         rows = zip(chunks, self.elements, self.chunk_shape, strict=True)
         for (lo, hi), (start, stop), side in rows:

@@ -24,11 +24,7 @@ from zarr.core.buffer import BufferPrototype
 
 from zarr_shardstore.format.layout import ArrayLayout, Box
 from zarr_shardstore.io.buffers import own_bytes
-from zarr_shardstore.io.concurrency import (
-    map_in_threads,
-    n_threads,
-    run_within,
-)
+from zarr_shardstore.io.concurrency import map_in_threads, n_threads, run_within
 from zarr_shardstore.shards.read import ShardReads
 from zarr_shardstore.shards.updates import EntryBlock
 from zarr_shardstore.zarr_hooks.box import Array, ArrayBox, ShardBox, blocks_of, cut
@@ -148,12 +144,6 @@ class SlabCodec(NamedTuple):
         return self.codec.decode(buffer, self.spec).as_numpy_array()
 
 
-class _Run(NamedTuple):
-    chunks: Box
-    values: Values
-    """Encoded chunks that are read."""
-
-
 class ReadBox(NamedTuple):
     """Read of a box into `out`, which has an axis for each dimension."""
 
@@ -198,7 +188,7 @@ class ReadBox(NamedTuple):
 
     def _runs(
         self, parts: Sequence[ShardBox], found: Sequence[Values], is_present: npt.NDArray[np.bool_]
-    ) -> Iterator[_Run]:
+    ) -> Iterator[tuple[Box, Values]]:
         limit = max(1, _RUN_NBYTES // self.codec.chunk_nbytes)
         for part, values in zip(parts, found, strict=True):
             place = is_present[self.box.slices_of(part.chunks)]
@@ -206,9 +196,9 @@ class ReadBox(NamedTuple):
             mask = True if are_all else np.reshape([v is not None for v in values], place.shape)
             place[...] = mask
             for start, stop, box in cut(part.chunks, limit):
-                yield _Run(box, values[start:stop])
+                yield box, values[start:stop]
 
-    def _decode(self, runs: Sequence[_Run]) -> Sequence[None]:
+    def _decode(self, runs: Sequence[tuple[Box, Values]]) -> Sequence[None]:
         sides, dtype = self.box.chunk_shape, self.codec.spec.dtype.to_native_dtype()
         for chunks, values in runs:
             outside, inside, is_whole = self.box.place_of(chunks)
@@ -281,7 +271,8 @@ class WriteBox(NamedTuple):
 
     def _encode(self, runs: Sequence[Box]) -> list[Values]:
         spec, plain, sides = self.codec.spec, self.codec.plain, self.box.chunk_shape
-        dtype = spec.dtype.to_native_dtype() if plain is None else plain.dtype
+        is_plain = plain is not None and plain.compress is not None
+        dtype = plain.dtype if plain is not None and is_plain else spec.dtype.to_native_dtype()
         encoded: list[Values] = []
         for chunks in runs:
             outside, inside, is_whole = self.box.place_of(chunks)
@@ -331,10 +322,13 @@ async def _in_threads(
     units: Sequence[Sequence[ShardBox]],
     codec: SlabCodec,
 ) -> None:
-    """Do the work of units. A process that ends waits for two units, not for all."""
+    """Do the work of units. A process that ends waits for two units, not for all.
+
+    The work blocks, so no unit counts as so small that the event loop does it.
+    """
 
     async def run(some: Sequence[ShardBox]) -> None:
-        await map_in_threads(work, some, _nbytes(some, codec))
+        await map_in_threads(work, some, max(MIB, _nbytes(some, codec)))
 
     await run_within(2, ((1, some) for some in units), run)
 

@@ -9,6 +9,7 @@ import pytest
 import zarr
 from hypothesis import given
 from hypothesis import strategies as st
+from zarr.core.codec_pipeline import BatchedCodecPipeline
 
 from zarr_shardstore.format.keys import ChunkKeyEncoding
 from zarr_shardstore.format.layout import ArrayLayout, chunk_grid_shape
@@ -29,13 +30,13 @@ def batch_of(selection: Any) -> tuple[list[Any], Any]:
     z = zarr.create_array({}, name="a", shape=SHAPE, chunks=CHUNKS, dtype="u2")
     batches: list[list[Any]] = []
 
-    class Pipeline(type(z.async_array.codec_pipeline)):  # type: ignore[misc]
-        async def read(self, batch: Any, *_: Any, **__: Any) -> Any:
-            batches.append(list(batch))
+    class Pipeline(BatchedCodecPipeline):
+        async def read(self, batch_info: Any, *_: Any, **__: Any) -> Any:
+            batches.append([*batch_info])
             return [{"status": "present"} for _ in batches[0]]
 
-    codecs = list(z.async_array.codec_pipeline)
-    object.__setattr__(z.async_array, "codec_pipeline", Pipeline.from_codecs(codecs))
+    codecs: Any = z.async_array.codec_pipeline
+    object.__setattr__(z.async_array, "codec_pipeline", Pipeline.from_codecs([*codecs]))
     result = z[selection]
     return (batches[0] if batches else []), result
 

@@ -117,6 +117,7 @@ def written(options: dict[str, Any]) -> tuple[dict[str, bytes], Values, Values]:
     return dict(base), np.asarray(z[...]), np.asarray(z[selection])
 
 
+@pytest.mark.filterwarnings("ignore::FutureWarning", "ignore:The data type")
 @given(arrays())
 def test_the_same_bytes_and_values(options: dict[str, Any]) -> None:
     with pytest.MonkeyPatch.context() as patch:
