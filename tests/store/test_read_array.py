@@ -1,0 +1,176 @@
+"""`read_array` and `write_array` do what zarr's selections do."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import obstore.store
+import pytest
+import zarr
+from hypothesis import given
+from hypothesis import strategies as st
+from zarr.core.sync import sync
+from zarr.storage import MemoryStore, ObjectStore
+
+from zarr_shardstore import ShardingStore, SpecError
+
+SHAPE = (13, 11)
+
+
+def filled(base: Any, **options: Any) -> tuple[ShardingStore, zarr.Array[Any], npt.NDArray[Any]]:
+    store = ShardingStore(base, chunks_per_shard=(2, 3))
+    given: Any = {"chunks": (3, 2), "dtype": "<i4", "fill_value": -1} | options
+    z = zarr.create_array(store, name="g/z", shape=SHAPE, **given)
+    values = np.arange(143).reshape(SHAPE).astype("<i4")
+    values[6:] = -1
+    z[...] = values
+    return store, z, values
+
+
+def items(n: int) -> st.SearchStrategy[Any]:
+    ends = st.none() | st.integers(-n - 2, n + 2)
+    steps = st.sampled_from([None, 1, 1, 2, -1])
+    slices = st.builds(slice, ends, ends, steps)
+    return st.one_of(st.integers(-n - 1, n), slices, st.just(slice(None)))
+
+
+selections = st.one_of(
+    st.just(...),
+    st.tuples(items(13), items(11)),
+    items(13),
+    st.tuples(st.just(...), items(11)),
+    st.tuples(items(13), st.just(...)),
+    st.sampled_from([(..., ...), (0, 0, 0), [1, 2], None, (True, 0), "x", ([0, 5], [1, 1])]),
+)
+
+
+def outcome(call: Any) -> Any:
+    try:
+        result = call()
+    except Exception as error:
+        return type(error), str(error)
+    result = np.asarray(result)
+    return result.shape, result.dtype, result.tolist()
+
+
+@given(selections, st.sampled_from([None, "zstd"]), st.sampled_from("CF"))
+def test_a_read(selection: Any, compressor: Any, order: str) -> None:
+    options: Any = {} if compressor else {"compressors": None}
+    store, z, _ = filled({}, config={"order": order}, **options)
+    expected = outcome(lambda: z[selection])
+    assert outcome(lambda: store.read_array("g/z", selection)) == expected
+    if isinstance(expected[0], tuple):
+        out = np.zeros(expected[0], "f8")
+        assert store.read_array("g/z", selection, out=out) is out
+        assert out.tolist() == expected[2]
+
+
+@given(selections, st.sampled_from(["array", "scalar", "f4", "list", "wrong"]))
+def test_a_write(selection: Any, kind: str) -> None:
+    stored = []
+    for is_direct in (True, False):
+        base: dict[str, bytes] = {}
+        store, z, _ = filled(base)
+        part = outcome(lambda z=z: z[selection])
+        shape = part[0] if isinstance(part[0], tuple) else (2,)
+        values: Any = np.arange(np.prod(shape, dtype=int)).reshape(shape).astype("<i4")
+        value = {
+            "array": values,
+            "scalar": 5,
+            "f4": values.astype("f4"),
+            "list": values.tolist(),
+            "wrong": np.zeros((*shape, 3), "<i4"),
+        }[kind]
+
+        def write(
+            store: Any = store, z: Any = z, value: Any = value, is_direct: bool = is_direct
+        ) -> int:
+            if is_direct:
+                store.write_array("g/z", selection, value)
+            else:
+                z[selection] = value
+            return 0
+
+        stored.append((outcome(write), dict(base)))
+    assert stored[0] == stored[1]
+
+
+def test_other_arguments() -> None:
+    store, z, values = filled({})
+    for out in (np.zeros(SHAPE, "u1"), np.zeros(3, "<i4"), [1]):
+        with pytest.raises(SpecError, match="out"):
+            store.read_array("g/z", out=out)  # type: ignore[arg-type]
+    frozen = np.zeros(SHAPE, "<i4")
+    frozen.flags.writeable = False
+    with pytest.raises(SpecError, match="can be written"):
+        store.read_array("g/z", out=frozen)
+    with pytest.raises(SpecError):
+        store.read_array("g/y")
+    with pytest.raises(SpecError):
+        store.write_array("g/y", ..., values)
+    with pytest.raises(ValueError, match="read-only"):
+        store.with_read_only(True).write_array("g/z", ..., values)
+    assert np.array_equal(store.with_read_only(True).read_array("g/z"), values)
+    assert np.array_equal(z[...], values)
+
+
+@pytest.mark.parametrize("base", ["memory", "dict", "local", "async"])
+def test_in_a_batch(base: str, tmp_path: Path) -> None:
+    where: Any = {"memory": MemoryStore(), "dict": {}, "local": tmp_path}.get(base)
+    store, _, values = filled(ObjectStore(obstore.store.MemoryStore()) if where is None else where)
+    with store.batch():
+        store.write_array("g/z", (slice(0, 3), slice(0, 2)), values[:3, :2] + 1000)
+        assert store.read_array("g/z", (0, 0)) == 1000
+        values[:3, :2] += 1000
+        assert np.array_equal(store.read_array("g/z"), values)
+    assert np.array_equal(store.read_array("g/z"), values)
+
+
+def test_nothing_old_is_read(tmp_path: Path) -> None:
+    """Other stores write chunks, and resize the array."""
+    store, _, values = filled(tmp_path)
+    other = ShardingStore(tmp_path, chunks_per_shard=(2, 3))
+    assert np.array_equal(store.read_array("g/z"), values)
+    z = zarr.open_array(other, path="g/z")
+    z[0:3] = 7
+    assert (store.read_array("g/z", slice(0, 3)) == 7).all()
+    z.resize((20, 11))
+    z[13:] = 8
+    assert store.read_array("g/z").shape == (20, 11)
+    assert (store.read_array("g/z", slice(13, 20)) == 8).all()
+
+
+def test_in_an_event_loop(tmp_path: Path) -> None:
+    store, _, values = filled(tmp_path)
+
+    async def run() -> Any:
+        await store.write_array_async("g/z", ..., values + 1)
+        return await store.read_array_async("g/z")
+
+    assert np.array_equal(asyncio.run(run()), values + 1)
+    assert np.array_equal(sync(run()), values + 1)
+
+
+def test_missing_chunks_that_must_be_there() -> None:
+    pytest.importorskip("zarr", minversion="3.2")
+    with zarr.config.set({"array.read_missing_chunks": False}):
+        store, z, _ = filled({})
+        expected = outcome(lambda: z[...])
+        assert expected[0].__name__ == "ChunkNotFoundError"
+        assert outcome(lambda: store.read_array("g/z")) == expected
+
+
+@pytest.mark.parametrize("options", [{"zarr_format": 2}, {"shape": ()}, {"dtype": "?"}])
+def test_other_arrays(options: dict[str, Any]) -> None:
+    store = ShardingStore({}, chunks_per_shard=2)
+    shape = options.pop("shape", (12,))
+    given = {"dtype": "<i4", "chunks": tuple(3 for _ in shape)} | options
+    z = zarr.create_array(store, name="z", shape=shape, **given)
+    values: Any = np.full(shape, 7, z.dtype)
+    store.write_array("z", ..., values)
+    assert np.array_equal(z[...], values)
+    assert np.array_equal(store.read_array("z"), values)
