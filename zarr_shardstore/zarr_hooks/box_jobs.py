@@ -93,27 +93,38 @@ class SlabCodec(NamedTuple):
 
     def encode(self, slab: Array) -> Values:
         """Return the encoded chunks of a contiguous slab; ``None`` for those to be left out."""
+        empty = self._empty(slab)
+        if empty:
+            values: list[Any] = [None] * len(slab)
+            kept = np.delete(np.arange(len(slab)), empty)
+            for i, value in zip(kept.tolist(), self._encode_all(slab[kept]), strict=True):
+                values[i] = value
+            return values
+        return self._encode_all(slab)
+
+    def _encode_all(self, slab: Array) -> Values:
         spec, plain = self.spec, self.plain
         if plain is not None and plain.compress is not None:
-            values: list[Any] = list(map(plain.compress, slab))
-        else:
-            make = spec.prototype.nd_buffer.from_ndarray_like
-            encoded = [self.codec.encode(make(chunk), spec) for chunk in slab]
-            values = [None if value is None else own_bytes(value) for value in encoded]
-        for i in self._may_be_empty(slab):
-            if is_empty(slab[i], spec):
-                values[i] = None
-        return values
+            return list(map(plain.compress, slab))
+        make = spec.prototype.nd_buffer.from_ndarray_like
+        encoded = [self.codec.encode(make(chunk), spec) for chunk in slab]
+        return [None if value is None else own_bytes(value) for value in encoded]
 
-    def _may_be_empty(self, slab: Array) -> Iterable[int]:
-        spec = self.spec
-        if spec.config.write_empty_chunks:
+    def _empty(self, slab: Array) -> Sequence[int]:
+        """Return the positions of the chunks that have only fill values, if the array omits them.
+        Most chunks differ in their first element."""
+        spec, kind = self.spec, slab.dtype.kind
+        if spec.config.write_empty_chunks or spec.fill_value is None:
             return ()
-        fill = fill_value_of(spec) if spec.fill_value is None else spec.fill_value
-        if slab.dtype.kind not in "biuf":
-            return range(len(slab))
-        firsts = slab.reshape(len(slab), -1)[:, 0]  # most chunks differ here
-        return np.flatnonzero((firsts == fill) | (firsts != firsts)).tolist()  # or are NaN
+        if kind not in "biuf":
+            return [i for i, chunk in enumerate(slab) if is_empty(chunk, spec)]
+        rows = slab.reshape(len(slab), -1)
+        firsts = rows[:, 0]
+        found = np.flatnonzero((firsts == spec.fill_value) | (firsts != firsts))  # or are NaN
+        if kind == "f":
+            return [i for i in found.tolist() if is_empty(slab[i], spec)]
+        are_empty = (rows[found] == spec.fill_value).all(axis=1)
+        return [*found[are_empty].tolist()]
 
     def decode(self, values: Values, out: Array) -> None:
         """Decode chunks into a view of the shape grid x chunk."""

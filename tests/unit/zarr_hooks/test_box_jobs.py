@@ -81,7 +81,8 @@ def arrays(draw: st.DrawFn) -> dict[str, Any]:
         "zarr_format": 2 if v2 else 3,
         "config": {"write_empty_chunks": draw(st.booleans())},
     }
-    order = draw(st.sampled_from("CF"))
+    # zarr 3.1 encodes strings of chunks in Fortran order so that it reads them transposed.
+    order = "C" if dtype == "T" else draw(st.sampled_from("CF"))
     if v2:
         options["order"] = order
         options["compressors"] = draw(st.sampled_from([None, "auto"]))
