@@ -34,7 +34,7 @@ from zarr_shardstore.operations.locate import array_at
 from zarr_shardstore.store.engine import EngineStore, documented_like
 from zarr_shardstore.store.key_values import KeyValues
 from zarr_shardstore.zarr_hooks.box import ArrayBox
-from zarr_shardstore.zarr_hooks.box_jobs import ReadBox, SlabCodec, WriteBox
+from zarr_shardstore.zarr_hooks.box_jobs import BoxJob, SlabCodec
 from zarr_shardstore.zarr_hooks.chunk_codec import ChunkCodec
 
 Values: TypeAlias = Sequence[bytes | memoryview | None]
@@ -79,7 +79,7 @@ class ChunkReader:
         self._nbytes = max(1, math.prod(self.chunk_shape) * self.dtype.itemsize)
         self.codec = ChunkCodec.of(list(self._pipeline))
         self.plain = None if self.codec is None else self.codec.plain(self.spec)
-        self.slabs = None if self.codec is None else SlabCodec(self.codec, self.plain, self.spec)
+        self.slabs = None if self.codec is None else SlabCodec.of(self.codec, self.spec)
 
     def coords_of(self, coords: npt.ArrayLike) -> npt.NDArray[np.int64]:
         """Return coordinates in the grid of chunks as an array of the shape n x ndim."""
@@ -335,10 +335,10 @@ class DirectArrays(DirectReads, KeyValues):
             result[...] = values
             return result
         result = reader.result(box.shape, out, reader.spec.config.order)
-        read = ReadBox(self, box, reader.slabs, box.with_all_axes(result), asyncio.Lock())
-        there = read.run_here()
+        job = BoxJob(self, box, reader.slabs, box.with_all_axes(result))
+        there = job.read_here()
         if there is None:
-            there = sync(read.run())
+            there = sync(job.read())
         if not there.all() and getattr(reader.spec.config, "read_missing_chunks", True) is False:
             Array(reader.array)[selection]  # raises zarr's error
         return result
@@ -378,9 +378,9 @@ class DirectArrays(DirectReads, KeyValues):
         ):
             Array(reader.array)[selection] = value
             return
-        write = WriteBox(self, box, reader.slabs, box.with_all_axes(value), asyncio.Lock())
-        if not write.run_here():
-            sync(write.run(~box.no_chunks()))
+        job = BoxJob(self, box, reader.slabs, box.with_all_axes(value))
+        if not job.write_here():
+            sync(job.write(~box.no_chunks()))
 
     @documented_like(read_array, "in a thread, which completes its work if you cancel the call")
     async def read_array_async(

@@ -86,6 +86,10 @@ class SlabCodec(NamedTuple):
     plain: PlainCodec | None
     spec: ArraySpec
 
+    @classmethod
+    def of(cls, codec: ChunkCodec, spec: ArraySpec) -> SlabCodec:
+        return cls(codec, codec.plain(spec), spec)
+
     @property
     def chunk_nbytes(self) -> int:
         """Decoded size of a chunk in bytes; a string counts as a pointer."""
@@ -155,49 +159,60 @@ class SlabCodec(NamedTuple):
         return self.codec.decode(buffer, self.spec).as_numpy_array()
 
 
-class ReadBox(NamedTuple):
-    """Read of a box into `out`, which has an axis for each dimension."""
+class BoxJob(NamedTuple):
+    """Read or write of a box of chunks."""
 
     store: TakesBoxes
     box: ArrayBox
     codec: SlabCodec
-    out: Array
-    decoding: asyncio.Lock
-    """Lets one unit be decoded at a time, while others are read."""
+    values: Array
+    """Array to fill, or to write, with an axis for each dimension."""
 
-    async def run(self) -> npt.NDArray[np.bool_]:
+    @classmethod
+    def of(
+        cls, store: Any, box: ArrayBox, codec: SlabCodec, array: Array, *, reads: bool
+    ) -> BoxJob | None:
+        """Return the job for an array of the shape of the box, or for one value to write."""
+        if not reads and not array.shape:
+            array = np.broadcast_to(array, box.shape)
+        fits = array.shape == box.shape
+        return cls(store, box, codec, box.with_all_axes(array)) if fits else None
+
+    async def read(self) -> npt.NDArray[np.bool_]:
         """Read the box; return whether each chunk is stored."""
         is_present = self.box.no_chunks()
         parts, read = list(self.box.shards()), self.store._blocking_reads()
         if read is not None and (units := _units_in_threads(parts, self.codec)):
 
             def read_shards(some: Sequence[ShardBox]) -> Sequence[None]:
-                runs = self._runs(some, read(_reads_of(some)), is_present)
+                runs = self._encoded_runs(some, read(_reads_of(some)), is_present)
                 return self._decode(list(runs))
 
             await _in_threads(read_shards, units, self.codec)
             return is_present
 
+        decoding = asyncio.Lock()  # of one unit, while others are read
+
         async def read_unit(some: list[ShardBox]) -> None:
             found = await self.store._get_groups(_reads_of(some), self.codec.spec.prototype)
-            runs = list(self._runs(some, found, is_present))
-            async with self.decoding:
+            runs = list(self._encoded_runs(some, found, is_present))
+            async with decoding:
                 await map_in_threads(self._decode, runs, _nbytes(some, self.codec))
 
         nbytes = _READ_NBYTES if read is None else _LOCAL_READ_NBYTES
         await run_within(_MAX_NBYTES_AT_ONCE, _units(parts, self.codec, nbytes), read_unit)
         return is_present
 
-    def run_here(self) -> npt.NDArray[np.bool_] | None:
-        """Do as `run` in this thread; ``None`` if that would be slower or is not possible."""
+    def read_here(self) -> npt.NDArray[np.bool_] | None:
+        """Do as `read` in this thread; ``None`` if that would be slower or is not possible."""
         is_present, read = self.box.no_chunks(), self.store._blocking_reads()
         if read is None or is_present.size * self.codec.chunk_nbytes > _RUN_NBYTES:
             return None
         parts = list(self.box.shards())
-        self._decode(list(self._runs(parts, read(_reads_of(parts)), is_present)))
+        self._decode(list(self._encoded_runs(parts, read(_reads_of(parts)), is_present)))
         return is_present
 
-    def _runs(
+    def _encoded_runs(
         self, parts: Sequence[ShardBox], found: Sequence[Values], is_present: npt.NDArray[np.bool_]
     ) -> Iterator[tuple[Box, Values]]:
         limit = max(1, _RUN_NBYTES // self.codec.chunk_nbytes)
@@ -214,26 +229,15 @@ class ReadBox(NamedTuple):
         for chunks, values in runs:
             outside, inside, is_whole = self.box.place_of(chunks)
             if is_whole:
-                self.codec.decode(values, blocks_of(self.out[outside], sides))
+                self.codec.decode(values, blocks_of(self.values[outside], sides))
                 continue
             shape = [(hi - lo) * side for (lo, hi), side in zip(chunks, sides, strict=True)]
             whole = np.empty(shape, dtype)
             self.codec.decode(values, blocks_of(whole, sides))
-            self.out[outside] = whole[inside]
+            self.values[outside] = whole[inside]
         return [None] * len(runs)
 
-
-class WriteBox(NamedTuple):
-    """Write of a box of whole chunks from `values`, which has an axis for each dimension."""
-
-    store: TakesBoxes
-    box: ArrayBox
-    codec: SlabCodec
-    values: Array
-    encoding: asyncio.Lock
-    """Lets one unit be encoded at a time, while others are stored."""
-
-    async def run(self, is_complete: npt.NDArray[np.bool_]) -> list[int]:
+    async def write(self, is_complete: npt.NDArray[np.bool_]) -> list[int]:
         """Write the shards whose chunks are all complete; return the positions of the others."""
         grid = is_complete.reshape([stop - start for start, stop in self.box.chunks])
         left = np.zeros(grid.shape, bool)
@@ -253,12 +257,20 @@ class WriteBox(NamedTuple):
                 return [None] * len(some)
 
             await _in_threads(write_shards, units, self.codec)
-        else:
-            units_of = _units(parts, self.codec, _WRITE_NBYTES)
-            await run_within(_MAX_NBYTES_AT_ONCE, units_of, self._write)
+            return np.flatnonzero(left).tolist()
+        encoding = asyncio.Lock()  # of one unit, while others are stored
+
+        async def write_unit(some: list[ShardBox]) -> None:
+            boxes, counts = self._runs(some)
+            async with encoding:
+                encoded = await map_in_threads(self._encode, boxes, _nbytes(some, self.codec))
+            blocks = _blocks(some, counts, encoded)
+            await self.store._set_blocks(blocks, self.codec.spec.prototype)
+
+        await run_within(_MAX_NBYTES_AT_ONCE, _units(parts, self.codec, _WRITE_NBYTES), write_unit)
         return np.flatnonzero(left).tolist()
 
-    def run_here(self) -> bool:
+    def write_here(self) -> bool:
         """Write all chunks in this thread; return false if that is slower or not possible."""
         parts, write = list(self.box.shards()), self.store._blocking_writes()
         if write is None or _nbytes(parts, self.codec) > _RUN_NBYTES:
@@ -266,13 +278,6 @@ class WriteBox(NamedTuple):
         boxes, counts = self._runs(parts)
         write(_blocks(parts, counts, self._encode(boxes)))
         return True
-
-    async def _write(self, parts: list[ShardBox]) -> None:
-        boxes, counts = self._runs(parts)
-        async with self.encoding:
-            encoded = await map_in_threads(self._encode, boxes, _nbytes(parts, self.codec))
-        blocks = _blocks(parts, counts, encoded)
-        await self.store._set_blocks(blocks, self.codec.spec.prototype)
 
     def _runs(self, parts: Sequence[ShardBox]) -> tuple[list[Box], list[int]]:
         """Return the runs of shards, and the number of runs of each."""

@@ -38,7 +38,7 @@ from zarr_shardstore.telemetry import warn
 from zarr_shardstore.zarr_hooks import array_jobs
 from zarr_shardstore.zarr_hooks.array_jobs import Axes, Batch, TakesWholeOperations, Value
 from zarr_shardstore.zarr_hooks.box import MIN_CHUNKS, ArrayBox
-from zarr_shardstore.zarr_hooks.box_jobs import ReadBox, SlabCodec, TakesBoxes, WriteBox
+from zarr_shardstore.zarr_hooks.box_jobs import BoxJob, SlabCodec, TakesBoxes
 from zarr_shardstore.zarr_hooks.chunk_codec import ChunkCodec
 from zarr_shardstore.zarr_hooks.shards_argument import ShardsArgument, drop_copied_encoding
 
@@ -172,10 +172,9 @@ class ShardedCodecPipeline(BatchedCodecPipeline):
             return await super().read(batch, out, drop_axes)
         array: Any = out.as_ndarray_like()
         plain = codec.plain(batch[0][1]) if isinstance(array, np.ndarray) else None
-        box = await _box_of(store, batch, array, drop_axes, reads=True)
+        box = await _box_of(store, codec, batch, array, drop_axes, reads=True)
         if box is not None:
-            slabs, values = SlabCodec(codec, plain, batch[0][1]), box.with_all_axes(array)
-            there = await ReadBox(cast(Any, store), box, slabs, values, asyncio.Lock()).run()
+            there = await box.read()
             if there.all():
                 return (_PRESENT,) * len(batch)
             return tuple([_PRESENT if p else _MISSING for p in there.ravel().tolist()])
@@ -200,12 +199,10 @@ class ShardedCodecPipeline(BatchedCodecPipeline):
         plain = codec.plain(batch[0][1]) if isinstance(array, np.ndarray) else None
         if plain is not None and plain.compress is None:
             plain = None
-        box = await _box_of(store, batch, array, drop_axes, reads=False)
+        box = await _box_of(store, codec, batch, array, drop_axes, reads=False)
         if box is not None:
-            slabs, values = SlabCodec(codec, plain, batch[0][1]), box.with_all_axes(array)
             is_complete = np.array(list(map(itemgetter(4), batch)))
-            writes = WriteBox(cast(Any, store), box, slabs, values, asyncio.Lock())
-            batch = [batch[i] for i in await writes.run(is_complete)]
+            batch = [batch[i] for i in await box.write(is_complete)]
             if not batch:
                 return
         job = array_jobs.WriteJob(store, codec, plain, value, array, drop_axes, asyncio.Lock())
@@ -258,15 +255,22 @@ _PRESENT, _MISSING = {"status": "present"}, {"status": "missing"}
 
 
 async def _box_of(
-    store: TakesWholeOperations, batch: Batch, array: Any, drop_axes: Axes, *, reads: bool
-) -> ArrayBox | None:
-    """Return the box of the values in `array`, if the chunks are one and the store takes boxes."""
+    store: TakesWholeOperations,
+    codec: ChunkCodec,
+    batch: Batch,
+    array: Any,
+    drop_axes: Axes,
+    *,
+    reads: bool,
+) -> BoxJob | None:
+    """Return the operation on the box that the chunks are, if they are one."""
     is_array = isinstance(array, np.ndarray) and not drop_axes
     if not is_array or len(batch) < MIN_CHUNKS or not isinstance(store, TakesBoxes):
         return None
     layout = await store._layout_of(batch[0][0].path, reads=reads)
     box = None if layout is None else ArrayBox.of_batch(batch, layout)
-    return box if box is not None and box.shape == array.shape else None
+    slabs = SlabCodec.of(codec, batch[0][1])
+    return None if box is None else BoxJob.of(store, box, slabs, array, reads=reads)
 
 
 class _ChangedMeanwhileError(Exception):

@@ -16,12 +16,13 @@ keep these apart:
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from math import prod
-from operator import floordiv
+from operator import floordiv, mul
 from typing import Any, ClassVar, NamedTuple, cast
 
+import numpy as np
 from zarr.abc.codec import CodecPipeline
 from zarr.abc.store import Store
 from zarr.codecs import ShardingCodec
@@ -34,10 +35,13 @@ from zarr.storage import StorePath
 
 from zarr_shardstore.errors import SpecError
 from zarr_shardstore.format.keys import SHARD_MARK, ChunkKeyEncoding, Coords
-from zarr_shardstore.format.layout import ShardRef
+from zarr_shardstore.format.layout import ShardRef, chunk_grid_shape
 from zarr_shardstore.io.concurrency import run_within
 from zarr_shardstore.metadata.declaration import MARKER, marked
 from zarr_shardstore.zarr_hooks.array_jobs import Axes, Batch
+from zarr_shardstore.zarr_hooks.box import ArrayBox
+from zarr_shardstore.zarr_hooks.box_jobs import BoxJob, SlabCodec
+from zarr_shardstore.zarr_hooks.chunk_codec import ChunkCodec
 
 _MAX_NBYTES_AT_ONCE = 64 * 1024 * 1024
 """Decoded size of the chunks in shards that are read or written concurrently."""
@@ -135,10 +139,18 @@ class ShardsArgument(NamedTuple):
         self, pipeline: CodecPipeline, batch: Batch, out: NDBuffer, drop_axes: Axes
     ) -> Any:
         """Read all parts of shards, by the pipeline of the chunks."""
-        shards = await self._shards(batch)
-        if shards is None:
+        refs = await self._refs(batch)
+        if None in refs:
             usual: Any = self.usual
             return await usual.read(_without_mark(batch), out, drop_axes)
+        array: Any = out.as_ndarray_like()
+        box = await self._box(pipeline, refs, batch, array, drop_axes, reads=True)
+        if box is not None:
+            there = await box.read()
+            places = [box.box.slices_of(part.chunks) for part in box.box.shards()]
+            found = [bool(there[place].any()) for place in places]
+            return tuple([{"status": "present" if each else "missing"} for each in found])
+        shards = self._shards(refs, batch)
         is_present = [False] * len(batch)
 
         async def read_shard(shard: _Shard) -> None:
@@ -163,10 +175,18 @@ class ShardsArgument(NamedTuple):
         self, pipeline: CodecPipeline, batch: Batch, value: NDBuffer, drop_axes: Axes
     ) -> None:
         """Write all parts of shards, by the pipeline of the chunks; each shard is one commit."""
-        shards = await self._shards(batch)
-        if shards is None:
+        refs = await self._refs(batch)
+        if None in refs:
             await self.usual.write(_without_mark(batch), value, drop_axes)
             return
+        array: Any = value.as_ndarray_like()
+        is_whole = all(is_complete for *_, is_complete in batch)
+        if is_whole and (
+            box := await self._box(pipeline, refs, batch, array, drop_axes, reads=False)
+        ):
+            await box.write(~box.box.no_chunks())
+            return
+        shards = self._shards(refs, batch)
 
         async def write_shard(shard: _Shard) -> None:
             part = value
@@ -181,13 +201,46 @@ class ShardsArgument(NamedTuple):
 
         await run_within(_MAX_NBYTES_AT_ONCE, ((s.nbytes, s) for s in shards), write_shard)
 
-    async def _shards(self, batch: Batch) -> Iterator[_Shard] | None:
-        """Return the parts of shards; ``None`` if the stored document leaves sharding to zarr."""
+    async def _refs(self, batch: Batch) -> Sequence[ShardRef | None]:
+        """Return the shards; a ``None`` if the stored document leaves sharding to zarr."""
         keys = [path.path.removesuffix(SHARD_MARK) for path, *_ in batch]
-        refs = await batch[0][0].store._shards_of(keys) if batch else []
-        if None in refs:
+        refs: Sequence[ShardRef | None] = await batch[0][0].store._shards_of(keys) if batch else []
+        return refs
+
+    def _shards(self, refs: Sequence[ShardRef | None], batch: Batch) -> Iterator[_Shard]:
+        pairs = enumerate(zip(refs, batch, strict=True))
+        return (self._shard(i, ref, item) for i, (ref, item) in pairs if ref is not None)
+
+    async def _box(
+        self,
+        pipeline: CodecPipeline,
+        refs: Sequence[ShardRef | None],
+        batch: Batch,
+        array: Any,
+        drop_axes: Axes,
+        *,
+        reads: bool,
+    ) -> BoxJob | None:
+        """Return the box of the chunks of all shards, if the operation is on one."""
+        codecs: Any = pipeline
+        codec = ChunkCodec.of([*codecs])
+        if not refs or refs[0] is None or codec is None or drop_axes:
             return None
-        return (self._shard(i, *each) for i, each in enumerate(zip(refs, batch, strict=True)))
+        store, spec, layout = batch[0][0].store, batch[0][1], refs[0].layout
+        cps, sides = layout.spec.chunks_per_shard, self.codec.chunk_shape
+        if not isinstance(array, np.ndarray) or layout.grid_shape is None or not cps:
+            return None
+        if spec.shape != tuple(map(mul, sides, cps)):
+            return None  # the array object is stale
+        if await store._layout_of(refs[0].chunk_key(0), reads=reads) is not layout:
+            return None
+        of_shards = replace(layout, grid_shape=chunk_grid_shape(layout.grid_shape, cps))
+        found = ArrayBox.of_batch(_without_mark(batch), of_shards)
+        if found is None:
+            return None
+        box = found._replace(layout=layout, chunk_shape=sides)
+        slabs = SlabCodec.of(codec, self.codec._get_chunk_spec(spec))
+        return BoxJob.of(store, box, slabs, array, reads=reads)
 
     def _shard(self, position: int, ref: ShardRef, item: tuple[Any, ...]) -> _Shard:
         path, spec, inside, outside, is_complete = item
