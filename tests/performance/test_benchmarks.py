@@ -64,3 +64,8 @@ def test_start(tmp_path: Path) -> None:
     printed = output_of("start.py", tmp_path)
     for telling in ("import zarr", "import ShardingStore, after zarr", "--version", "--help"):
         assert telling in printed
+
+
+@pytest.mark.thorough
+def test_threads(tmp_path: Path) -> None:
+    assert "os.stat" in output_of("threads.py", tmp_path)

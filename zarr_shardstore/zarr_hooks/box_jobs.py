@@ -13,9 +13,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from itertools import chain, islice
 from math import prod
-from typing import Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
+from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -24,11 +25,13 @@ from zarr.core.buffer import BufferPrototype
 
 from zarr_shardstore.format.layout import ArrayLayout, Box
 from zarr_shardstore.io.buffers import own_bytes
-from zarr_shardstore.io.concurrency import map_in_threads, n_threads, run_within
+from zarr_shardstore.io.concurrency import codec_pool, map_in_threads, n_threads, run_within
 from zarr_shardstore.shards.read import ShardReads
 from zarr_shardstore.shards.updates import EntryBlock
 from zarr_shardstore.zarr_hooks.box import Array, ArrayBox, ShardBox, blocks_of, cut
 from zarr_shardstore.zarr_hooks.chunk_codec import ChunkCodec, PlainCodec, fill_value_of, is_empty
+
+T = TypeVar("T")
 
 Values: TypeAlias = Sequence[bytes | memoryview | None]
 
@@ -55,6 +58,9 @@ _MAX_SHARD_NBYTES = 32 * MIB
 
 _RUN_NBYTES = MIB
 """Decoded size of a run."""
+
+_HOP_NBYTES = 256 * 1024
+"""Decoded size of an operation on local files that one thread does faster than several."""
 
 _JOINED_NBYTES = 32 * 1024
 """Decoded size of chunks from which on each is copied alone: less than the work on it."""
@@ -182,15 +188,24 @@ class BoxJob(NamedTuple):
         """Read the box; return whether each chunk is stored."""
         is_present = self.box.no_chunks()
         parts, read = list(self.box.shards()), self.store._blocking_reads()
-        if read is not None and (units := _units_in_threads(parts, self.codec)):
-
-            def read_shards(some: Sequence[ShardBox]) -> Sequence[None]:
-                runs = self._encoded_runs(some, read(_reads_of(some)), is_present)
-                return self._decode(list(runs))
-
-            await _in_threads(read_shards, units, self.codec)
+        is_small = _nbytes(parts, self.codec) <= _HOP_NBYTES
+        units = [parts] if is_small else _units_in_threads(parts, self.codec)
+        if read is None or not units:
+            await self._read_units(parts, is_present, read is not None)
             return is_present
 
+        def read_shards(some: Sequence[ShardBox]) -> Sequence[None]:
+            return self._decode([*self._encoded_runs(some, read(_reads_of(some)), is_present)])
+
+        if is_small:
+            await _in_one_hop(partial(read_shards, parts))
+        else:
+            await _in_threads(read_shards, units, self.codec)
+        return is_present
+
+    async def _read_units(
+        self, parts: Sequence[ShardBox], is_present: npt.NDArray[np.bool_], is_local: bool
+    ) -> None:
         decoding = asyncio.Lock()  # of one unit, while others are read
 
         async def read_unit(some: list[ShardBox]) -> None:
@@ -199,9 +214,8 @@ class BoxJob(NamedTuple):
             async with decoding:
                 await map_in_threads(self._decode, runs, _nbytes(some, self.codec))
 
-        nbytes = _READ_NBYTES if read is None else _LOCAL_READ_NBYTES
+        nbytes = _LOCAL_READ_NBYTES if is_local else _READ_NBYTES
         await run_within(_MAX_NBYTES_AT_ONCE, _units(parts, self.codec, nbytes), read_unit)
-        return is_present
 
     def read_here(self) -> npt.NDArray[np.bool_] | None:
         """Do as `read` in this thread; ``None`` if that would be slower or is not possible."""
@@ -238,7 +252,10 @@ class BoxJob(NamedTuple):
         return [None] * len(runs)
 
     async def write(self, is_complete: npt.NDArray[np.bool_]) -> list[int]:
-        """Write the shards whose chunks are all complete; return the positions of the others."""
+        """Write the shards whose chunks are all complete; return the positions of the others.
+
+        What was encoded when the caller was cancelled is not stored: the values may change since.
+        """
         grid = is_complete.reshape([stop - start for start, stop in self.box.chunks])
         left = np.zeros(grid.shape, bool)
         parts: list[ShardBox] = []
@@ -248,16 +265,29 @@ class BoxJob(NamedTuple):
                 parts.append(part)
             else:
                 left[place] = True
-        write = self.store._blocking_writes()
-        if write is not None and (units := _units_in_threads(parts, self.codec)):
-
-            def write_shards(some: Sequence[ShardBox]) -> Sequence[None]:
-                boxes, counts = self._runs(some)
-                write(_blocks(some, counts, self._encode(boxes)))
-                return [None] * len(some)
-
-            await _in_threads(write_shards, units, self.codec)
+        write, is_small = self.store._blocking_writes(), _nbytes(parts, self.codec) <= _HOP_NBYTES
+        units = [parts] if is_small else _units_in_threads(parts, self.codec)
+        if write is None or not units:
+            await self._write_units(parts)
             return np.flatnonzero(left).tolist()
+        is_over = False
+
+        def write_shards(some: Sequence[ShardBox]) -> Sequence[None]:
+            blocks = self._encoded_blocks(some)
+            if not is_over:
+                write(blocks)
+            return [None] * len(some)
+
+        try:
+            if is_small:
+                await _in_one_hop(partial(write_shards, parts))
+            else:
+                await _in_threads(write_shards, units, self.codec)
+        finally:
+            is_over = True
+        return np.flatnonzero(left).tolist()
+
+    async def _write_units(self, parts: Sequence[ShardBox]) -> None:
         encoding = asyncio.Lock()  # of one unit, while others are stored
 
         async def write_unit(some: list[ShardBox]) -> None:
@@ -268,16 +298,18 @@ class BoxJob(NamedTuple):
             await self.store._set_blocks(blocks, self.codec.spec.prototype)
 
         await run_within(_MAX_NBYTES_AT_ONCE, _units(parts, self.codec, _WRITE_NBYTES), write_unit)
-        return np.flatnonzero(left).tolist()
 
     def write_here(self) -> bool:
         """Write all chunks in this thread; return false if that is slower or not possible."""
         parts, write = list(self.box.shards()), self.store._blocking_writes()
         if write is None or _nbytes(parts, self.codec) > _RUN_NBYTES:
             return False
-        boxes, counts = self._runs(parts)
-        write(_blocks(parts, counts, self._encode(boxes)))
+        write(self._encoded_blocks(parts))
         return True
+
+    def _encoded_blocks(self, parts: Sequence[ShardBox]) -> list[EntryBlock]:
+        boxes, counts = self._runs(parts)
+        return _blocks(parts, counts, self._encode(boxes))
 
     def _runs(self, parts: Sequence[ShardBox]) -> tuple[list[Box], list[int]]:
         """Return the runs of shards, and the number of runs of each."""
@@ -301,6 +333,10 @@ class BoxJob(NamedTuple):
             slab = np.ascontiguousarray(blocks_of(part, sides), dtype).reshape(-1, *sides)
             encoded.append(self.codec.encode(slab))
         return encoded
+
+
+async def _in_one_hop(work: Callable[[], T]) -> T:
+    return await asyncio.get_running_loop().run_in_executor(codec_pool(), work)
 
 
 def _blocks(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,7 +24,7 @@ from zarr.core.sync import sync
 from zarr_shardstore import CorruptShardError, ShardingStore
 from zarr_shardstore.zarr_hooks import box_jobs, pipeline
 from zarr_shardstore.zarr_hooks.box import ArrayBox
-from zarr_shardstore.zarr_hooks.box_jobs import BoxJob
+from zarr_shardstore.zarr_hooks.box_jobs import BoxJob, SlabCodec
 
 Values = npt.NDArray[Any]
 
@@ -220,8 +222,10 @@ def test_shards_in_part() -> None:
 
 
 @pytest.mark.parametrize("n", [1, 2, 8])
-def test_local_files(tmp_path: Path, n: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Few shards are read and written by units, many each in one thread."""
+@pytest.mark.parametrize("hop", [0, 2**18])
+def test_local_files(tmp_path: Path, n: int, hop: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Few shards are read and written by units, many each in one thread, small ones in one hop."""
+    monkeypatch.setattr(box_jobs, "_HOP_NBYTES", hop)
     monkeypatch.setattr(box_jobs, "_RUN_NBYTES", 128)
     monkeypatch.setattr(box_jobs, "_WRITE_NBYTES", 1024)
     monkeypatch.setattr(box_jobs, "_LOCAL_READ_NBYTES", 1024)
@@ -235,3 +239,37 @@ def test_local_files(tmp_path: Path, n: int, monkeypatch: pytest.MonkeyPatch) ->
     (tmp_path / "z" / "c" / "0" / "1").write_bytes(b"damage")
     with pytest.raises(CorruptShardError):
         z[...]
+
+
+@pytest.mark.parametrize("n", [1, 8, 64])
+def test_a_cancelled_write_stores_no_later_values(
+    tmp_path: Path, n: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A caller that is cancelled may use its array again."""
+    store = ShardingStore(tmp_path, chunks_per_shard=(4, 4))
+    z = zarr.create_array(store, name="z", shape=(64, 64 * n), chunks=(16, 16), dtype="u2")
+    values = np.ones(z.shape, "u2")
+    begun, may_go, left = threading.Event(), threading.Event(), []
+    encode = SlabCodec.encode
+
+    def slow(self: SlabCodec, slab: Values) -> Any:
+        begun.set()
+        may_go.wait(10)
+        left.append(1)
+        return encode(self, slab)
+
+    monkeypatch.setattr(SlabCodec, "encode", slow)
+
+    async def cancel() -> None:
+        write = asyncio.create_task(z.async_array.setitem(..., values))
+        await asyncio.to_thread(begun.wait, 10)
+        write.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await write
+        values[...] = 2
+        may_go.set()
+
+    sync(cancel())
+    time.sleep(0.2)
+    assert left
+    assert set(np.unique(np.asarray(z[...]))) <= {0}
