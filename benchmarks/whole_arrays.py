@@ -1,0 +1,362 @@
+"""Whole arrays, written and read by this package and its peers, on one core and on more.
+
+    z[...]        `z[...] = data` and `z[...]` through zarr, on a `ShardingStore`
+    direct        `write_array` and `read_array` of the store
+    tensorstore   driver zarr3, on arrays that this package has declared
+    native        zarr's own sharding, with the pipeline that is named
+    zarrista      the Rust library zarrs, without zarr-python
+    icechunk      native sharding in a repository on the local disk; a write includes the commit
+
+Each contestant has a process of its own for each number of cores, pinned to these cores. The
+contestants take turns in each round. A first read includes the opening of the array. A warm read is
+the third read of an open array. The peak is the resident memory beyond the memory before the first
+write, and includes the values that were read. The speed-up is the time on one core by the time on
+all. The last part has the sizes of zarrs/zarr_benchmarks: shards of 256³, chunks of 64³, zstd.
+
+Printed are medians. All values are compared, and this package stores each shard once: both are
+asserted.
+
+    python benchmarks/whole_arrays.py [--rounds 5] [--side 256] [--big 512] [--quick]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass, field
+from importlib.util import find_spec
+from itertools import product
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import contestants
+import numpy as np
+import zarr
+from contestants import DROP_CACHES, Grid
+from figures import add_options, colors_of, drawing, store_slower
+from measuring import ZARR_PIPELINES, Values, smooth_data
+
+CHUNKS_PER_SHARD = {16: 8, 32: 4, 64: 2}
+"""By the side of a chunk: shards of 128³ elements."""
+
+BIG_CHUNK, BIG_CHUNKS_PER_SHARD, BIG_LEVEL = 64, 4, 0
+THREADS = [1, 2, 4, 8]
+
+OURS, DIRECT, TENSORSTORE = "ours, z[...]", "ours, direct", "tensorstore"
+MINE = (OURS, DIRECT)
+
+
+@dataclass(frozen=True)
+class Entrant:
+    name: str
+    kind: str
+    module: str
+    pipeline: str = ""
+
+
+def entrants() -> list[Entrant]:
+    """Return the contestants; those that are not installed are named in the output."""
+    return [
+        Entrant(TENSORSTORE, "tensorstore", "tensorstore"),
+        Entrant(OURS, "ours", "zarr_shardstore"),
+        Entrant(DIRECT, "direct", "zarr_shardstore"),
+        *(Entrant(f"native, {n}", "native", "zarr", path) for n, path in ZARR_PIPELINES.items()),
+        Entrant("native, zarrs", "native", "zarrs", "zarrs.ZarrsCodecPipeline"),
+        Entrant("zarrista", "zarrista", "zarrista"),
+        Entrant("icechunk", "icechunk", "icechunk"),
+    ]
+
+
+@dataclass
+class Figures:
+    """Medians of one grid: seconds by operation, cores and contestant, and peaks of memory."""
+
+    seconds: dict[tuple[str, int, str], float] = field(default_factory=dict)
+    peaks: dict[tuple[str, int, str], float] = field(default_factory=dict)
+    errors: dict[str, str] = field(default_factory=dict)
+
+    def operations(self) -> list[str]:
+        return list(dict.fromkeys(operation for operation, _, _ in self.seconds))
+
+
+# ------------------------------------------------------------------------ processes
+
+
+@contextmanager
+def pinned(n_cores: int) -> Iterator[None]:
+    """Let processes that are started meanwhile run on so many cores only."""
+    if not hasattr(os, "sched_setaffinity"):  # macOS
+        yield
+        return
+    cores = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, sorted(cores)[:n_cores])
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, cores)
+
+
+def core_counts() -> list[int]:
+    """Return 1, 2 and all cores of this process: each number once."""
+    n = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return sorted({1, min(2, n), n}) if hasattr(os, "sched_setaffinity") else [n]
+
+
+@contextmanager
+def started(entrant: Entrant, where: Path) -> Iterator[subprocess.Popen[str]]:
+    start = {"kind": entrant.kind, "where": str(where), "pipeline": entrant.pipeline}
+    command = [sys.executable, contestants.__file__, json.dumps(start)]
+    pipe: Any = subprocess.PIPE
+    quiet = {"ICECHUNK_LOG": "error"}  # it warns of concurrent commits to a local disk
+    with subprocess.Popen(
+        command, text=True, stdin=pipe, stdout=pipe, env=os.environ | quiet
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        yield process
+
+
+def ask(process: Any, request: Mapping[str, Any]) -> Any:
+    process.stdin.write(json.dumps(request) + "\n")
+    process.stdin.flush()
+    reply = process.stdout.readline()
+    if not reply:
+        raise RuntimeError(f"{process.args} ended: a comparison has failed, see above")
+    return json.loads(reply)
+
+
+def measure(
+    requests: Sequence[Mapping[str, Any]], where: Path, cores: Sequence[int], n_rounds: int
+) -> list[Figures]:
+    """Return the figures of each request. The first round only warms the processes up."""
+    found = [Figures() for _ in requests]
+    installed = [e for e in entrants() if find_spec(e.module)]
+    for n_cores in cores:
+        with ExitStack() as stack:
+            with pinned(n_cores):
+                running = [(e.name, stack.enter_context(started(e, where))) for e in installed]
+            for request, figures in zip(requests, found, strict=True):
+                seconds: dict[tuple[str, str], list[float]] = defaultdict(list)
+                for i in range(n_rounds + 1):
+                    for name, process in running[:: -1 if i % 2 else 1]:
+                        if name in figures.errors:
+                            continue
+                        reply = ask(process, request)
+                        if "error" in reply:
+                            figures.errors[name] = reply["error"]
+                            continue
+                        for operation, s in reply["seconds"].items():
+                            seconds[operation, name].extend([s] if i else [])
+                        for operation, nbytes in reply["peaks"].items():
+                            figures.peaks[operation, n_cores, name] = nbytes / 2**20
+                for (operation, name), all_seconds in seconds.items():
+                    if all_seconds:
+                        middle = statistics.median(all_seconds)
+                        figures.seconds[operation, n_cores, name] = middle
+            for _, process in running:
+                assert process.stdin is not None
+                process.stdin.close()  # and so it ends
+    missing = {e.name: "not installed" for e in entrants() if e not in installed}
+    for figures in found:
+        figures.errors.update(missing)
+    return found
+
+
+# --------------------------------------------------------------------------- output
+
+
+def show(text: str, figures: Figures, cores: Sequence[int]) -> None:
+    """Print a row for each operation and contestant."""
+    heads = [head for n in cores for head in (f"ms, {cores_text(n)}", "/ ts")]
+    heads += ["speed-up", "peak MiB"]
+    print(f"\n{text:44}" + "".join(f"{head:>12}" for head in heads), flush=True)
+    names = [e.name for e in entrants()]
+    for operation, name in product(figures.operations(), names):
+        s = {n: figures.seconds.get((operation, n, name)) for n in cores}
+        if name in figures.errors or None in s.values():
+            continue
+        cells = []
+        for n in cores:
+            other = figures.seconds.get((operation, n, TENSORSTORE))
+            ratio = f"{s[n] / other:.2f}" if other else "-"
+            cells += [f"{1e3 * s[n]:.0f}", ratio]
+        peak = max(figures.peaks[operation, n, name] for n in cores)
+        speed_up = f"{s[cores[0]] / s[cores[-1]]:.2f}" if len(cores) > 1 else "-"
+        cells += [speed_up, f"{peak:.0f}"]
+        print(f"  {f'{operation}: {name}':42}" + "".join(f"{cell:>12}" for cell in cells))
+    for name, why in figures.errors.items():
+        print(f"  {name}: {why}")
+    sys.stdout.flush()
+
+
+def slower(text: str, figures: Figures, cores: Sequence[int]) -> list[dict[str, str]]:
+    """Return the operations in which a peer was faster than one of ours, and the ratios."""
+    rows = []
+    for operation, n in product(figures.operations(), cores):
+        seconds = {
+            name: s for (o, c, name), s in figures.seconds.items() if (o, c) == (operation, n)
+        }
+        peers = {name: s for name, s in seconds.items() if name not in MINE}
+        mine = {name: s for name, s in seconds.items() if name in MINE}
+        if not peers or not mine:
+            continue
+        best = min(peers, key=lambda name: peers[name])
+        if any(s > peers[best] for s in mine.values()):
+            ratios = {name: f"{mine[name] / peers[best]:.2f}" for name in MINE if name in mine}
+            what = f"{text}: {operation}, {cores_text(n)}"
+            rows.append({"measured": what, "fastest peer": best, **ratios})
+    return rows
+
+
+def draw(path: Path, tables: Mapping[str, Figures], cores: Sequence[int]) -> None:
+    """Store bars of the seconds on all cores: a row for each grid, a column for each operation."""
+    operations = {text: figures.operations()[:4] for text, figures in tables.items()}
+    n_columns = max(map(len, operations.values()))
+    colors = colors_of([e.name for e in entrants()])
+    size = (3.1 * n_columns + 1, 2.1 * len(tables))
+    with drawing(path, len(tables), n_columns, size) as grid:
+        for row, (text, figures) in zip(grid, tables.items(), strict=True):
+            for axes in row[len(operations[text]) :]:
+                axes.axis("off")
+            for axes, operation in zip(row, operations[text], strict=False):
+                names = [n for n in colors if (operation, cores[-1], n) in figures.seconds][::-1]
+                ms = [1e3 * figures.seconds[operation, cores[-1], name] for name in names]
+                bars = axes.barh(names, ms, color=[colors[name] for name in names])
+                axes.bar_label(bars, [f"{value:.0f}" for value in ms], padding=2, fontsize=7)
+                axes.set_title(f"{text}: {operation}", fontsize=8)
+                axes.tick_params(labelsize=7)
+                axes.margins(x=0.15)
+                axes.spines[["top", "right"]].set_visible(False)
+                if axes is row[0]:
+                    axes.set_xlabel(f"ms, {cores_text(cores[-1])}", fontsize=7)
+                else:
+                    axes.set_yticklabels([])
+
+
+# ----------------------------------------------------------------------------- data
+
+
+def big_data(side: int) -> Values:
+    """Make an array of many shards without the coordinates of all elements at once."""
+    shard = BIG_CHUNK * BIG_CHUNKS_PER_SHARD
+    part = smooth_data((min(shard, side),) * 3)
+    data = np.empty((side,) * 3, "u2")
+    for i, corner in enumerate(product(range(0, side, shard), repeat=3)):
+        data[tuple(slice(at, at + shard) for at in corner)] = part + np.uint16(i)
+    return data
+
+
+def stored(data: Values, directory: Path) -> str:
+    """Store the values where each process maps them."""
+    path = directory / f"{data.shape[0]}.npy"
+    np.save(path, data)
+    return str(path)
+
+
+def is_dropping_allowed() -> bool:
+    try:
+        contestants.drop_page_cache()
+    except OSError:
+        return False
+    return True
+
+
+@contextmanager
+def directory_in(parent: Path | None) -> Iterator[Path]:
+    with TemporaryDirectory(prefix="zarr-shardstore-bench-", dir=parent) as directory:
+        yield Path(directory)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--side", type=int, default=256, help="of the array, in elements")
+    parser.add_argument("--big", type=int, default=512, help="side of the large array; 0: none")
+    parser.add_argument("--chunks", type=int, nargs="+", default=list(CHUNKS_PER_SHARD))
+    parser.add_argument("--quick", action="store_true", help="small, once: are values equal?")
+    add_options(parser)
+    options = parser.parse_args()
+    chunks, threads, n_rounds = options.chunks, THREADS, options.rounds
+    side, big, cores = options.side, options.big, core_counts()
+    if options.quick:
+        chunks, threads, n_rounds, side, big, cores = [32], [2], 1, 128, 256, cores[-1:]
+
+    memory = Path("/dev/shm")
+    in_memory = memory if memory.is_dir() and os.access(memory, os.W_OK) else None
+    tables: dict[str, Figures] = {}
+    print(f"zarr {zarr.__version__}, {os.cpu_count()} cores; medians of {n_rounds}")
+    print(f"directories in {in_memory or 'the temporary directory of this machine'}")
+    with directory_in(in_memory) as where:
+        data = stored(smooth_data((side,) * 3), where)
+        grids = [Grid(side, chunk, CHUNKS_PER_SHARD[chunk], 1) for chunk in chunks]
+        requests = [{"ask": "whole", "grid": asdict(grid), "data": data} for grid in grids]
+        for grid, figures in zip(grids, measure(requests, where, cores, n_rounds), strict=True):
+            text = f"{side}³ uint16 in chunks of {grid.chunk}³"
+            tables[text] = figures
+            show(text, figures, cores)
+    if big:
+        show_big(big, threads, n_rounds, in_memory, tables, is_quick=options.quick)
+    store_slower(
+        options.slower,
+        [
+            row
+            for text, figures in tables.items()
+            for row in slower(text, figures, cores_of(figures))
+        ],
+    )
+    if options.svg:
+        try:
+            draw(options.svg, tables, cores[-1:])
+        except ImportError:
+            print("\nno plot: matplotlib is not installed")
+
+
+def cores_text(n: int) -> str:
+    return "1 core" if n == 1 else f"{n} cores"
+
+
+def cores_of(figures: Figures) -> list[int]:
+    return sorted({n for _, n, _ in figures.seconds})
+
+
+def show_big(
+    side: int,
+    threads: Sequence[int],
+    n_rounds: int,
+    in_memory: Path | None,
+    tables: dict[str, Figures],
+    *,
+    is_quick: bool,
+) -> None:
+    """Print the figures of an array with the shards of zarrs/zarr_benchmarks, on all cores."""
+    drop = not is_quick and DROP_CACHES.exists() and is_dropping_allowed()
+    if drop:
+        print("\nthe page cache is dropped before each cold read; directories on the disk")
+    elif not is_quick:
+        print("\nthe page cache is warm: only root may drop it")
+    with directory_in(None if drop else in_memory) as where:
+        if shutil.disk_usage(where).free < 30 * side**3 * 2:
+            print(f"no array of {side}³: the disk is too full")
+            return
+        grid = Grid(side, BIG_CHUNK, BIG_CHUNKS_PER_SHARD, BIG_LEVEL)
+        data = stored(big_data(side), where)
+        request = {"ask": "big", "grid": asdict(grid), "data": data}
+        request |= {"threads": list(threads), "drop": drop}
+        cores = core_counts()[-1:]
+        (figures,) = measure([request], where, cores, min(n_rounds, 3))
+    text = f"{side}³ uint16, shards of {grid.shard}³, zstd"
+    tables[text] = figures
+    show(text, figures, cores)
+
+
+if __name__ == "__main__":
+    main()
