@@ -324,6 +324,7 @@ def main() -> None:
         zarr.config.set({"codec_pipeline.path": start["pipeline"]})
     rounds: dict[str, Rounds] = {}
     print("ready", flush=True)
+    reply: dict[str, Any]
     for line in sys.stdin:
         request = json.loads(line)
         key = json.dumps(request["grid"])

@@ -36,7 +36,7 @@ def drawing(path: Path, n_rows: int, n_columns: int, size: tuple[float, float]) 
     import matplotlib as mpl
     from matplotlib.figure import Figure
 
-    options = {"svg.hashsalt": path.stem, "font.size": 9, "font.family": "DejaVu Sans"}
+    options: Any = {"svg.hashsalt": path.stem, "font.size": 9, "font.family": "DejaVu Sans"}
     with mpl.rc_context(options):
         figure = Figure(figsize=size, facecolor="white", layout="constrained")
         yield figure.subplots(n_rows, n_columns, squeeze=False)

@@ -181,9 +181,9 @@ def show(text: str, figures: Figures, cores: Sequence[int]) -> None:
     print(f"\n{text:44}" + "".join(f"{head:>12}" for head in heads), flush=True)
     names = [e.name for e in entrants()]
     for operation, name in product(figures.operations(), names):
-        s = {n: figures.seconds.get((operation, n, name)) for n in cores}
-        if name in figures.errors or None in s.values():
+        if not all((operation, n, name) in figures.seconds for n in cores):
             continue
+        s = {n: figures.seconds[operation, n, name] for n in cores}
         cells = []
         for n in cores:
             other = figures.seconds.get((operation, n, TENSORSTORE))
@@ -349,7 +349,7 @@ def show_big(
             return
         grid = Grid(side, BIG_CHUNK, BIG_CHUNKS_PER_SHARD, BIG_LEVEL)
         data = stored(big_data(side), where)
-        request = {"ask": "big", "grid": asdict(grid), "data": data}
+        request: dict[str, Any] = {"ask": "big", "grid": asdict(grid), "data": data}
         request |= {"threads": list(threads), "drop": drop}
         cores = core_counts()[-1:]
         (figures,) = measure([request], where, cores, min(n_rounds, 3))
