@@ -122,7 +122,7 @@ def started(entrant: Entrant, where: Path) -> Iterator[subprocess.Popen[str]]:
     ) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
-        yield process
+        yield process  # it ends when its input does
 
 
 def ask(process: Any, request: Mapping[str, Any]) -> Any:
@@ -135,39 +135,32 @@ def ask(process: Any, request: Mapping[str, Any]) -> Any:
 
 
 def measure(
-    requests: Sequence[Mapping[str, Any]], where: Path, cores: Sequence[int], n_rounds: int
-) -> list[Figures]:
-    """Return the figures of each request. The first round only warms the processes up."""
-    found = [Figures() for _ in requests]
+    request: Mapping[str, Any], where: Path, cores: Sequence[int], n_rounds: int
+) -> Figures:
+    """Return the figures of a request. The first round only warms the processes up."""
+    found = Figures()
     installed = [e for e in entrants() if find_spec(e.module)]
     for n_cores in cores:
+        seconds: dict[tuple[str, str], list[float]] = defaultdict(list)
         with ExitStack() as stack:
             with pinned(n_cores):
                 running = [(e.name, stack.enter_context(started(e, where))) for e in installed]
-            for request, figures in zip(requests, found, strict=True):
-                seconds: dict[tuple[str, str], list[float]] = defaultdict(list)
-                for i in range(n_rounds + 1):
-                    for name, process in running[:: -1 if i % 2 else 1]:
-                        if name in figures.errors:
-                            continue
-                        reply = ask(process, request)
-                        if "error" in reply:
-                            figures.errors[name] = reply["error"]
-                            continue
-                        for operation, s in reply["seconds"].items():
-                            seconds[operation, name].extend([s] if i else [])
-                        for operation, nbytes in reply["peaks"].items():
-                            figures.peaks[operation, n_cores, name] = nbytes / 2**20
-                for (operation, name), all_seconds in seconds.items():
-                    if all_seconds:
-                        middle = statistics.median(all_seconds)
-                        figures.seconds[operation, n_cores, name] = middle
-            for _, process in running:
-                assert process.stdin is not None
-                process.stdin.close()  # and so it ends
-    missing = {e.name: "not installed" for e in entrants() if e not in installed}
-    for figures in found:
-        figures.errors.update(missing)
+            for i in range(n_rounds + 1):
+                for name, process in running[:: -1 if i % 2 else 1]:
+                    if name in found.errors:
+                        continue
+                    reply = ask(process, request)
+                    if "error" in reply:
+                        found.errors[name] = reply["error"]
+                        continue
+                    for operation, s in reply["seconds"].items():
+                        seconds[operation, name].extend([s] if i else [])
+                    for operation, nbytes in reply["peaks"].items():
+                        found.peaks[operation, n_cores, name] = nbytes / 2**20
+        for (operation, name), all_seconds in seconds.items():
+            if name not in found.errors:
+                found.seconds[operation, n_cores, name] = statistics.median(all_seconds)
+    found.errors.update({e.name: "not installed" for e in entrants() if e not in installed})
     return found
 
 
@@ -298,8 +291,9 @@ def main() -> None:
     with directory_in(in_memory) as where:
         data = stored(smooth_data((side,) * 3), where)
         grids = [Grid(side, chunk, CHUNKS_PER_SHARD[chunk], 1) for chunk in chunks]
-        requests = [{"ask": "whole", "grid": asdict(grid), "data": data} for grid in grids]
-        for grid, figures in zip(grids, measure(requests, where, cores, n_rounds), strict=True):
+        for grid in grids:
+            request = {"ask": "whole", "grid": asdict(grid), "data": data}
+            figures = measure(request, where, cores, n_rounds)
             text = f"{side}³ uint16 in chunks of {grid.chunk}³"
             tables[text] = figures
             show(text, figures, cores)
@@ -352,7 +346,7 @@ def show_big(
         request: dict[str, Any] = {"ask": "big", "grid": asdict(grid), "data": data}
         request |= {"threads": list(threads), "drop": drop}
         cores = core_counts()[-1:]
-        (figures,) = measure([request], where, cores, min(n_rounds, 3))
+        figures = measure(request, where, cores, min(n_rounds, 3))
     text = f"{side}³ uint16, shards of {grid.shard}³, zstd"
     tables[text] = figures
     show(text, figures, cores)
