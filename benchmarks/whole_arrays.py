@@ -7,16 +7,19 @@
     zarrista      the Rust library zarrs, without zarr-python
     icechunk      native sharding in a repository on the local disk; a write includes the commit
 
-Each contestant has a process of its own for each number of cores, pinned to these cores. The
-contestants take turns in each round. A first read includes the opening of the array. A warm read is
-the third read of an open array. The peak is the resident memory beyond the memory before the first
-write, and includes the values that were read. The speed-up is the time on one core by the time on
-all. The last part has the sizes of zarrs/zarr_benchmarks: shards of 256³, chunks of 64³, zstd.
+Each contestant has a process of its own for each array and number of cores, pinned to these cores.
+The contestants take turns in each round. A first read includes the opening of the array. A warm
+read is the third read of an open array. The peak is the resident memory beyond the memory before
+the first write, and includes the values that were read. The speed-up is the time on one core by the
+time on all. The speed-up of zlib shows how many cores the machine had to give meanwhile.
 
-Printed are medians. All values are compared, and this package stores each shard once: both are
-asserted.
+The last part has the sizes of zarrs/zarr_benchmarks: shards of 256³, chunks of 64³, zstd. It reads
+all, reads shard by shard in threads, and copies all to a new array.
 
-    python benchmarks/whole_arrays.py [--rounds 5] [--side 256] [--big 512] [--quick]
+Printed are medians. The script asserts that all values are equal, and that this package stores each
+shard once.
+
+    python benchmarks/whole_arrays.py [--rounds 3] [--side 256] [--big 512] [--quick]
 """
 
 from __future__ import annotations
@@ -28,8 +31,10 @@ import shutil
 import statistics
 import subprocess
 import sys
+import zlib
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
 from importlib.util import find_spec
@@ -43,7 +48,7 @@ import numpy as np
 import zarr
 from contestants import DROP_CACHES, Grid
 from figures import add_options, colors_of, drawing, store_slower
-from measuring import ZARR_PIPELINES, Values, smooth_data
+from measuring import ZARR_PIPELINES, Values, smooth_data, timed
 
 CHUNKS_PER_SHARD = {16: 8, 32: 4, 64: 2}
 """By the side of a chunk: shards of 128³ elements."""
@@ -83,6 +88,8 @@ class Figures:
     seconds: dict[tuple[str, int, str], float] = field(default_factory=dict)
     peaks: dict[tuple[str, int, str], float] = field(default_factory=dict)
     errors: dict[str, str] = field(default_factory=dict)
+    free_cores: float = 1.0
+    """Speed-up of work that scales with the cores, in the same rounds."""
 
     def operations(self) -> list[str]:
         return list(dict.fromkeys(operation for operation, _, _ in self.seconds))
@@ -134,18 +141,29 @@ def ask(process: Any, request: Mapping[str, Any]) -> Any:
     return json.loads(reply)
 
 
+def speed_up_of_zlib(n_cores: int) -> float:
+    """Return how many times as fast all cores compress: other processes take their share."""
+    parts = [bytes(range(256)) * 2048] * (4 * n_cores)
+    with ThreadPoolExecutor(n_cores) as executor:
+        list(executor.map(zlib.compress, parts[:n_cores]))
+        alone = timed(lambda: [zlib.compress(part) for part in parts])
+        return alone / timed(lambda: list(executor.map(zlib.compress, parts)))
+
+
 def measure(
     request: Mapping[str, Any], where: Path, cores: Sequence[int], n_rounds: int
 ) -> Figures:
     """Return the figures of a request. The first round only warms the processes up."""
     found = Figures()
     installed = [e for e in entrants() if find_spec(e.module)]
+    speed_ups = []
     for n_cores in cores:
         seconds: dict[tuple[str, str], list[float]] = defaultdict(list)
         with ExitStack() as stack:
             with pinned(n_cores):
                 running = [(e.name, stack.enter_context(started(e, where))) for e in installed]
             for i in range(n_rounds + 1):
+                speed_ups += [speed_up_of_zlib(n_cores)] if n_cores == cores[-1] else []
                 for name, process in running[:: -1 if i % 2 else 1]:
                     if name in found.errors:
                         continue
@@ -160,6 +178,7 @@ def measure(
         for (operation, name), all_seconds in seconds.items():
             if name not in found.errors:
                 found.seconds[operation, n_cores, name] = statistics.median(all_seconds)
+    found.free_cores = statistics.median(speed_ups)
     found.errors.update({e.name: "not installed" for e in entrants() if e not in installed})
     return found
 
@@ -186,6 +205,8 @@ def show(text: str, figures: Figures, cores: Sequence[int]) -> None:
         speed_up = f"{s[cores[0]] / s[cores[-1]]:.2f}" if len(cores) > 1 else "-"
         cells += [speed_up, f"{peak:.0f}"]
         print(f"  {f'{operation}: {name}':42}" + "".join(f"{cell:>12}" for cell in cells))
+    text = f"speed-up {figures.free_cores:.2f} on {cores_text(cores[-1])}"
+    print(f"  zlib in threads, meanwhile: {text}")
     for name, why in figures.errors.items():
         print(f"  {name}: {why}")
     sys.stdout.flush()
@@ -271,7 +292,7 @@ def directory_in(parent: Path | None) -> Iterator[Path]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--side", type=int, default=256, help="of the array, in elements")
     parser.add_argument("--big", type=int, default=512, help="side of the large array; 0: none")
     parser.add_argument("--chunks", type=int, nargs="+", default=list(CHUNKS_PER_SHARD))
