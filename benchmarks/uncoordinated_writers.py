@@ -240,7 +240,7 @@ def slower(cases: Mapping[tuple[int, str], Case]) -> list[dict[str, str]]:
         for (what, of), loses in product(MEASURES.items(), (False, True)):
             values = {peer: of(c) for peer, c in others.items() if bool(c.n_lost) == loses}
             best = min(values, key=lambda peer: values[peer], default="")
-            if not best or values[best] >= of(mine):
+            if not best or round(of(mine) / values[best], 2) <= 1:
                 continue
             lost = f" (lost {others[best].n_lost} of {len(others[best].last)} chunks)"
             rows.append(

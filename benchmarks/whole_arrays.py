@@ -224,7 +224,7 @@ def slower(text: str, figures: Figures, cores: Sequence[int]) -> list[dict[str, 
         if not peers or not mine:
             continue
         best = min(peers, key=lambda name: peers[name])
-        if any(s > peers[best] for s in mine.values()):
+        if any(round(s / peers[best], 2) > 1 for s in mine.values()):
             ratios = {name: f"{mine[name] / peers[best]:.2f}" for name in MINE if name in mine}
             what = f"{text}: {operation}, {cores_text(n)}"
             rows.append({"measured": what, "fastest peer": best, **ratios})
@@ -233,10 +233,14 @@ def slower(text: str, figures: Figures, cores: Sequence[int]) -> list[dict[str, 
 
 def draw(path: Path, tables: Mapping[str, Figures], cores: Sequence[int]) -> None:
     """Store bars of the seconds on all cores: a row for each grid, a column for each operation."""
-    operations = {text: figures.operations()[:4] for text, figures in tables.items()}
+    skipped = [f"{n} thread" for n in THREADS[:-1]]  # the table has all numbers of threads
+    operations = {
+        text: [o for o in figures.operations() if not any(part in o for part in skipped)]
+        for text, figures in tables.items()
+    }
     n_columns = max(map(len, operations.values()))
     colors = colors_of([e.name for e in entrants()])
-    size = (3.1 * n_columns + 1, 2.1 * len(tables))
+    size = (3.1 * n_columns + 1, 2.3 * len(tables))
     with drawing(path, len(tables), n_columns, size) as grid:
         for row, (text, figures) in zip(grid, tables.items(), strict=True):
             for axes in row[len(operations[text]) :]:
@@ -246,7 +250,7 @@ def draw(path: Path, tables: Mapping[str, Figures], cores: Sequence[int]) -> Non
                 ms = [1e3 * figures.seconds[operation, cores[-1], name] for name in names]
                 bars = axes.barh(names, ms, color=[colors[name] for name in names])
                 axes.bar_label(bars, [f"{value:.0f}" for value in ms], padding=2, fontsize=7)
-                axes.set_title(f"{text}: {operation}", fontsize=8)
+                axes.set_title(f"{text}\n{operation}", fontsize=8)
                 axes.tick_params(labelsize=7)
                 axes.margins(x=0.15)
                 axes.spines[["top", "right"]].set_visible(False)
