@@ -1,20 +1,21 @@
 """Writers that know nothing of each other, on chunks of shared shards, in an S3 server.
 
     ours              `ShardingStore` on obstore
-    tensorstore       driver zarr3 on its S3 driver, with conditional writes; the same array
+    tensorstore       driver zarr3 on its S3 driver, with conditional writes
     icechunk          an array without shards; each write is a session and a commit with rebase
     icechunk, shards  the same with native sharding; a conflict repeats the session
     native            zarr's own sharding on obstore, whose writes have no condition
 
-Each writer is a thread with a store of its own, in one of at most 4 processes. Each writer rewrites
-its own chunk of 8 KiB several times, and the writers share 4 shards. The server is moto behind
-`latency_proxy.py` with 30 ms a request. Every case has 60 s, and a row counts the writes that the
-store has acknowledged by then.
+Each writer is a thread with a store of its own, in one of at most 4 processes. In one process the
+stores of this package queue for a shard, and each store commits its own writes. Each writer
+rewrites its own chunk of 8 KiB several times, and the writers share 4 shards. The server is
+moto behind `latency_proxy.py` with 30 ms a request. Each case ends after 60 s.
 
-Printed are acknowledged chunks a second, the median and the 99th percentile of the time until the
-acknowledgement, and the requests a second. *lost* counts chunks whose last acknowledged values zarr
-does not read afterwards. This package loses none: this is asserted. The machine also runs moto and
-the proxy: a note names the cases in which the writers wait for these.
+A write is acknowledged when its call returns. The columns are acknowledged writes, their number a
+second, the median and the 99th percentile of their times, and the requests a second. *lost* counts
+chunks whose last acknowledged values are gone when zarr reads the array. The script asserts that
+this package loses none. The machine also runs moto and the proxy: a note marks the cases in which
+the writers wait for moto.
 
     python benchmarks/uncoordinated_writers.py [--writers 1 10 100 300] [--times 3] [--quick]
 """
@@ -48,7 +49,7 @@ from writer_process import CHUNK, Task
 
 from tests.support.processes import s3_server
 
-N_SHARDS, CHUNKS_PER_SHARD, MAX_PROCESSES = 4, 64, 4
+N_SHARDS, CHUNKS_PER_SHARD = 4, 64
 GRACE_S = 10
 """After the end of a case, for writes that have begun."""
 
@@ -126,10 +127,12 @@ def chunks_of(n_writers: int) -> tuple[list[int], int]:
     return [w % N_SHARDS * per_shard + w // N_SHARDS for w in range(n_writers)], per_shard
 
 
-def run_case(task: Task, chunks: Sequence[int], times: int, limit_s: float, proxy: Proxy) -> Case:
+def run_case(
+    task: Task, chunks: Sequence[int], n_processes: int, times: int, limit_s: float, proxy: Proxy
+) -> Case:
     """Let all writers write, and compare what is stored with the acknowledged rounds."""
     task.create()
-    n = min(MAX_PROCESSES, len(chunks))
+    n = min(n_processes, len(chunks))
     parts = [part.tolist() for part in np.array_split(chunks, n)]  # each has chunks of all shards
     request = {"task": asdict(task), "times": times, "limit_s": limit_s}
     running = [WriterProcess(request | {"chunks": part}) for part in parts]
@@ -281,6 +284,7 @@ def draw(path: Path, cases: Mapping[tuple[int, str], Case]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--writers", type=int, nargs="+", default=[1, 10, 100])
+    parser.add_argument("--processes", type=int, default=4, help="at most so many")
     parser.add_argument("--times", type=int, default=3, help="writes of each writer")
     parser.add_argument("--limit", type=float, default=60.0, help="seconds of a case")
     parser.add_argument("--latency", type=float, default=0.03, help="seconds of a request")
@@ -310,7 +314,9 @@ def main() -> None:
                     task = Task(name, endpoint, where["bucket"], prefix, n_chunks, per_shard)
                     if not max_rate:
                         max_rate = server_rate(port, f"/{where['bucket']}?max-keys=1")
-                    case = run_case(task, chunks, options.times, options.limit, proxy)
+                    case = run_case(
+                        task, chunks, options.processes, options.times, options.limit, proxy
+                    )
                     cases[n_writers, name] = case
                     row(name, case, n_writers * options.times, max_rate)
                     if name == OURS:
