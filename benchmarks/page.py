@@ -114,8 +114,8 @@ def where_slower(rows: list[dict[str, str]]) -> str:
     lines = [columns, ["---"] * len(columns), *([row[c] for c in columns] for row in rows)]
     table = "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
     return f"""{head}A peer was faster in {len(rows)} rows of this run. The table names the fastest
-peer of each row. The other columns are ratios of the time of this package to the time of the peer.
-A ratio below 1.1 is within the noise of two runs.
+peer of each row. The other columns are ratios: the time of this package by the time of the peer.
+Two runs differ by a tenth, so a ratio below 1.1 says little.
 
 {table}"""
 

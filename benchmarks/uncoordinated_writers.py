@@ -293,7 +293,8 @@ def main() -> None:
     add_options(parser)
     options = parser.parse_args()
     if options.quick:
-        options.writers, options.times, options.latency, options.limit = [8], 2, 0.005, 20.0
+        options.writers, options.processes, options.times = [4], 2, 2
+        options.latency, options.limit = 0.005, 20.0
 
     cases: dict[tuple[int, str], Case] = {}
     print(f"zarr {zarr.__version__}, {os.cpu_count()} cores; {options.times} writes of each writer")
