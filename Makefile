@@ -91,7 +91,7 @@ format: $(VENV)/.test
 	$(VENV)/bin/ruff check --fix .
 	$(VENV)/bin/ruff format .
 
-# Writes docs/explanation/benchmarks.md anew; a quarter of an hour of a quiet machine.
+# Writes docs/explanation/benchmarks.md and its plots anew; half an hour of a quiet machine.
 bench: $(VENV)/.test
 	$(VENV)/bin/python benchmarks/page.py $(ARGS)
 

@@ -1,6 +1,6 @@
 """The benchmarks, one after the other, as the page of the site that shows what they print.
 
-It takes about a quarter of an hour, and wants a machine that does nothing else.
+It takes about half an hour, and wants a machine that does nothing else.
 
     python benchmarks/page.py [--only arrays.py reads.py]
 """
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import json
 import os
 import platform
 import re
@@ -17,22 +18,42 @@ import sys
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 HERE = Path(__file__).parent
 PAGE = HERE.parent / "docs" / "explanation" / "benchmarks.md"
 SCRIPTS = {
     "arrays.py": "Arrays on a local disk",
     "beside_tensorstore.py": "Beside tensorstore",
+    "whole_arrays.py": "Whole arrays beside all peers",
     "reads.py": "Reads",
     "writes.py": "Writes",
     "convert.py": "Conversion of chunk files",
     "imports.py": "Import of HDF5",
     "lost_updates.py --rounds 1": "Lost updates",
+    "uncoordinated_writers.py": "Writers without coordination",
     "listing.py": "Listings",
     "fsck.py": "Check of a store",
     "start.py": "Start of a process",
 }
-LIBRARIES = ("zarr", "numcodecs", "numpy", "tensorstore", "zarrista", "h5py", "obstore")
+ILLUSTRATED = {
+    "whole_arrays.py": "Bars of the times of all contestants, for each array and operation",
+    "uncoordinated_writers.py": "Rates, times and lost chunks of all contestants, by writers",
+}
+"""Scripts that draw a plot and store their slower rows, and texts for readers who see no plot."""
+
+LIBRARIES = (
+    "zarr",
+    "numcodecs",
+    "numpy",
+    "tensorstore",
+    "zarrs",
+    "zarrista",
+    "icechunk",
+    "h5py",
+    "obstore",
+    "moto",
+)
 
 
 def machine() -> str:
@@ -57,23 +78,57 @@ def versions() -> str:
     return ", ".join(found)
 
 
-def section(command: str) -> str:
-    """Run a script, and return its docstring and what it printed."""
+def printed_by(command: str, *more_options: str) -> str:
     script, *options = command.split()
     path = f"{HERE}{os.pathsep}{HERE.parent}"
     done = subprocess.run(
-        [sys.executable, HERE / script, *options],
+        [sys.executable, HERE / script, *options, *more_options],
         env=os.environ | {"PYTHONPATH": path},
         stdout=subprocess.PIPE,
         encoding="utf-8",
         check=True,
     )
+    return f"```text\n{done.stdout.strip()}\n```"
+
+
+def illustrated(command: str) -> str:
+    """Run a script, and return its plot, what it printed, and where a peer was faster."""
+    script = command.split()[0]
+    plot = PAGE.with_name(script).with_suffix(".svg")
+    plot.unlink(missing_ok=True)
+    with TemporaryDirectory() as directory:
+        rows = Path(directory) / "slower.json"
+        printed = printed_by(command, "--svg", str(plot), "--slower", str(rows))
+        slower = where_slower(json.loads(rows.read_text(encoding="utf-8")))
+    # Without matplotlib there is no plot.
+    image = f"![{ILLUSTRATED[script]}]({plot.name})\n\n" if plot.exists() else ""
+    return f"{image}{printed}\n\n{slower}"
+
+
+def where_slower(rows: list[dict[str, str]]) -> str:
+    """Return a paragraph and a table of the rows in which a peer was faster."""
+    head = "### Where it is slower\n\n"
+    if not rows:
+        return f"{head}No peer was faster in this run."
+    columns = list(rows[0])
+    lines = [columns, ["---"] * len(columns), *([row[c] for c in columns] for row in rows)]
+    table = "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+    return f"""{head}A peer was faster in {len(rows)} rows of this run. The table names the fastest
+peer of each row. The other columns are ratios: the time of this package by the time of the peer.
+Two runs differ by a tenth, so a ratio below 1.1 says little.
+
+{table}"""
+
+
+def section(command: str) -> str:
+    """Run a script, and return its docstring and what it printed."""
+    script = command.split()[0]
     about = ast.get_docstring(ast.parse((HERE / script).read_text(encoding="utf-8"))) or ""
     about = re.sub(r"\n\n +python .*", "", about)  # its options
     about = re.sub(r"(?m)(?:^ {4}.*\n?)+", r"```text\n\g<0>\n```\n", about)
     about = about.replace("\n\n```\n", "\n```\n")
-    printed = f"```text\n{done.stdout.strip()}\n```"
-    return f"## {SCRIPTS[command]}\n\n`benchmarks/{command}`. {about.strip()}\n\n{printed}\n"
+    result = illustrated(command) if script in ILLUSTRATED else printed_by(command)
+    return f"## {SCRIPTS[command]}\n\n`benchmarks/{command}`. {about.strip()}\n\n{result}\n"
 
 
 def main() -> None:

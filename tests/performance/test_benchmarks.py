@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -14,7 +16,14 @@ BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 def output_of(script: str, tmp_path: Path) -> str:
     """What a benchmark prints, small and once."""
     command = [sys.executable, "-W", "error", str(BENCHMARKS / script), "--quick"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, encoding="utf-8", timeout=300)
+    done = subprocess.run(
+        command,
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(BENCHMARKS.parent)},  # some share code with the tests
+        capture_output=True,
+        encoding="utf-8",
+        timeout=300,
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
@@ -42,6 +51,25 @@ def test_beside_tensorstore(tmp_path: Path) -> None:
     printed = output_of("beside_tensorstore.py", tmp_path)
     for telling in ("chunks of 16³", "chunks of 32³", "read, warm: ours", "in a batch"):
         assert telling in printed
+
+
+@pytest.mark.thorough
+def test_whole_arrays(tmp_path: Path) -> None:
+    """Each contestant reads the values that it wrote; this package stores each shard once."""
+    printed = output_of("whole_arrays.py", tmp_path)
+    tables = ("chunks of 32³", "warm read: ours, direct", "2 threads: ours", "round trip: ours")
+    for telling in tables:
+        assert telling in printed
+
+
+@pytest.mark.thorough
+def test_uncoordinated_writers(tmp_path: Path) -> None:
+    """All writes are acknowledged, and this package loses none."""
+    pytest.importorskip("moto.server")
+    printed = output_of("uncoordinated_writers.py", tmp_path)
+    for telling in ("4 writers", "lost", "tensorstore"):
+        assert telling in printed
+    assert re.search(r"^  ours +8/8 ", printed, re.M)
 
 
 @pytest.mark.thorough
