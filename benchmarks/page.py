@@ -28,6 +28,7 @@ SCRIPTS = {
     "whole_arrays.py": "Whole arrays beside all peers",
     "reads.py": "Reads",
     "writes.py": "Writes",
+    "threads.py": "Threads",
     "convert.py": "Conversion of chunk files",
     "imports.py": "Import of HDF5",
     "lost_updates.py --rounds 1": "Lost updates",
