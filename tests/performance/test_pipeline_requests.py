@@ -26,6 +26,7 @@ from tests.support.pipeline_arrays import (
     make_store,
 )
 from zarr_shardstore import ShardingStore
+from zarr_shardstore.zarr_hooks.box import ArrayBox
 
 
 @pytest.fixture(autouse=True)
@@ -122,21 +123,28 @@ def test_an_array_is_read_in_two_rounds() -> None:
     assert base.rounds == 2
 
 
-def test_chunks_under_way_stay_within_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("method", ["_set_blocks", "_set_or_erase"])
+def test_chunks_under_way_stay_within_the_limit(
+    method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """No more than the limit is encoded and not yet stored, and nothing is split."""
     sizes: list[int] = []
     under_way: list[int] = []
-    original = ShardingStore._set_or_erase
+    original = getattr(ShardingStore, method)
+    is_box = method == "_set_blocks"
+    if not is_box:
+        monkeypatch.setattr(ArrayBox, "of_batch", lambda *_: None)
 
-    async def watched(self: ShardingStore, items: Iterable[tuple[str, Any]], *more: Any) -> None:
+    async def watched(self: ShardingStore, items: Iterable[Any], *more: Any) -> None:
         items = list(items)
-        under_way.append(len(items))
+        n_chunks = sum(map(len, items)) if is_box else len(items)
+        under_way.append(n_chunks)
         sizes.append(sum(under_way))
         await asyncio.sleep(0.01)
         await original(self, items, *more)
-        under_way.remove(len(items))
+        under_way.remove(n_chunks)
 
-    monkeypatch.setattr(ShardingStore, "_set_or_erase", watched)
+    monkeypatch.setattr(ShardingStore, method, watched)
     base = CountingStore()
     z = make_array(
         ShardingStore(base, chunks_per_shard=4), shape=(160,), chunks=(5,), compressors=None

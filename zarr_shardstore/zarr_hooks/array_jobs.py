@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
@@ -24,6 +24,7 @@ from zarr.core.buffer import Buffer, BufferPrototype, NDBuffer
 from zarr_shardstore.io.buffers import own_bytes, to_buffer_of
 from zarr_shardstore.io.concurrency import map_in_threads, run_within
 from zarr_shardstore.shards.requests import Modify, swap
+from zarr_shardstore.zarr_hooks import box_jobs
 from zarr_shardstore.zarr_hooks.chunk_codec import (
     ChunkCodec,
     ChunkValues,
@@ -38,17 +39,6 @@ Prototype: TypeAlias = BufferPrototype | None
 Axes: TypeAlias = tuple[int, ...]
 Batch: TypeAlias = Sequence[tuple[Any, ...]]
 """Parts as zarr passes them: path, spec, selections inside and outside, whether it is complete."""
-
-MIB = 1024 * 1024
-
-_MAX_NBYTES_AT_ONCE = 64 * MIB
-"""Decoded size of the chunks of one operation in memory."""
-
-_WRITE_NBYTES = 16 * MIB
-"""Decoded size of the chunks in one write: others are encoded while these are stored."""
-
-_READ_NBYTES = 32 * MIB
-"""Decoded size of the chunks in one read; more, because each read takes two round trips."""
 
 
 class ChunkPart(NamedTuple):
@@ -225,7 +215,7 @@ def _nbytes(parts: Sequence[ChunkPart]) -> int:
 async def run_in_units(job: ReadJob | WriteJob, batch: Batch) -> None:
     """Run a job for all parts at once, or for some whole shards at a time if they are large."""
     parts = [ChunkPart(path.path, *rest) for path, *rest in batch]
-    unit_nbytes = _READ_NBYTES if isinstance(job, ReadJob) else _WRITE_NBYTES
+    unit_nbytes = box_jobs.READ_NBYTES if isinstance(job, ReadJob) else box_jobs.WRITE_NBYTES
     if _nbytes(parts) <= unit_nbytes:
         await job.run(list(range(len(parts))), parts)
         return
@@ -234,19 +224,12 @@ async def run_in_units(job: ReadJob | WriteJob, batch: Batch) -> None:
     for i, shard_id in enumerate(ids):
         shards.setdefault(shard_id, []).append(i)
 
-    def units() -> Iterator[tuple[int, list[int]]]:
-        unit: list[int] = []
-        unit_size = 0
-        for shard in shards.values():
-            size = _nbytes([parts[i] for i in shard])
-            if unit and unit_size + size > unit_nbytes:
-                yield unit_size, unit
-                unit, unit_size = [], 0
-            unit += shard
-            unit_size += size
-        yield unit_size, unit
+    def nbytes_of(positions: list[int]) -> int:
+        return _nbytes([parts[i] for i in positions])
 
-    async def run_unit(positions: list[int]) -> None:
+    async def run_unit(of_shards: list[list[int]]) -> None:
+        positions = [i for positions in of_shards for i in positions]
         await job.run(positions, [parts[i] for i in positions])
 
-    await run_within(_MAX_NBYTES_AT_ONCE, units(), run_unit)
+    units = box_jobs.units_of(shards.values(), nbytes_of, unit_nbytes)
+    await run_within(box_jobs.MAX_NBYTES_AT_ONCE, units, run_unit)

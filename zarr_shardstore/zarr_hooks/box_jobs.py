@@ -37,13 +37,13 @@ Values: TypeAlias = Sequence[bytes | memoryview | None]
 
 MIB = 1024 * 1024
 
-_MAX_NBYTES_AT_ONCE = 64 * MIB
+MAX_NBYTES_AT_ONCE = 64 * MIB
 """Decoded size of the shards of one operation in memory."""
 
-_WRITE_NBYTES = 16 * MIB
+WRITE_NBYTES = 16 * MIB
 """Decoded size of the shards in one write: others are encoded while these are stored."""
 
-_READ_NBYTES = 32 * MIB
+READ_NBYTES = 32 * MIB
 """Decoded size of the shards in one read over a network, where each takes two round trips."""
 
 _LOCAL_READ_NBYTES = 4 * MIB
@@ -100,6 +100,10 @@ class SlabCodec(NamedTuple):
     def chunk_nbytes(self) -> int:
         """Decoded size of a chunk in bytes; a string counts as a pointer."""
         return max(1, prod(self.spec.shape) * self.spec.dtype.to_native_dtype().itemsize)
+
+    def nbytes_of(self, part: ShardBox) -> int:
+        """Return the decoded size of the chunks of a shard."""
+        return part.n_chunks * self.chunk_nbytes
 
     def encode(self, slab: Array) -> Values:
         """Return the encoded chunks of a contiguous slab; ``None`` for those to be left out."""
@@ -214,8 +218,9 @@ class BoxJob(NamedTuple):
             async with decoding:
                 await map_in_threads(self._decode, runs, _nbytes(some, self.codec))
 
-        nbytes = _LOCAL_READ_NBYTES if is_local else _READ_NBYTES
-        await run_within(_MAX_NBYTES_AT_ONCE, _units(parts, self.codec, nbytes), read_unit)
+        nbytes = _LOCAL_READ_NBYTES if is_local else READ_NBYTES
+        units = units_of(parts, self.codec.nbytes_of, nbytes)
+        await run_within(MAX_NBYTES_AT_ONCE, units, read_unit)
 
     def read_here(self) -> npt.NDArray[np.bool_] | None:
         """Do as `read` in this thread; ``None`` if that would be slower or is not possible."""
@@ -297,7 +302,8 @@ class BoxJob(NamedTuple):
             blocks = _blocks(some, counts, encoded)
             await self.store._set_blocks(blocks, self.codec.spec.prototype)
 
-        await run_within(_MAX_NBYTES_AT_ONCE, _units(parts, self.codec, _WRITE_NBYTES), write_unit)
+        units = units_of(parts, self.codec.nbytes_of, WRITE_NBYTES)
+        await run_within(MAX_NBYTES_AT_ONCE, units, write_unit)
 
     def write_here(self) -> bool:
         """Write all chunks in this thread; return false if that is slower or not possible."""
@@ -354,7 +360,7 @@ def _reads_of(parts: Sequence[ShardBox]) -> list[ShardReads]:
 
 
 def _nbytes(parts: Iterable[ShardBox], codec: SlabCodec) -> int:
-    return sum(part.n_chunks for part in parts) * codec.chunk_nbytes
+    return sum(map(codec.nbytes_of, parts))
 
 
 def _units_in_threads(parts: Sequence[ShardBox], codec: SlabCodec) -> list[Sequence[ShardBox]]:
@@ -364,7 +370,7 @@ def _units_in_threads(parts: Sequence[ShardBox], codec: SlabCodec) -> list[Seque
         return []
     cps = parts[0].shard.layout.spec.chunks_per_shard
     shard_nbytes = prod(cps) * codec.chunk_nbytes
-    n = max(n_at_least, _WRITE_NBYTES // shard_nbytes)
+    n = max(n_at_least, WRITE_NBYTES // shard_nbytes)
     are_small = shard_nbytes <= _MAX_SHARD_NBYTES
     return [parts[i : i + n] for i in range(0, len(parts), n)] if are_small else []
 
@@ -385,15 +391,15 @@ async def _in_threads(
     await run_within(2, ((1, some) for some in units), run)
 
 
-def _units(
-    parts: Iterable[ShardBox], codec: SlabCodec, unit_nbytes: int
-) -> Iterator[tuple[int, list[ShardBox]]]:
-    """Yield the decoded size and the parts of some whole shards at a time."""
-    unit: list[ShardBox] = []
+def units_of(
+    parts: Iterable[T], nbytes_of: Callable[[T], int], limit_nbytes: int
+) -> Iterator[tuple[int, list[T]]]:
+    """Yield the size of a unit and its parts, which have at most so many bytes, or are one."""
+    unit: list[T] = []
     unit_size = 0
     for part in parts:
-        size = part.n_chunks * codec.chunk_nbytes
-        if unit and unit_size + size > unit_nbytes:
+        size = nbytes_of(part)
+        if unit and unit_size + size > limit_nbytes:
             yield unit_size, unit
             unit, unit_size = [], 0
         unit.append(part)

@@ -40,11 +40,8 @@ from zarr_shardstore.io.concurrency import run_within
 from zarr_shardstore.metadata.declaration import MARKER, marked
 from zarr_shardstore.zarr_hooks.array_jobs import Axes, Batch
 from zarr_shardstore.zarr_hooks.box import ArrayBox
-from zarr_shardstore.zarr_hooks.box_jobs import BoxJob, SlabCodec
+from zarr_shardstore.zarr_hooks.box_jobs import MAX_NBYTES_AT_ONCE, BoxJob, SlabCodec
 from zarr_shardstore.zarr_hooks.chunk_codec import ChunkCodec
-
-_MAX_NBYTES_AT_ONCE = 64 * 1024 * 1024
-"""Decoded size of the chunks in shards that are read or written concurrently."""
 
 
 class _ShardKey(str):
@@ -168,7 +165,7 @@ class ShardsArgument(NamedTuple):
                 part = part.reshape(getattr(indexer, "sel_shape", part.shape))
                 out[outside] = part.squeeze(axis=drop_axes) if drop_axes else part
 
-        await run_within(_MAX_NBYTES_AT_ONCE, ((s.nbytes, s) for s in shards), read_shard)
+        await run_within(MAX_NBYTES_AT_ONCE, ((s.nbytes, s) for s in shards), read_shard)
         return tuple({"status": "present" if there else "missing"} for there in is_present)
 
     async def write(
@@ -199,7 +196,7 @@ class ShardsArgument(NamedTuple):
                     part = part.reshape(shard.indexer.shape)
             await pipeline.write(shard.chunks, part, shard.indexer.drop_axes)
 
-        await run_within(_MAX_NBYTES_AT_ONCE, ((s.nbytes, s) for s in shards), write_shard)
+        await run_within(MAX_NBYTES_AT_ONCE, ((s.nbytes, s) for s in shards), write_shard)
 
     async def _refs(self, batch: Batch) -> Sequence[ShardRef | None]:
         """Return the shards; a ``None`` if the stored document leaves sharding to zarr."""

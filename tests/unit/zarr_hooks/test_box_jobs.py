@@ -227,7 +227,7 @@ def test_local_files(tmp_path: Path, n: int, hop: int, monkeypatch: pytest.Monke
     """Few shards are read and written by units, many each in one thread, small ones in one hop."""
     monkeypatch.setattr(box_jobs, "_HOP_NBYTES", hop)
     monkeypatch.setattr(box_jobs, "_RUN_NBYTES", 128)
-    monkeypatch.setattr(box_jobs, "_WRITE_NBYTES", 1024)
+    monkeypatch.setattr(box_jobs, "WRITE_NBYTES", 1024)
     monkeypatch.setattr(box_jobs, "_LOCAL_READ_NBYTES", 1024)
     store = ShardingStore(tmp_path, chunks_per_shard=(4, 4))
     z = zarr.create_array(store, name="z", shape=(16 * n, 30), chunks=(4, 4), dtype="u2")
