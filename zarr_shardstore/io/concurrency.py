@@ -43,21 +43,25 @@ def worker_pool() -> ThreadPoolExecutor:
 
 
 def codec_pool() -> ThreadPoolExecutor:
-    """Return the threads of codecs."""
-    return _codec_pool(n_threads())
+    """Return the threads of codecs: one for each core, however many operations are under way.
+
+    None of them waits for a lock.
+    """
+    return _pool("codec", n_threads())
+
+
+def bulk_pool() -> ThreadPoolExecutor:
+    """Return the threads that encode whole shards and commit them, which may wait for locks."""
+    return _pool("bulk", n_threads())
 
 
 @cache
-def _codec_pool(n: int) -> ThreadPoolExecutor:
-    """Return the threads of codecs: one for each core, however many operations are under way.
-
-    They also read and commit whole shards, so no commit and no other thread may wait for them.
-    """
-    return ThreadPoolExecutor(n, thread_name_prefix="zarr-shardstore-codec")
+def _pool(use: str, n: int) -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(n, thread_name_prefix=f"zarr-shardstore-{use}")
 
 
-for _pool in (worker_pool, _codec_pool):
-    in_forked_child(_pool.cache_clear)  # the child has none of its parent's threads
+for _each in (worker_pool, _pool):
+    in_forked_child(_each.cache_clear)  # the child has none of its parent's threads
 
 
 def backoff(
@@ -86,38 +90,66 @@ async def map_in_threads(
     work: Callable[[Sequence[T]], Sequence[R]],
     items: Sequence[T],
     nbytes: int,
+    pool: ThreadPoolExecutor | None = None,
 ) -> list[R]:
     """Return the results of `work` for all items, in order; one hop to each of a few threads.
 
     `work` gets runs of up to 16 items and 512 KiB. If all items have few bytes, `nbytes`, the event
-    loop does the work. The first error of `work` is raised after every thread has stopped.
+    loop does the work. The first error of `work`, and a cancellation, is raised after every thread
+    has stopped: none of it goes on later.
     """
-    if nbytes <= _INLINE_NBYTES:
+    if nbytes <= _INLINE_NBYTES and pool is None:
         return list(work(items))
     results: list[Any] = [None] * len(items)
     n = min(n_threads(), len(items))
-    n_in_limits = min(_RUN_LENGTH, len(items) * _RUN_NBYTES // nbytes)
+    n_in_limits = min(_RUN_LENGTH, len(items) * _RUN_NBYTES // max(1, nbytes))
     length = max(1, min(n_in_limits, len(items) // (4 * n)))
     starts = iter(range(0, len(items), length))
+    threads_of = pool or codec_pool()
     is_stopped = False
 
-    def take_turns() -> None:
+    def stop() -> None:
         nonlocal is_stopped
+        is_stopped = True
+
+    def take_turns() -> None:
         try:
             while not is_stopped and (start := next(starts, None)) is not None:
+                threads_of.submit(
+                    _nothing
+                )  # raises if the interpreter ends
                 run = slice(start, start + length)
                 results[run] = work(items[run])
         except BaseException:
-            is_stopped = True
+            stop()
             raise
 
-    loop, pool = asyncio.get_running_loop(), codec_pool()
-    threads = [loop.run_in_executor(pool, take_turns) for _ in range(n)]
-    try:
-        raise_first(await asyncio.gather(*threads, return_exceptions=True))
-    finally:
-        is_stopped = True
+    await in_threads([take_turns] * n, threads_of, stop)
     return results
+
+
+def _nothing() -> None:
+    """Do nothing."""
+
+
+async def in_threads(
+    works: Sequence[Callable[[], R]], pool: ThreadPoolExecutor, stop: Callable[[], None]
+) -> list[R]:
+    """Return the results of calls in threads. Call `stop` if cancelled, and wait for their ends."""
+    loop = asyncio.get_running_loop()
+    threads = [loop.run_in_executor(pool, work) for work in works]
+    cancelled: asyncio.CancelledError | None = None
+    while not all(thread.done() for thread in threads):
+        try:
+            await asyncio.wait(threads)
+        except asyncio.CancelledError as error:
+            cancelled = error
+            stop()
+    errors = [thread.exception() for thread in threads]
+    if cancelled is not None:
+        raise cancelled
+    raise_first(errors)
+    return [thread.result() for thread in threads]
 
 
 async def gather_bounded(coros: Sequence[Coroutine[Any, Any, R]], n_at_once: int) -> list[R]:

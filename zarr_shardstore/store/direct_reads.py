@@ -335,7 +335,7 @@ class DirectArrays(DirectReads, KeyValues):
             result[...] = values
             return result
         result = reader.result(box.shape, out, reader.spec.config.order)
-        job = BoxJob(self, box, reader.slabs, box.with_all_axes(result))
+        job = BoxJob(self, box, reader.slabs, box.with_all_axes(np.asarray(result)))
         there = job.read_here()
         if there is None:
             there = sync(job.read())
@@ -378,7 +378,7 @@ class DirectArrays(DirectReads, KeyValues):
         ):
             Array(reader.array)[selection] = value
             return
-        job = BoxJob(self, box, reader.slabs, box.with_all_axes(value))
+        job = BoxJob(self, box, reader.slabs, box.with_all_axes(np.asarray(value)))
         if not job.write_here():
             sync(job.write(~box.no_chunks()))
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import chain, islice
 from math import prod
@@ -25,7 +26,14 @@ from zarr.core.buffer import BufferPrototype
 
 from zarr_shardstore.format.layout import ArrayLayout, Box
 from zarr_shardstore.io.buffers import own_bytes
-from zarr_shardstore.io.concurrency import codec_pool, map_in_threads, n_threads, run_within
+from zarr_shardstore.io.concurrency import (
+    bulk_pool,
+    codec_pool,
+    in_threads,
+    map_in_threads,
+    n_threads,
+    run_within,
+)
 from zarr_shardstore.shards.read import ShardReads
 from zarr_shardstore.shards.updates import EntryBlock
 from zarr_shardstore.zarr_hooks.box import Array, ArrayBox, ShardBox, blocks_of, cut
@@ -128,16 +136,16 @@ class SlabCodec(NamedTuple):
         """Return the positions of the chunks that have only fill values, if the array omits them.
         Most chunks differ in their first element."""
         spec, kind = self.spec, slab.dtype.kind
-        if spec.config.write_empty_chunks or spec.fill_value is None:
+        if spec.config.write_empty_chunks:
             return ()
         if kind not in "biuf":
             return [i for i, chunk in enumerate(slab) if is_empty(chunk, spec)]
-        rows = slab.reshape(len(slab), -1)
+        rows, fill = slab.reshape(len(slab), -1), fill_value_of(spec)
         firsts = rows[:, 0]
-        found = np.flatnonzero((firsts == spec.fill_value) | (firsts != firsts))  # or are NaN
+        found = np.flatnonzero((firsts == fill) | (firsts != firsts))  # or are NaN
         if kind == "f":
             return [i for i in found.tolist() if is_empty(slab[i], spec)]
-        are_empty = (rows[found] == spec.fill_value).all(axis=1)
+        are_empty = (rows[found] == fill).all(axis=1)
         return [*found[are_empty].tolist()]
 
     def decode(self, values: Values, out: Array) -> None:
@@ -183,6 +191,7 @@ class BoxJob(NamedTuple):
         cls, store: Any, box: ArrayBox, codec: SlabCodec, array: Array, *, reads: bool
     ) -> BoxJob | None:
         """Return the job for an array of the shape of the box, or for one value to write."""
+        array = np.asarray(array)  # no subclass, which may have a shape of its own
         if not reads and not array.shape:
             array = np.broadcast_to(array, box.shape)
         fits = array.shape == box.shape
@@ -202,9 +211,9 @@ class BoxJob(NamedTuple):
             return self._decode([*self._encoded_runs(some, read(_reads_of(some)), is_present)])
 
         if is_small:
-            await _in_one_hop(partial(read_shards, parts))
+            await in_threads([partial(read_shards, parts)], codec_pool(), lambda: None)
         else:
-            await _in_threads(read_shards, units, self.codec)
+            await _in_threads(read_shards, units, self.codec, codec_pool())
         return is_present
 
     async def _read_units(
@@ -259,7 +268,7 @@ class BoxJob(NamedTuple):
     async def write(self, is_complete: npt.NDArray[np.bool_]) -> list[int]:
         """Write the shards whose chunks are all complete; return the positions of the others.
 
-        What was encoded when the caller was cancelled is not stored: the values may change since.
+        A caller that is cancelled waits for the shards under way. So nothing is stored later.
         """
         grid = is_complete.reshape([stop - start for start, stop in self.box.chunks])
         left = np.zeros(grid.shape, bool)
@@ -275,21 +284,15 @@ class BoxJob(NamedTuple):
         if write is None or not units:
             await self._write_units(parts)
             return np.flatnonzero(left).tolist()
-        is_over = False
 
         def write_shards(some: Sequence[ShardBox]) -> Sequence[None]:
-            blocks = self._encoded_blocks(some)
-            if not is_over:
-                write(blocks)
+            write(self._encoded_blocks(some))
             return [None] * len(some)
 
-        try:
-            if is_small:
-                await _in_one_hop(partial(write_shards, parts))
-            else:
-                await _in_threads(write_shards, units, self.codec)
-        finally:
-            is_over = True
+        if is_small:
+            await in_threads([partial(write_shards, parts)], bulk_pool(), lambda: None)
+        else:
+            await _in_threads(write_shards, units, self.codec, bulk_pool())
         return np.flatnonzero(left).tolist()
 
     async def _write_units(self, parts: Sequence[ShardBox]) -> None:
@@ -341,10 +344,6 @@ class BoxJob(NamedTuple):
         return encoded
 
 
-async def _in_one_hop(work: Callable[[], T]) -> T:
-    return await asyncio.get_running_loop().run_in_executor(codec_pool(), work)
-
-
 def _blocks(
     parts: Sequence[ShardBox], counts: Sequence[int], encoded: Iterable[Values]
 ) -> list[EntryBlock]:
@@ -379,14 +378,12 @@ async def _in_threads(
     work: Callable[[Sequence[ShardBox]], Sequence[None]],
     units: Sequence[Sequence[ShardBox]],
     codec: SlabCodec,
+    pool: ThreadPoolExecutor,
 ) -> None:
-    """Do the work of units. A process that ends waits for two units, not for all.
-
-    The work blocks, so no unit counts as so small that the event loop does it.
-    """
+    """Do the work of units, two at a time."""
 
     async def run(some: Sequence[ShardBox]) -> None:
-        await map_in_threads(work, some, max(MIB, _nbytes(some, codec)))
+        await map_in_threads(work, some, _nbytes(some, codec), pool)
 
     await run_within(2, ((1, some) for some in units), run)
 
