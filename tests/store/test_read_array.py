@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -142,6 +145,76 @@ def test_nothing_old_is_read(tmp_path: Path) -> None:
     z[13:] = 8
     assert store.read_array("g/z").shape == (20, 11)
     assert (store.read_array("g/z", slice(13, 20)) == 8).all()
+
+
+def in_another_process(code: str, path: Path) -> None:
+    """Run code with the array ``z`` of a store in another process."""
+    head = "import sys, numpy as np, zarr\nfrom zarr_shardstore import ShardingStore\n"
+    head += "store = ShardingStore(sys.argv[1], chunks_per_shard=(2, 3))\n"
+    head += "z = zarr.open_array(store, path='g/z')\n"
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", head + code, str(path)], capture_output=True
+    )
+    assert done.returncode == 0, done.stderr
+
+
+CHANGES = {
+    "grown": "z.resize((23, 11)); z[13:] = 5",
+    "cut": "z.resize((7, 11))",
+    "removed": "import shutil; shutil.rmtree(sys.argv[1] + '/g/z')",
+    "other chunks": "zarr.create_array(store, name='g/z', shape=(13, 11), chunks=(2, 2), "
+    "dtype='i4', overwrite=True)[...] = 3",
+    "other type": "zarr.create_array(store, name='g/z', shape=(13, 11), chunks=(3, 2), "
+    "dtype='f4', overwrite=True)[...] = 3",
+    "other codec": "zarr.create_array(store, name='g/z', shape=(13, 11), chunks=(3, 2), "
+    "dtype='i4', compressors=None, overwrite=True)[...] = 3",
+    "other format": "zarr.create_array(store, name='g/z', shape=(13, 11), chunks=(3, 2), "
+    "dtype='i4', zarr_format=2, overwrite=True)[...] = 3",
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_other_processes_change_the_array(change: str, tmp_path: Path) -> None:
+    """What is read and written is the array that is there now."""
+    outcomes = []
+    for is_direct in (True, False):
+        path = tmp_path / str(is_direct)
+        path.mkdir()
+        store, _, _ = filled(path)
+        store.read_array("g/z")
+        in_another_process(CHANGES[change], path)
+        values = np.arange(143).reshape(SHAPE).astype("<i4")
+
+        def read(store: Any = store, is_direct: bool = is_direct) -> Any:
+            return store.read_array("g/z") if is_direct else zarr.open_array(store, path="g/z")[...]
+
+        def write(store: Any = store, values: Any = values, is_direct: bool = is_direct) -> int:
+            part = slice(0, 13), slice(None)
+            if is_direct:
+                store.write_array("g/z", part, values)
+            else:
+                zarr.open_array(store, path="g/z")[part] = values
+            return 0
+
+        found = [outcome(read), outcome(write), outcome(read)]
+        outcomes.append([each[0] if isinstance(each[0], type) else each for each in found])
+    if change == "removed":
+        assert outcomes[0] == [SpecError] * 3
+    elif change == "cut":  # zarr refuses, or takes, a value that is too large
+        assert outcomes[0][0] == outcomes[1][0]
+    else:
+        assert outcomes[0] == outcomes[1]
+
+
+def test_an_array_that_another_process_makes(tmp_path: Path) -> None:
+    store = ShardingStore(tmp_path, chunks_per_shard=2)
+    with pytest.raises(SpecError):
+        store.read_array("g/z")
+    _, _, values = filled(tmp_path)
+    assert np.array_equal(store.read_array("g/z"), values)
+    shutil.rmtree(tmp_path / "g")
+    with pytest.raises(SpecError):
+        store.read_array("g/z")
 
 
 def test_in_an_event_loop(tmp_path: Path) -> None:

@@ -115,9 +115,7 @@ async def map_in_threads(
     def take_turns() -> None:
         try:
             while not is_stopped and (start := next(starts, None)) is not None:
-                threads_of.submit(
-                    _nothing
-                )  # raises if the interpreter ends
+                threads_of.submit(_nothing)  # raises if the interpreter ends
                 run = slice(start, start + length)
                 results[run] = work(items[run])
         except BaseException:

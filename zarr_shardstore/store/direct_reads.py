@@ -25,12 +25,14 @@ from zarr.core.buffer import default_buffer_prototype
 from zarr.core.sync import sync
 from zarr.storage import StorePath
 
+from zarr_shardstore.arrays.array_cache import invalidate_documents
 from zarr_shardstore.errors import SpecError, UnsupportedError
 from zarr_shardstore.format.arguments import array_path
 from zarr_shardstore.format.keys import Coords
 from zarr_shardstore.io.concurrency import codec_pool
-from zarr_shardstore.metadata.documents import Node
+from zarr_shardstore.metadata.documents import Node, document_key
 from zarr_shardstore.operations.locate import array_at
+from zarr_shardstore.shards.requests import Get, ask
 from zarr_shardstore.store.engine import EngineStore, documented_like
 from zarr_shardstore.store.key_values import KeyValues
 from zarr_shardstore.zarr_hooks.box import ArrayBox
@@ -54,6 +56,8 @@ class ChunkReader:
             raise UnsupportedError(f"{node.path!r} is an array of the draft: read its keys")
         array = AsyncArray.from_dict(StorePath(store, node.path), json.loads(bytes(document)))
         self.array: AsyncArray[Any] = array
+        self.node = node
+        self.stored_document: bytes | None = None
         metadata: Any = array.metadata
         is_v2 = metadata.zarr_format == 2
         sides = metadata.chunks if is_v2 else getattr(metadata.chunk_grid, "chunk_shape", None)
@@ -268,13 +272,31 @@ class DirectReads(EngineStore):
             reader: ChunkReader = known[1]
             return reader  # otherwise its document was read again since, or never
         node = engine.driver.run(array_at(engine.operations.arrays, path)).node
+        stored = self._stored_document(node)
         found = engine.driver.run(engine.operations.documents.of_array(node))
         if found is None:
             raise SpecError(f"there is no array at {path!r}: it was removed while it was opened")
         document, array = found
         reader = ChunkReader(self, node, document)
+        reader.stored_document = stored
         engine.chunk_readers[path] = array, reader
         return reader
+
+    def _current_reader_of(self, path: str) -> ChunkReader:
+        """As `_reader_of`, for the document that is stored now: another process may have resized
+        the array, or made another one in its place."""
+        try:
+            reader = self._reader_of(path)
+            if self._stored_document(reader.node) == reader.stored_document:
+                return reader
+        except SpecError:  # there was no array
+            pass
+        invalidate_documents()
+        return self._reader_of(path)
+
+    def _stored_document(self, node: Node) -> bytes | None:
+        (found,) = self._engine.driver.run(ask([Get(document_key(node))]))
+        return None if found.value is None else bytes(found.value)
 
 
 class DirectArrays(DirectReads, KeyValues):
@@ -308,11 +330,16 @@ class DirectArrays(DirectReads, KeyValues):
         ------
         SpecError
             If there is no array at `path`, or `out` has another shape or type.
+        UnsupportedError
+            If the chunks of the array differ in shape, or it is an array of the draft.
         IndexError
             As ``z[selection]`` does.
 
         Notes
         -----
+        Each call reads the metadata document of the array, so it sees what other processes did to
+        it. zarr's configuration of arrays counts, not that of an array object.
+
         Memory: the result, and one shard for each core, encoded; a shard of more than 32 MiB is
         decoded by all cores. Thread safety: any thread may call it.
 
@@ -325,7 +352,7 @@ class DirectArrays(DirectReads, KeyValues):
         >>> store.read_array("z", (slice(2, 6), 0))
         array([7, 7, 0, 0], dtype=uint8)
         """
-        reader = self._reader_of(array_path(path))
+        reader = self._current_reader_of(array_path(path))
         box = self._box(reader, selection, reads=True)
         if box is None or reader.slabs is None or not box.shape:
             values = Array(reader.array)[selection]
@@ -362,11 +389,13 @@ class DirectArrays(DirectReads, KeyValues):
         ------
         SpecError
             If there is no array at `path`.
+        UnsupportedError
+            As `read_array` does.
         IndexError, ValueError
             As ``z[selection] = value`` does.
         """
         self._check_writable()
-        reader = self._reader_of(array_path(path))
+        reader = self._current_reader_of(array_path(path))
         box = self._box(reader, selection, reads=False)
         if (
             box is None
