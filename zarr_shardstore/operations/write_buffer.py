@@ -346,16 +346,19 @@ def commit_with_buffered(
 ) -> Flow[Sequence[Exception | None]]:
     """Commit the buffered updates of a locked shard, then groups of updates, in one write.
 
-    Groups that may wait are buffered: no other commit comes between the read and the buffer.
+    Groups that may wait are buffered: no other commit comes between the read and the buffer. While
+    the last batch ends they are not, and join the commit of what is buffered.
     """
+    waiting: list[Exception | None] = []
     if buffer.is_active and groups and all(map(_may_wait, groups)):
-        outcomes = yield from _buffer_groups(shard, groups, buffer)
-        groups = groups[len(outcomes) :]
-        left = (yield from commit(shard, groups)) if groups else ()
-        return [*outcomes, *left]
+        waiting = yield from _buffer_groups(shard, groups, buffer)
+        groups = groups[len(waiting) :]
+        if not groups:
+            return waiting
     buffered = buffer.take(shard) if buffer.is_active else None
     if buffered is None:
-        return (yield from commit(shard, groups)) if any(groups) else [None] * len(groups)
+        done = (yield from commit(shard, groups)) if any(groups) else [None] * len(groups)
+        return [*waiting, *done]
     try:
         error, *outcomes = yield from commit(shard, [[*buffered.snapshot.items()], *groups])
         if error is not None:
@@ -364,7 +367,7 @@ def commit_with_buffered(
         buffer.end_commit(buffered, error)
         raise
     buffer.end_commit(buffered)
-    return outcomes
+    return [*waiting, *outcomes]
 
 
 def _may_wait(group: Sequence[EntryUpdate]) -> bool:

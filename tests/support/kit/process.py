@@ -26,6 +26,7 @@ _LIMITS = {
     "names_at_once": "io.local.files._NAMES_AT_ONCE",
     "keys_per_page": "shards.shard_listing.KEYS_PER_PAGE",
     "indexes_per_round": "shards.index_reads._SHARDS_PER_ROUND",
+    "pipeline_box_chunks": "zarr_hooks.pipeline.MIN_CHUNKS",
     "pipeline_read_nbytes": "zarr_hooks.box_jobs.READ_NBYTES",
     "pipeline_write_nbytes": "zarr_hooks.box_jobs.WRITE_NBYTES",
     "pipeline_group_nbytes": "zarr_hooks.box_jobs.MAX_NBYTES_AT_ONCE",
@@ -48,8 +49,8 @@ def tuned(**limits: float) -> Iterator[None]:
         pauses in between. ``min_file_age_ns``: age at which a file is cached.
         ``unsealed_shards``: appended shards that stay unsealed.
         ``names_at_once``, ``keys_per_page``, ``indexes_per_round``: limits of a listing.
-        ``pipeline_read_nbytes``, ``pipeline_write_nbytes``, ``pipeline_group_nbytes``: limits of
-        the codec pipeline. ``copy_nbytes``, ``copy_values``, ``copy_gap_nbytes``: limits of one
+        ``pipeline_box_chunks``, ``pipeline_read_nbytes``, ``pipeline_write_nbytes``,
+        ``pipeline_group_nbytes``: limits of the codec pipeline. ``copy_nbytes``, ``copy_values``, ``copy_gap_nbytes``: limits of one
         step of a conversion. ``chunk_names``: keys of chunks in a directory that is listed.
 
     Raises

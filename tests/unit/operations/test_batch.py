@@ -6,9 +6,12 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
+import numpy as np
 import pytest
+import zarr
 
 from tests.unit.flows import Recorder, delete_entry, map_entry, patch_entry, set_entry
+from zarr_shardstore import ShardingStore
 from zarr_shardstore.errors import ShardConflictError, SpecError
 from zarr_shardstore.format.keys import ChunkKeyEncoding
 from zarr_shardstore.format.layout import ArrayLayout, ChunkRef, ShardRef
@@ -243,3 +246,17 @@ def test_a_commit_that_was_cut_off_is_done_again() -> None:
     assert values(buffer) == {}
     cut_off.close()
     assert values(buffer) == {}
+
+
+@pytest.mark.parametrize("n_shards", [1, 2])
+def test_parts_that_are_written_while_the_batch_ends(n_shards: int) -> None:
+    """After its last write and before its flush, another thread writes the rest of a chunk."""
+    store = ShardingStore({}, chunks_per_shard=2)
+    z = zarr.create_array(store, name="z", shape=(8 * n_shards,), chunks=(4,), dtype="u1")
+    batch = store.batch()
+    with batch:
+        z[0:2] = 1
+        keys = batch._leave(is_good=True)
+        z[2:4] = 2
+        batch._run(batch._flush(keys))
+    assert np.asarray(z[:4]).tolist() == [1, 1, 2, 2]
