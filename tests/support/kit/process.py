@@ -50,8 +50,9 @@ def tuned(**limits: float) -> Iterator[None]:
         ``unsealed_shards``: appended shards that stay unsealed.
         ``names_at_once``, ``keys_per_page``, ``indexes_per_round``: limits of a listing.
         ``pipeline_box_chunks``, ``pipeline_read_nbytes``, ``pipeline_write_nbytes``,
-        ``pipeline_group_nbytes``: limits of the codec pipeline. ``copy_nbytes``, ``copy_values``, ``copy_gap_nbytes``: limits of one
-        step of a conversion. ``chunk_names``: keys of chunks in a directory that is listed.
+        ``pipeline_group_nbytes``: limits of the codec pipeline. ``copy_nbytes``,
+        ``copy_values``, ``copy_gap_nbytes``: limits of one step of a conversion.
+        ``chunk_names``: keys of chunks in a directory that is listed.
 
     Raises
     ------

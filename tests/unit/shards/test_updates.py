@@ -7,7 +7,11 @@ from typing import Any
 
 import pytest
 
+from tests.unit.flows import Recorder
 from zarr_shardstore.errors import SpecError
+from zarr_shardstore.format.keys import ChunkKeyEncoding
+from zarr_shardstore.format.layout import ArrayLayout
+from zarr_shardstore.format.shard import ZEP2_INDEX, ShardingSpec
 from zarr_shardstore.shards.requests import (
     Delete,
     EntryUpdate,
@@ -17,7 +21,14 @@ from zarr_shardstore.shards.requests import (
     SetPartial,
     Update,
 )
-from zarr_shardstore.shards.updates import check_pieces, nbytes_of, new_value, replaced_first
+from zarr_shardstore.shards.rewrite import rewrite_shard
+from zarr_shardstore.shards.updates import (
+    EntryBlock,
+    check_pieces,
+    nbytes_of,
+    new_value,
+    replaced_first,
+)
 
 
 def same(old: Any) -> Any:
@@ -75,3 +86,37 @@ def test_an_update_makes_a_value_of_the_stored_one() -> None:
     assert new_value(SetIfNotExists("k", b"new"), old) is old
     assert new_value(SetIfNotExists("k", b"new"), None) == b"new"
     assert new_value(Delete("k"), old) is None
+
+
+LAYOUT = ArrayLayout(
+    "a", "a/", ChunkKeyEncoding("default", "/"), (7, 5), ShardingSpec((4, 2), ZEP2_INDEX)
+)
+
+
+@pytest.mark.parametrize("box", [((0, 4), (0, 2)), ((4, 7), (4, 5)), ((1, 3), (0, 1))])
+@pytest.mark.parametrize("order", ["C", "F"])
+@pytest.mark.parametrize("missing", [(), (0,), range(8)])
+def test_a_block_is_the_updates_of_its_chunks(box: Any, order: Any, missing: Any) -> None:
+    """Whole shards, a shard at the edge, and a part of a shard: the same objects."""
+    shard = LAYOUT.shard((box[0][0] // 4, box[1][0] // 2))
+    keys = LAYOUT.chunk_keys(box)
+    values = [None if i in missing else b"%d" % i * i for i in range(len(keys))]
+    block = EntryBlock(shard, box, values)
+    chunks = [LAYOUT.chunk_of_key(key) for key in keys]
+    updates = [
+        (chunk.entry_id, Delete(key) if value is None else Set(key, value))
+        for chunk, key, value in zip(chunks, keys, values, strict=True)
+        if chunk is not None and chunk.shard == shard
+    ]
+    assert [*block] == updates
+    assert (len(block), block[0], block[-1]) == (len(updates), updates[0], updates[-1])
+    for other in ([], [(0, Set("a/c/0/0", b"other"))]):
+        stored = []
+        for groups in ([block], [updates]):
+            objects: dict[str, bytes] = {}
+            Recorder(objects).run(rewrite_shard(shard, [updates[::-1][:3]], order=order))
+            if other:
+                groups = [*groups, other]
+            assert not any(Recorder(objects).run(rewrite_shard(shard, groups, order=order)))
+            stored.append(objects)
+        assert stored[0] == stored[1]
