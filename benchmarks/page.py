@@ -3,6 +3,8 @@
 It takes about half an hour, and wants a machine that does nothing else.
 
     python benchmarks/page.py [--only arrays.py reads.py]
+
+With `--only` the other sections of the page stay as they are.
 """
 
 from __future__ import annotations
@@ -129,30 +131,35 @@ def section(command: str) -> str:
     about = re.sub(r"(?m)(?:^ {4}.*\n?)+", r"```text\n\g<0>\n```\n", about)
     about = about.replace("\n\n```\n", "\n```\n")
     result = illustrated(command) if script in ILLUSTRATED else printed_by(command)
-    return f"## {SCRIPTS[command]}\n\n`benchmarks/{command}`. {about.strip()}\n\n{result}\n"
+    measured = f"Measured on {datetime.now(UTC):%Y-%m-%d}. {machine()}. {versions()}."
+    head = f"## {SCRIPTS[command]}\n\n`benchmarks/{command}`. {about.strip()}"
+    return f"{head}\n\n{measured}\n\n{result}\n"
+
+
+def sections_of_page() -> dict[str, str]:
+    """Return the sections of the page that is there, by their titles."""
+    text = PAGE.read_text(encoding="utf-8") if PAGE.exists() else ""
+    found = re.split(r"(?m)^(?=## )", text)[1:]
+    return {part.splitlines()[0].removeprefix("## "): part for part in found}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", nargs="+", default=[command.split()[0] for command in SCRIPTS])
     arguments = parser.parse_args()
-    head = f"""# Benchmarks
-
-`make bench` made this page on {datetime.now(UTC):%Y-%m-%d}.
-
-- Machine: {machine()}.
-- Versions: {versions()}.
+    head = """# Benchmarks
 
 Each script measures all of its contestants in one run, in turn, and compares what they read and
-wrote. So the ratios tell something, and the seconds are those of this machine. Two runs of a quiet
-machine differ by a tenth, and a busy disk doubles what waits for it.
+wrote. So the ratios tell something, and the seconds are those of one machine. Two runs of a quiet
+machine differ by a tenth, and a busy disk doubles what waits for it. `make bench` measures all.
 """
-    sections = []
-    for command in SCRIPTS:
+    sections = sections_of_page()
+    for command, name in SCRIPTS.items():
         if command.split()[0] in arguments.only:
             print(f"running {command}", flush=True)
-            sections.append(section(command))
-            PAGE.write_text("\n".join([head, *sections]), encoding="utf-8")
+            sections[name] = section(command)
+            known = [sections[each].strip() + "\n" for each in SCRIPTS.values() if each in sections]
+            PAGE.write_text("\n".join([head, *known]), encoding="utf-8")
 
 
 if __name__ == "__main__":
