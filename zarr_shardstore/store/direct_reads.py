@@ -81,9 +81,8 @@ class ChunkReader:
         self.spec = ArraySpec(self.chunk_shape, metadata.dtype, fill, config, prototype)
         self._pipeline = cast(Any, array.codec_pipeline)
         self._nbytes = max(1, math.prod(self.chunk_shape) * self.dtype.itemsize)
-        self.codec = ChunkCodec.of(list(self._pipeline))
-        self.plain = None if self.codec is None else self.codec.plain(self.spec)
-        self.slabs = None if self.codec is None else SlabCodec.of(self.codec, self.spec)
+        codec = ChunkCodec.of(list(self._pipeline))
+        self.slabs = None if codec is None else SlabCodec.of(codec, self.spec)
 
     def coords_of(self, coords: npt.ArrayLike) -> npt.NDArray[np.int64]:
         """Return coordinates in the grid of chunks as an array of the shape n x ndim."""
@@ -166,13 +165,10 @@ class ChunkReader:
                 raise
 
     def _decoded(self, values: Sequence[bytes | memoryview]) -> Iterable[npt.NDArray[Any]]:
-        if self.plain is not None:
-            return (self.plain.decode(value, self.chunk_shape) for value in values)
+        if self.slabs is not None:
+            return map(self.slabs.decode_one, values)
         buffers = map(self.spec.prototype.buffer.from_bytes, values)
-        if self.codec is not None:
-            decoded: Any = (self.codec.decode(buffer, self.spec) for buffer in buffers)
-        else:
-            decoded = sync(self._pipeline.decode([(buffer, self.spec) for buffer in buffers]))
+        decoded: Any = sync(self._pipeline.decode([(buffer, self.spec) for buffer in buffers]))
         return (chunk.as_numpy_array() for chunk in decoded)
 
 

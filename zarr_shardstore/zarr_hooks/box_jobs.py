@@ -168,9 +168,10 @@ class SlabCodec(NamedTuple):
         else:
             for at, value in zip(np.ndindex(grid), values, strict=True):
                 if value is not None:
-                    out[at] = self._decode_one(value)
+                    out[at] = self.decode_one(value)
 
-    def _decode_one(self, value: Any) -> Array:
+    def decode_one(self, value: bytes | memoryview) -> Array:
+        """Return the chunk that bytes encode."""
         if self.plain is not None:
             return self.plain.decode(value, self.spec.shape)
         buffer = self.spec.prototype.buffer.from_bytes(value)
