@@ -240,13 +240,15 @@ def test_shards_in_part() -> None:
     base: dict[str, bytes] = {}
     store = ShardingStore(base, chunks_per_shard=(4, 4))
     z = zarr.create_array(store, name="z", shape=(62, 62), chunks=(4, 4), dtype="u2")
-    expected = np.zeros((62, 62), "u2")
+    expected = np.ones((62, 62), "u2")
+    z[...] = expected  # no fill value: what is around a part must stay
     expected[3:61, 5:] = z[3:61, 5:] = np.arange(58 * 57, dtype="u2").reshape(58, 57) + 1
     assert np.array_equal(z[...], expected)
     expected[...] = z[...] = 9  # one value, at the edge also
     assert np.array_equal(z[...], expected)
     expected[20, 4:40] = z[20, 4:40] = 5
     assert np.array_equal(z[20, :], expected[20, :])
+    assert np.array_equal(z[...], expected)
 
 
 @pytest.mark.parametrize("n", [1, 2, 8])
