@@ -265,7 +265,7 @@ def _nbytes_of(located: Located) -> int:
     """Return the memory of a shard that is read; 0 for a value that passes through."""
     match located[2]:
         case ShardRef() as shard:
-            return shard.layout.spec.index_nbytes
+            return shard.spec.index_nbytes
         case TransformedKey(_, array):
             found = stack.split_at_sharding(array.stack)
             n_keys = found[0].layout.spec.n_entries if found else 1

@@ -15,8 +15,9 @@ from zarr_shardstore.arrays.catalog import Catalog, InvalidChunkKey, Transformed
 from zarr_shardstore.arrays.stored_array import StoredArray
 from zarr_shardstore.errors import ShardStoreError, SpecError, UnsupportedError
 from zarr_shardstore.format.arguments import array_path, check_n_chunks, items_of
+from zarr_shardstore.format.box_grid import Box
 from zarr_shardstore.format.keys import Coords
-from zarr_shardstore.format.layout import Box, ChunkRef
+from zarr_shardstore.format.layout import ChunkRef
 from zarr_shardstore.metadata.documents import Node
 from zarr_shardstore.operations.batch import Flusher
 from zarr_shardstore.operations.walk import ObjectGrid, Walk, read_stored, sizes_of

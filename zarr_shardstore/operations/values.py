@@ -395,7 +395,7 @@ class Operations:
         stream = yield from self.listing.stream(prefix)
         shards, keys = yield from stream.all_shards_and_keys()
         raise_first(stream.errors)  # before anything is erased
-        for part in rounds_of(shards, lambda s: s.layout.spec.n_entries * _ERASURE_NBYTES):
+        for part in rounds_of(shards, lambda s: s.spec.n_entries * _ERASURE_NBYTES):
             updates: list[requests.Request] = [
                 requests.UpdateShard(
                     s, tuple(zip(ids, repeat(requests.Delete(s.key)), strict=False))
