@@ -128,7 +128,9 @@ class ShardingPolicy:
         there = {dim for dims in arrays.values() for dim in dims}
         for name, rule in self._by_name.items():
             matched = [dims for path, dims in arrays.items() if matches(path, name)]
-            if name is None:
+            if isinstance(rule, ShardLengths):
+                unknown += rule.names_without_array(matched)
+            elif name is None:
                 if isinstance(rule, tuple) and all(len(dims) != len(rule) for dims in matched):
                     unknown.append(str(rule))
             elif not matched and not (name in self._by_dimension and name in there):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
+from itertools import accumulate, chain, pairwise
 from typing import Any, TypeAlias
 
 from zarr_shardstore.errors import SpecError
@@ -60,6 +60,14 @@ class ShardLengths:
         return [
             self._in_chunks(geometry, dim, names[dim]) if dim in names else 1 for dim in range(ndim)
         ]
+
+    def names_without_array(self, arrays: Sequence[Sequence[str | None]]) -> list[str]:
+        """Return the names, and the tuple, that fit none of the arrays with these dimensions."""
+        if isinstance(self.sides, tuple):
+            fits = any(len(dims) == len(self.sides) for dims in arrays)
+            return [] if fits else [f"{len(self.sides)} dimensions"]
+        there = {*chain.from_iterable(arrays), *range(max(map(len, arrays), default=0))}
+        return [str(name) for name in self.sides if name not in there]
 
     def _in_chunks(self, geometry: Geometry, dim: int, side: Side) -> Side:
         chunks, n = geometry.chunks, geometry.shape[dim]
