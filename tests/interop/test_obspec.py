@@ -1,0 +1,552 @@
+"""`as_obspec`: the protocols of ``obspec``, and the tools that take them."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import io
+import pickle
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import obspec
+import pytest
+import zarr
+from hypothesis import given
+from hypothesis import strategies as st
+from obspec.exceptions import map_exception
+from obstore.store import MemoryStore
+from zarr.abc.store import Store
+from zarr.core.buffer import default_buffer_prototype
+from zarr.core.sync import sync
+from zarr.storage import ObjectStore
+
+from tests.support.bases import OtherMapping
+from zarr_shardstore import ReadOnlyError, ShardingStore, UnsupportedError
+from zarr_shardstore.errors import AlreadyExistsError
+
+if TYPE_CHECKING:
+    from zarr_shardstore.store.obspec_store import ObspecStore
+
+    def _is_all(chunks: ObspecStore) -> None:
+        """A type checker compares the methods with each protocol."""
+        reads: tuple[obspec.Get, obspec.GetRange, obspec.GetRanges, obspec.Head] = (chunks,) * 4
+        reads_async: tuple[
+            obspec.GetAsync, obspec.GetRangeAsync, obspec.GetRangesAsync, obspec.HeadAsync
+        ] = (chunks,) * 4
+        lists: tuple[
+            obspec.List, obspec.ListAsync, obspec.ListWithDelimiter, obspec.ListWithDelimiterAsync
+        ] = (chunks,) * 4
+        writes: tuple[obspec.Put, obspec.PutAsync, obspec.Delete, obspec.DeleteAsync] = (
+            chunks,
+        ) * 4
+
+
+SHAPE = (6, 8)
+VALUES = np.arange(48, dtype="i4").reshape(SHAPE)
+BASES: dict[str, Callable[[Path], Any]] = {
+    "mapping": lambda path: OtherMapping(),
+    "local": lambda path: str(path / "v.zarr"),
+    "zarr memory": lambda path: zarr.storage.MemoryStore(),
+    "obstore": lambda path: MemoryStore(),
+}
+
+
+def filled(base: Any) -> ShardingStore:
+    """A store with a sharded array, which lacks some chunks, a plain array, and other values."""
+    store = ShardingStore(base, {"a/z": 2})
+    zarr.create_group(store, path="a")
+    for path in ("a/z", "plain"):
+        z = zarr.create_array(
+            store,
+            name=path,
+            shape=SHAPE,
+            chunks=(2, 2),
+            dtype="i4",
+            compressors=None,
+            fill_value=-1,
+        )
+        z[:4, :6] = VALUES[:4, :6]
+    store.set_sync("a/notes.txt", b"0123456789")
+    store.set_sync("ab", b"y")
+    return store
+
+
+def copied(store: Store) -> MemoryStore:
+    """The same keys and values in a store of obstore."""
+
+    async def items() -> list[tuple[str, bytes]]:
+        prototype, found = default_buffer_prototype(), []
+        async for key in store.list():
+            value = await store.get(key, prototype)
+            assert value is not None
+            found.append((key, value.to_bytes()))
+        return found
+
+    copy = MemoryStore()
+    for key, value in sync(items()):
+        copy.put(key, value)
+    return copy
+
+
+@pytest.fixture(params=BASES)
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[ShardingStore]:
+    store = filled(BASES[request.param](tmp_path))
+    yield store
+    store.close()
+
+
+# ------------------------------------------------------------------ the protocols
+
+PROTOCOLS = [
+    cls
+    for name, cls in vars(obspec).items()
+    if getattr(cls, "_is_protocol", False)
+    and name.removesuffix("Async") not in ("Copy", "GetResult", "Rename")
+]
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_each_protocol_is_implemented(protocol: type) -> None:
+    """With the same names, kinds and defaults of parameters, and async where the protocol is."""
+    (name,) = [name for name, member in vars(protocol).items() if inspect.isfunction(member)][:1]
+    expected, method = getattr(protocol, name), getattr(ShardingStore({}).as_obspec(), name)
+    parameters = inspect.signature(method).parameters
+    for each in list(inspect.signature(expected).parameters.values())[1:]:
+        if name.startswith("put") and each.name not in parameters:
+            assert parameters.keys() & {"_", "options"}  # its options of uploads have no effect
+        else:
+            assert parameters[each.name].kind == each.kind
+            assert parameters[each.name].default == each.default
+    assert inspect.iscoroutinefunction(method) == inspect.iscoroutinefunction(expected)
+    assert method.__name__ == name
+    assert len(inspect.getdoc(method) or "") > 20
+
+
+def test_the_package_obspec_is_not_imported() -> None:
+    code = (
+        "import sys; from zarr_shardstore import ShardingStore as S; S({}).as_obspec().list();"
+        "assert 'zarr_shardstore.store.obspec_store' in sys.modules; assert 'obspec' not in sys.modules"
+    )
+    import subprocess
+    import sys
+
+    subprocess.run([sys.executable, "-W", "ignore", "-c", code], check=True)
+
+
+def test_pickles_and_compares(tmp_path: Path) -> None:
+    chunks = filled(str(tmp_path)).as_obspec()
+    again = pickle.loads(pickle.dumps(chunks))
+    assert again == chunks
+    assert bytes(again.get("ab").buffer()) == b"y"
+
+
+# --------------------------------------------------------------- as MemoryStore does
+
+KEYS = ["a/z/c/0/0", "a/z/c/1/2", "a/z/zarr.json", "plain/c/0/0", "a/notes.txt", "ab"]
+MISSING = ["a/z/c/2/3", "a/z/c/0", "a", "none/c/0/0"]
+NUMBERS = st.integers(0, 20) | st.integers(0, 800)
+Call = tuple[str, tuple[Any, ...], dict[str, Any]]
+
+
+@st.composite
+def calls(draw: st.DrawFn) -> Call:
+    """A call of a method of ``obspec`` that reads, and its arguments."""
+    key = draw(st.sampled_from([*KEYS, *MISSING]))
+    many = draw(st.lists(st.tuples(NUMBERS, NUMBERS), max_size=5))
+    starts, others = ([pair[i] for pair in many] for i in (0, 1))
+    range_ = draw(
+        st.tuples(NUMBERS, NUMBERS)
+        | st.fixed_dictionaries({"offset": NUMBERS})
+        | st.fixed_dictionaries({"suffix": NUMBERS})
+    )
+    end, name = draw(st.sampled_from(["end", "length"])), draw(st.sampled_from(["ends", "lengths"]))
+    prefixes = [None, "", "a", "a/", "/a/", "a/z", "a/z/c", "a/z/c/0", "a/z/c/0/0", "pl", "none"]
+    prefix = draw(st.sampled_from(prefixes))
+    return draw(
+        st.sampled_from(
+            [
+                ("get", (key,), {}),
+                ("get", (key,), {"options": {"range": range_}}),
+                ("get_range", (key,), {"start": draw(NUMBERS), end: draw(NUMBERS)}),
+                ("get_ranges", (key,), {"starts": starts, name: others}),
+                ("head", (key,), {}),
+                ("list", (prefix,), {"offset": draw(st.sampled_from([None, "a/z", "a/z/c/1/0"]))}),
+                ("list_with_delimiter", (prefix,), {}),
+            ]
+        )
+    )
+
+
+def known(meta: Any) -> tuple[str, int]:
+    return meta["path"], meta["size"]
+
+
+def plain(reply: Any) -> Any:
+    """A reply without what stores may choose: order, pages, times, ETags."""
+    match reply:
+        case {"common_prefixes": prefixes, "objects": objects}:
+            return sorted(prefixes), sorted(map(known, objects))
+        case {"path": _}:
+            return known(reply)
+        case [*items] if items and isinstance(items[0], Sequence) and "path" in items[0][0]:
+            return sorted(known(meta) for page in items for meta in page)
+        case [*items]:
+            return [bytes(item) for item in items]
+    if hasattr(reply, "meta"):
+        return known(reply.meta), reply.range, bytes(reply.buffer()), dict(reply.attributes)
+    return bytes(reply)
+
+
+def outcome(store: Any, call: Call) -> Any:
+    name, arguments, options = call
+    try:
+        reply = getattr(store, name)(*arguments, **options)
+        return plain(list(reply) if name == "list" else reply)
+    except FileNotFoundError:
+        return "missing"
+    except Exception as error:  # obstore has ValueError before a request, GenericError after it
+        assert isinstance(error, ValueError) or type(error).__name__ == "GenericError"
+        return "not a range"
+
+
+def outcome_async(store: Any, call: Call) -> Any:
+    name, arguments, options = call
+
+    async def run() -> Any:
+        reply = getattr(store, f"{name}_async")(*arguments, **options)
+        if name == "list":
+            return [page async for page in reply]
+        reply = await reply
+        if name == "get":
+            assert b"".join([part async for part in reply]) == await reply.buffer_async()
+        return reply
+
+    return outcome(SimpleNamespace(**{name: lambda *_, **__: asyncio.run(run())}), call)
+
+
+ONE_OF_EACH = filled(OtherMapping())
+COPY = copied(ONE_OF_EACH)
+
+
+@given(calls())
+def test_replies_are_those_of_a_memory_store(call: Call) -> None:
+    expected = outcome(COPY, call)
+    chunks = ONE_OF_EACH.as_obspec()
+    assert outcome(chunks, call) == expected
+    assert outcome_async(chunks, call) == expected
+
+
+def test_replies_are_the_same_on_each_base_store(store: ShardingStore) -> None:
+    chunks, copy = store.as_obspec(), copied(store)
+    for key in [*KEYS, *MISSING]:
+        for call in [
+            ("get", (key,), {}),
+            ("get", (key,), {"options": {"range": {"suffix": 3}}}),
+            ("get_ranges", (key,), {"starts": [8, 0], "ends": [12, 900]}),
+            ("head", (key,), {}),
+        ]:
+            assert outcome(chunks, call) == outcome_async(chunks, call) == outcome(copy, call)
+    for prefix in (None, "a", "a/z", "a/z/c", "a/z/c/1", "plain", "none"):
+        for name in ("list", "list_with_delimiter"):
+            call = (name, (prefix,), {})
+            assert outcome(chunks, call) == outcome_async(chunks, call) == outcome(copy, call)
+
+
+def test_ranges_of_a_chunk_take_no_more_requests_than_partial_values() -> None:
+    base = MemoryStore()
+    filled(base)
+    key, starts, ends = "a/z/c/0/0", [0, 4, 12], [4, 8, 16]
+    wanted = [
+        (key, zarr.abc.store.RangeByteRequest(*pair)) for pair in zip(starts, ends, strict=True)
+    ]
+
+    def counted(read: Callable[[ShardingStore], Any]) -> tuple[Any, int]:
+        store = ShardingStore(base)
+        reply = read(store)
+        return [bytes(memoryview(each)) for each in reply], store.stats().requests
+
+    def partial_values(store: ShardingStore) -> Any:
+        found = sync(store.get_partial_values(default_buffer_prototype(), wanted))
+        return [each.to_bytes() for each in found if each is not None]
+
+    expected = counted(partial_values)
+    assert len(expected[0]) == 3
+    assert counted(lambda s: s.as_obspec().get_ranges(key, starts=starts, ends=ends)) == expected
+    ranges = {"starts": starts, "ends": ends}
+    assert counted(lambda s: sync(s.as_obspec().get_ranges_async(key, **ranges))) == expected
+
+
+def test_a_listing_takes_one_round_for_sizes_that_it_lacks() -> None:
+    """Sizes of chunks are in the indexes; those of other values are asked for together."""
+    base = MemoryStore()
+    filled(base)
+    store = ShardingStore(base)
+    next(store.as_obspec().list("a/z/c"))
+    before = store.stats()
+    assert sum(len(page) for page in store.as_obspec().list("a/z/c")) == 6
+    chunks = store.stats()
+    assert sum(len(page) for page in store.as_obspec().list("plain/c")) == 6
+    plain = store.stats()
+    assert plain.rounds - chunks.rounds <= chunks.rounds - before.rounds + 1
+
+
+# ------------------------------------------------------------------------- writes
+
+
+@pytest.mark.parametrize(
+    "file",
+    [
+        b"value",
+        bytearray(b"value"),
+        memoryview(b"-value")[1:],
+        np.frombuffer(b"value", "u1"),
+        io.BytesIO(b"value"),
+        "path",
+        [b"val", memoryview(b"ue")],
+        "generator",
+        "async generator",
+    ],
+    ids=lambda file: file if isinstance(file, str) else type(file).__name__,
+)
+def test_put_takes_what_obspec_allows(file: Any, tmp_path: Path) -> None:
+    path = tmp_path / "value"
+    path.write_bytes(b"value")
+
+    async def parts() -> Any:
+        for part in (b"val", b"ue"):
+            yield part
+
+    def made() -> Any:
+        match file:
+            case "path":
+                return path
+            case "generator":
+                return iter([b"val", b"ue"])
+            case "async generator":
+                return parts()
+            case io.BytesIO():
+                return io.BytesIO(b"value")
+        return file
+
+    chunks = filled({}).as_obspec()
+    if file != "async generator":
+        assert chunks.put("a/z/c/0/0", made(), use_multipart=True) == {
+            "e_tag": None,
+            "version": None,
+        }
+        assert bytes(chunks.get("a/z/c/0/0").buffer()) == b"value"
+    asyncio.run(chunks.put_async("a/z/c/2/3", made(), max_concurrency=2))
+    assert bytes(chunks.get("a/z/c/2/3").buffer()) == b"value"
+    with pytest.raises(TypeError):
+        chunks.put("a/z/c/0/0", "text")
+
+
+def test_a_reply_can_be_put(store: ShardingStore) -> None:
+    """obspec shows it: values go from one store to another."""
+    chunks, other = store.as_obspec(), MemoryStore()
+    other.put("x", chunks.get("a/z/c/0/0"))
+    asyncio.run(chunks.put_async("a/z/c/2/2", other.get("x")))
+    assert zarr.open_array(store, path="a/z", mode="r")[4, 4] == 0
+
+
+def test_no_update_of_a_shard_is_lost(store: ShardingStore) -> None:
+    chunks, other = store.as_obspec(), ShardingStore(store.base, {"a/z": 2}).as_obspec()
+    keys = [f"a/z/c/{i}/{j}" for i in range(3) for j in range(4)]
+    with ThreadPoolExecutor(6) as pool:
+        done = [pool.submit((chunks, other)[i % 2].put, k, k.encode()) for i, k in enumerate(keys)]
+        for each in done:
+            each.result()
+    assert [bytes(other.get(key).buffer()) for key in keys] == [key.encode() for key in keys]
+    other.delete([*keys[1:], "a/z/c/none"] if isinstance(store.base, dict) else keys[1:])
+    assert [meta["path"] for page in chunks.list("a/z/c") for meta in page] == keys[:1]
+
+
+@pytest.mark.parametrize("key", ["a/z/c/2/3", "plain/c/2/3", "new.txt"])
+def test_one_of_many_creates(store: ShardingStore, key: str) -> None:
+    chunks = store.as_obspec()
+
+    def create(n: int) -> str:
+        try:
+            chunks.put(key, b"%d" % n, mode="create")
+        except FileExistsError as error:
+            assert type(map_exception(error)).__name__ == "AlreadyExistsError"
+            return "exists"
+        return str(n)
+
+    with ThreadPoolExecutor(6) as pool:
+        created = set(pool.map(create, range(6))) - {"exists"}
+    assert len(created) == 1
+    assert bytes(chunks.get(key).buffer()) == created.pop().encode()
+
+
+def test_metadata_is_created_once(store: ShardingStore) -> None:
+    chunks = store.as_obspec()
+    before = bytes(chunks.get("a/z/zarr.json").buffer())
+    with pytest.raises(AlreadyExistsError):
+        chunks.put("a/z/zarr.json", b"{}", mode="create")
+    assert bytes(chunks.get("a/z/zarr.json").buffer()) == before
+    chunks.put("g/zarr.json", b'{"zarr_format": 3, "node_type": "group"}', mode="create")
+    assert isinstance(zarr.open_group(store, path="g", mode="r"), zarr.Group)
+
+
+def test_what_a_chunk_has_not_is_refused(store: ShardingStore) -> None:
+    chunks, key = store.as_obspec(), "a/z/c/0/0"
+    before = bytes(chunks.get(key).buffer())
+    for options in (
+        {"mode": {"e_tag": "1"}},
+        {"attributes": {"Content-Type": "x"}},
+        {"tags": {"a": "b"}},
+    ):
+        with pytest.raises(UnsupportedError, match=r"update replaces values"):
+            chunks.put(key, b"new", **options)
+    for name in ("if_match", "if_none_match", "if_modified_since", "version", "head"):
+        with pytest.raises(NotImplementedError, match=f"cannot test {name}"):
+            chunks.get(key, options={name: "1"})  # type: ignore[misc]
+    assert bytes(chunks.get(key, options={"if_match": None}).buffer()) == before
+    meta = chunks.head(key)
+    assert meta["e_tag"] is meta["version"] is None
+    assert meta["last_modified"].utcoffset() is not None
+
+
+def test_a_read_only_store_refuses_writes(store: ShardingStore) -> None:
+    chunks = store.with_read_only(True).as_obspec()
+    for write in (
+        lambda: chunks.put("a/z/c/0/0", b"x"),
+        lambda: asyncio.run(chunks.put_async("new", b"x", mode="create")),
+        lambda: chunks.delete("a/z/c/0/0"),
+        lambda: asyncio.run(chunks.delete_async(["a/z/c/0/0"])),
+    ):
+        with pytest.raises(ReadOnlyError):
+            write()
+    assert chunks.head("a/z/c/0/0")["size"] == 16
+
+
+# -------------------------------------------------------------------------- tools
+
+
+@pytest.mark.parametrize("wrapper", ["CachingReadableStore", "TracingReadableStore"])
+def test_obspec_utils_wrap_it(store: ShardingStore, wrapper: str) -> None:
+    utils = pytest.importorskip("obspec_utils")
+    assert isinstance(store.as_obspec(), utils.protocols.ReadableStore)
+    options = [utils.wrappers.RequestTrace()] if wrapper.startswith("Tracing") else []
+    wrapped = getattr(utils.wrappers, wrapper)(store.as_obspec(), *options)
+    expected = bytes(store.as_obspec().get("a/z/c/0/0").buffer())
+    for _ in range(2):
+        assert bytes(wrapped.get("a/z/c/0/0").buffer()) == expected
+        assert (
+            bytes(asyncio.run(wrapped.get_range_async("a/z/c/0/0", start=1, end=5)))
+            == expected[1:5]
+        )
+
+
+def test_obspec_utils_read_a_value_as_a_file(store: ShardingStore) -> None:
+    readers = pytest.importorskip("obspec_utils.readers")
+    for reader in (readers.BufferedStoreReader, readers.EagerStoreReader, readers.BlockStoreReader):
+        file = reader(store.as_obspec(), "a/notes.txt")
+        file.seek(2)
+        assert file.read(3) == b"234"
+
+
+READ_AND_WRITTEN = np.where((np.indices(SHAPE)[0] < 4) & (np.indices(SHAPE)[1] < 6), VALUES, -1)
+ONLY_ITS_OWN = pytest.mark.xfail(
+    strict=True,
+    raises=TypeError,
+    reason="zarrista 0.1.0 opens stores of its own, of obstore and of icechunk only: its pull "
+    "request 105 reads from objects with the methods of obspec",
+)
+
+
+@ONLY_ITS_OWN
+@pytest.mark.parametrize("way", ["Array", "AsyncArray"])
+def test_zarrista_reads_an_array(way: str, tmp_path: Path) -> None:
+    """The pull request wraps an object in ``ObspecStore``, or takes it as it is."""
+    zarrista = pytest.importorskip("zarrista")
+    wrap = getattr(zarrista.store, "ObspecStore", lambda chunks: chunks)
+    chunks = wrap(filled(str(tmp_path)).as_obspec())
+    if way == "Array":
+        found = zarrista.Array.open(chunks, "/a/z").retrieve_array_subset(...)
+    else:
+
+        async def read() -> Any:
+            array = await zarrista.AsyncArray.open(chunks, "/a/z")
+            return await array.retrieve_array_subset(...)
+
+        found = asyncio.run(read())
+    np.testing.assert_array_equal(found.to_numpy(), READ_AND_WRITTEN)
+
+
+def test_what_zarrista_will_ask_is_answered(store: ShardingStore) -> None:
+    """Its pull request reads documents and chunks by an offset of 0, and parts by `get_ranges`.
+
+    It takes a missing value from `FileNotFoundError`, and buffers from their protocol.
+    """
+    chunks = store.as_obspec()
+    document = chunks.get("a/z/zarr.json", options={"range": {"offset": 0}}).buffer()
+    assert b'"node_type"' in bytes(document)
+    (part,) = chunks.get_ranges("a/z/c/0/0", starts=[4], ends=[8])
+    view = memoryview(part)
+    assert view.format == "B"
+    assert view.c_contiguous
+    assert np.frombuffer(view, "i4").tolist() == [1]
+    with pytest.raises(FileNotFoundError):
+        chunks.get("a/z/c/2/3", options={"range": {"offset": 0}})
+
+
+@pytest.mark.xfail(
+    strict=True,
+    raises=TypeError,
+    reason="ObjectStore of zarr 3.4.2 takes classes of the module obstore only: "
+    "zarr-python's pull request 3698 takes objects with the async methods of obspec",
+)
+def test_object_store_of_zarr_takes_it() -> None:
+    store = ObjectStore(filled({}).as_obspec())  # type: ignore[type-var]
+    np.testing.assert_array_equal(zarr.open_array(store, path="a/z", mode="r")[:], READ_AND_WRITTEN)
+
+
+def test_object_store_of_zarr_could_use_it(
+    store: ShardingStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """zarr's code runs on our methods, in place of the functions of obstore, and past its check."""
+    chunks = store.as_obspec()
+    methods = ("get_async", "get_range_async", "get_ranges_async", "head_async", "put_async")
+    methods += ("delete_async", "list_with_delimiter_async")
+
+    class Listing:
+        def __init__(self, prefix: str | None) -> None:
+            self._pages = chunks.list_async(prefix)
+
+        def __aiter__(self) -> Any:
+            return self._pages
+
+        async def collect_async(self) -> Any:
+            return [meta async for page in self._pages for meta in page]
+
+    client = SimpleNamespace(
+        **{n: lambda s, *a, _name=n, **k: getattr(s, _name)(*a, **k) for n in methods},
+        list=lambda _, prefix=None: Listing(prefix),
+        exceptions=SimpleNamespace(
+            AlreadyExistsError=AlreadyExistsError, NotSupportedError=UnsupportedError
+        ),
+    )
+    monkeypatch.setitem(__import__("sys").modules, "obstore", client)
+    over: Any = ObjectStore.__new__(ObjectStore)
+    Store.__init__(over, read_only=False)
+    over.store = chunks
+    with zarr.config.set({"codec_pipeline.path": "zarr.core.codec_pipeline.BatchedCodecPipeline"}):
+        z = zarr.open_array(over, path="a/z")
+        np.testing.assert_array_equal(z[:], READ_AND_WRITTEN)
+        z[:] = VALUES
+        z.resize((6, 4))
+        group = zarr.open_group(over, path="a")
+        assert sorted(group) == ["z"]
+        group.create_array("new", shape=(4,), chunks=(2,), dtype="u1")[:] = 7
+        del group["new"]
+    monkeypatch.undo()
+    np.testing.assert_array_equal(zarr.open_array(store, path="a/z", mode="r")[:], VALUES[:, :4])
+    assert sorted(zarr.open_group(store, path="a", mode="r")) == ["z"]
+    assert store.shard_shape("a/z") == (4, 4)
