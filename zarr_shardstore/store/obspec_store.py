@@ -51,7 +51,7 @@ Sized: TypeAlias = tuple[str, int | None]
 
 @dataclass(frozen=True)
 class GetResult:
-    """A value, or a range of it, in memory: the reply to ``get`` and ``get_async``."""
+    """A value, or a range of it, in memory: the reply to ``get``."""
 
     value: Bytes
     meta: ObjectMeta
@@ -66,14 +66,20 @@ class GetResult:
         """Return the bytes."""
         return self.value
 
+    bytes = buffer  # obstore's name
+
+    def __iter__(self) -> Iterator[Bytes]:
+        yield self.value
+
+
+class GetResultAsync(GetResult):
+    """The reply to ``get_async``. Clients take an object with ``__aiter__`` for an async one."""
+
     async def buffer_async(self) -> Bytes:
         """Return the bytes."""
         return self.value
 
-    bytes, bytes_async = buffer, buffer_async  # obstore's names
-
-    def __iter__(self) -> Iterator[Bytes]:
-        yield self.value
+    bytes_async = buffer_async
 
     async def __aiter__(self) -> AsyncIterator[Bytes]:
         yield self.value
@@ -182,10 +188,14 @@ class ObspecStore:
             raise FileNotFoundError(path)
         return _meta(path, size)
 
-    get, get_async = _twins(_get)
+    get, _get_async = _twins(_get)
     get_range, get_range_async = _twins(_get_range)
     get_ranges, get_ranges_async = _twins(_get_ranges)
     head, head_async = _twins(_head)
+
+    @documented_like(get, "async")
+    async def get_async(self, path: str, *, options: GetOptions | None = None) -> GetResultAsync:
+        return GetResultAsync(**vars(await self._get_async(path, options=options)))
 
     # ------------------------------------------------------------------- writes
 
