@@ -17,7 +17,7 @@ from collections.abc import (
     Mapping,
     Sequence,
 )
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial, update_wrapper
 from itertools import islice
@@ -43,10 +43,8 @@ _KEYS_PER_PAGE = 1000
 """Keys that a listing hands out together, as an object store does."""
 
 
-Steps: TypeAlias = Generator[Any, Any, T]
-"""What an operation asks for: sequences of `KeyRange`, and flows."""
-Sized: TypeAlias = tuple[str, int | None]
-"""A key, and the size of its value if it is known."""
+Steps: TypeAlias = Generator[Any, Any, T]  # yields sequences of `KeyRange`, and flows
+Sized: TypeAlias = tuple[str, int | None]  # a key, and the size of its value if it is known
 
 
 @dataclass(frozen=True)
@@ -56,11 +54,7 @@ class GetResult:
     value: Bytes
     meta: ObjectMeta
     range: tuple[int, int]
-
-    @property
-    def attributes(self) -> dict[str, str]:
-        """No attributes: a shard keeps none for a chunk."""
-        return {}
+    attributes: dict[Any, str] = field(default_factory=dict)
 
     def buffer(self) -> Bytes:
         """Return the bytes."""
