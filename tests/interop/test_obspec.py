@@ -29,7 +29,7 @@ from zarr.core.sync import sync
 from zarr.storage import ObjectStore
 
 from tests.support.bases import OtherMapping
-from zarr_shardstore import ReadOnlyError, ShardingStore, UnsupportedError
+from zarr_shardstore import CorruptShardError, ReadOnlyError, ShardingStore, UnsupportedError
 from zarr_shardstore.errors import AlreadyExistsError
 
 if TYPE_CHECKING:
@@ -273,10 +273,42 @@ def test_replies_are_the_same_on_each_base_store(store: ShardingStore) -> None:
             expected = outcome_of_copy(copy, call)
             assert outcome(chunks, call) == outcome_async(chunks, call) == expected
     for prefix in (None, "a", "a/z", "a/z/c", "a/z/c/1", "plain", "none"):
-        for name in ("list", "list_with_delimiter"):
-            call = (name, (prefix,), {})
+        lists: list[Call] = [
+            ("list", (prefix,), {}),
+            ("list", (prefix,), {"offset": "a/z/c/1/0"}),
+            ("list_with_delimiter", (prefix,), {}),
+        ]
+        for call in lists:
             expected = outcome_of_copy(copy, call)
             assert outcome(chunks, call) == outcome_async(chunks, call) == expected
+
+
+def test_a_directory_without_a_chunk_is_not_listed(store: ShardingStore) -> None:
+    """Although a shard that could hold one exists."""
+    chunks = store.as_obspec()
+    chunks.delete([f"a/z/c/1/{i}" for i in range(4)])
+    assert chunks.list_with_delimiter("a/z/c")["common_prefixes"] == ["a/z/c/0"]
+
+
+def test_a_damaged_shard_is_reported_after_all_other_keys(tmp_path: Path) -> None:
+    store = filled(str(tmp_path))
+    store.close()
+    (tmp_path / "a/z/c/0/0").write_bytes(b"damaged")
+    chunks = ShardingStore(str(tmp_path)).as_obspec()
+    found: list[str] = []
+    with pytest.raises(CorruptShardError):
+        for page in chunks.list("a/z"):
+            found.extend(meta["path"] for meta in page)
+    blocking, found = found, []
+
+    async def listed() -> None:
+        async for page in chunks.list_async("a/z"):
+            found.extend(meta["path"] for meta in page)
+
+    with pytest.raises(CorruptShardError):
+        asyncio.run(listed())
+    assert sorted(blocking) == sorted(found)
+    assert sorted(found) == ["a/z/c/0/2", "a/z/c/1/2", "a/z/zarr.json"]
 
 
 def test_ranges_of_a_chunk_take_no_more_requests_than_partial_values() -> None:
@@ -300,6 +332,28 @@ def test_ranges_of_a_chunk_take_no_more_requests_than_partial_values() -> None:
     assert counted(lambda s: s.as_obspec().get_ranges(key, starts=starts, ends=ends)) == expected
     ranges = {"starts": starts, "ends": ends}
     assert counted(lambda s: sync(s.as_obspec().get_ranges_async(key, **ranges))) == expected
+
+
+def test_reads_of_one_turn_are_joined() -> None:
+    base = MemoryStore()
+    filled(base)
+    keys = [f"a/z/c/{i}/{j}" for i in range(2) for j in range(3)]
+
+    def counted(read: Callable[[ShardingStore, str], Any]) -> int:
+        store = ShardingStore(base)
+
+        async def run() -> None:
+            await asyncio.gather(*[read(store, key) for key in keys])
+
+        sync(run())
+        return store.stats().requests
+
+    counted(lambda store, key: store.get(key))  # reads the metadata
+    expected = counted(lambda store, key: store.get(key))
+    assert counted(lambda store, key: store.as_obspec().get_async(key)) == expected < len(keys)
+    from_0: Any = {"range": {"offset": 0}}  # as zarrista asks
+    assert counted(lambda s, key: s.as_obspec().get_async(key, options=from_0)) == expected
+    assert counted(lambda s, _: s.as_obspec().get_async("ab", options=from_0)) == len(keys)
 
 
 def test_a_listing_takes_one_round_for_sizes_that_it_lacks() -> None:
