@@ -296,17 +296,21 @@ def test_a_damaged_shard_is_reported_after_all_other_keys(tmp_path: Path) -> Non
     (tmp_path / "a/z/c/0/0").write_bytes(b"damaged")
     chunks = ShardingStore(str(tmp_path)).as_obspec()
     found: list[str] = []
-    with pytest.raises(CorruptShardError):
+
+    def listed() -> None:
         for page in chunks.list("a/z"):
             found.extend(meta["path"] for meta in page)
+
+    with pytest.raises(CorruptShardError):
+        listed()
     blocking, found = found, []
 
-    async def listed() -> None:
+    async def listed_async() -> None:
         async for page in chunks.list_async("a/z"):
             found.extend(meta["path"] for meta in page)
 
     with pytest.raises(CorruptShardError):
-        asyncio.run(listed())
+        asyncio.run(listed_async())
     assert sorted(blocking) == sorted(found)
     assert sorted(found) == ["a/z/c/0/2", "a/z/c/1/2", "a/z/zarr.json"]
 
