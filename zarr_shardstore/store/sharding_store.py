@@ -16,7 +16,7 @@ from zarr_shardstore.format.shard import EntryOrder
 from zarr_shardstore.io.backends.base import Durability
 from zarr_shardstore.io.backends.resolve import BaseStoreLike, base_store_of
 from zarr_shardstore.io.local.locks import Locking
-from zarr_shardstore.metadata.declaration import Native
+from zarr_shardstore.metadata.declaration import Native, View
 from zarr_shardstore.operations.batch import Batch
 from zarr_shardstore.operations.joint_update import Function
 from zarr_shardstore.shards.append import MAX_DEAD_SHARE
@@ -81,6 +81,9 @@ class ShardingStore(Upkeep, DirectArrays):
     native : {"flat", "passthrough"}
         Whether arrays with a ``sharding_indexed`` codec, of any writer, show their inner chunks
         or pass through as they are.
+    view : {"chunks", "shards"}
+        How zarr sees sharded arrays of Zarr v3: by plain chunks, or with the ``sharding_indexed``
+        codec, so that ``z.shards`` is the shape of their shards. See the notes.
     order : {"morton", "C", "F"}
         Order of the chunks in a shard that is written at once.
     strategy : {"auto", "append", "rewrite"}
@@ -154,6 +157,7 @@ class ShardingStore(Upkeep, DirectArrays):
         index_codecs: IndexCodecs = None,
         index_location: IndexLocation = None,
         native: Native = "flat",
+        view: View = "chunks",
         order: EntryOrder = "morton",
         strategy: Strategy = "auto",
         locking: Locking = "os",
