@@ -35,18 +35,18 @@ def test_each_name_in_the_page_exists() -> None:
 
 
 ROOMS = {
-    "core": 19_950,
+    "core": 20_060,
     "core/format": 1_505,
-    "core/metadata": 1_000,
+    "core/metadata": 1_005,
     "core/shards": 2_510,
-    "core/arrays": 1_490,
+    "core/arrays": 1_505,
     "core/operations": 2_315,
     "core/io": 6_050,
-    "core/zarr_hooks": 1_865,
-    "core/store": 2_775,
+    "core/zarr_hooks": 1_880,
+    "core/store": 2_805,
     "tools": 8_410,
     "cli": 1_180,
-    "interop": 4_370,
+    "interop": 4_380,
 }
 """Lines that each room may have. The core is what is neither `tools`, `cli` nor `interop`."""
 

@@ -34,7 +34,6 @@ from tests.support.pipeline_arrays import THEIRS
 from tests.support.rounds import rounds
 from zarr_shardstore import DraftHierarchyStore, ShardingMapping, ShardingStore
 from zarr_shardstore.errors import SpecError, UnsupportedError
-from zarr_shardstore.interop.serve.served_store import ServedStore
 
 NUMBERS = np.arange(1, 257, dtype="u2").reshape(16, 16)
 SHOWN = (2, 2), (8, 4)
@@ -145,7 +144,7 @@ def test_both_views_have_the_same_values(given_: Any, how: str) -> None:
     """Any shape, shard and selection, written by one view and read by both; the stored bytes are
     equal to what the other view stores."""
     shape, chunks, per_shard, steps = given_
-    bases = {"shards": MemoryStore(), "chunks": MemoryStore()}
+    bases: dict[Any, MemoryStore] = {"shards": MemoryStore(), "chunks": MemoryStore()}
     stores = {
         view: ShardingStore(base, per_shard, view=view, strategy="rewrite", **DECLARED[how])
         for view, base in bases.items()
@@ -301,7 +300,6 @@ def test_the_other_methods_go_by_chunks(tmp_path: Path, view: Any) -> None:
         writer.extend(np.arange(48, dtype="u2").reshape(12, 4))
     assert_array_equal(opened(store, "f")[:].ravel(), range(48))
     assert opened(store, "f").shards == (None if view == "chunks" else (4, 8))
-    assert opened(ServedStore(store).store).shards is None
 
 
 # ----------------------------------------------------------------------------- safety
@@ -358,6 +356,10 @@ def test_documents_outside_the_store_are_refused(pipeline: str | None) -> None:
                 opened(where)[0, 0]
     with pytest.raises(UnsupportedError, match="view='chunks'"):
         ShardingMapping({}, native="passthrough")["a/zarr.json"] = values["a/zarr.json"]
+    by_list = MemoryStore()
+    filled(by_list, declaration="storage_transformers")
+    with pytest.raises(ValueError, match=r"zarr_shardstore|view='chunks'"):
+        _ = zarr.open_group(by_list, mode="r")["a"]
     with pytest.raises(SpecError, match="view='chunks'"):
         Array(AsyncArray(metadata=opened(store).metadata, store_path=zarr.storage.StorePath(copy)))
 

@@ -135,6 +135,13 @@ class ShardingStore(Upkeep, DirectArrays):
     cached and one for the chunks. A write of a whole shard takes one request, a write of a part
     one read and one write. The first use of an array also reads its metadata.
 
+    With ``view="shards"`` an array that you open has ``z.shards``, and `ShardedCodecPipeline`
+    turns its operations into operations on chunks. Guarantees and stored documents stay the same.
+    A resize erases whole shards. Another pipeline, a wrapper such as ``LoggingStore``, and a copy
+    of the document in another store raise `SpecError`. Arrays of v2 and the draft, and arrays with
+    further storage transformers, show chunks. So does the object of a new array, unless it was
+    made with ``shards=``: open it again.
+
     Examples
     --------
     >>> import zarr
