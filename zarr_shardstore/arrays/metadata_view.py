@@ -2,7 +2,8 @@
 
 `MetadataView` strips the declaration from documents that are read, and reapplies it to documents
 that are written, also in consolidated metadata. So zarr-python works unchanged. Resizes and updates
-of attributes keep the declaration.
+of attributes keep the declaration. With ``view="shards"`` zarr gets the document of an array that
+addresses shards, see ``zarr_hooks/shards_argument.py``.
 """
 
 from __future__ import annotations

@@ -9,6 +9,7 @@ keep these apart:
    `ShardKeyEncoding`, which ends the key of each shard with `SHARD_MARK`. An extra field marks the
    document. The store removes both. Without the mark, as from another pipeline, zarr shards the
    array.
+   A store with ``view="shards"`` shows documents that have the encoding and the mark already.
 2. `ShardsArgument` turns each shard of an array operation into an operation on its chunks.
 3. The store erases a whole shard by its marked key, as for a resize. It refuses to read or write a
    marked key, because another pipeline then uses the array object.
