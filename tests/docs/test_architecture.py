@@ -35,18 +35,18 @@ def test_each_name_in_the_page_exists() -> None:
 
 
 ROOMS = {
-    "core": 20_830,
+    "core": 20_960,
     "core/format": 1_680,
-    "core/metadata": 1_135,
+    "core/metadata": 1_145,
     "core/shards": 2_510,
-    "core/arrays": 1_620,
+    "core/arrays": 1_655,
     "core/operations": 2_330,
-    "core/io": 6_050,
-    "core/zarr_hooks": 1_860,
-    "core/store": 3_160,
+    "core/io": 6_055,
+    "core/zarr_hooks": 1_900,
+    "core/store": 3_195,
     "tools": 8_530,
     "cli": 1_200,
-    "interop": 4_375,
+    "interop": 4_385,
 }
 """Lines that each room may have. The core is what is neither `tools`, `cli` nor `interop`."""
 

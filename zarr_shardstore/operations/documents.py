@@ -87,13 +87,13 @@ class Documents:
                 self._arrays.document_erased(node, layout)
 
     def of_array(self, node: Node) -> Flow[tuple[memoryview, StoredArray] | None]:
-        """Return the document of an array as users see it, and the array, which is cached now."""
+        """Return the document of an array by its chunks, and the array, which is cached now."""
         generation, key = self._arrays.current(), document_key(node)
         ((data, _, _),) = yield from read_documents([key])
         if data is None:
             generation.drop(node)
             return None
-        document, array = self._view.to_user(key, data)
+        document, array = self._view.to_user(key, data, "chunks")
         if isinstance(array, ShardStoreError):
             raise array
         generation.put(node, array)
