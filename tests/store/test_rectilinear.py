@@ -139,6 +139,39 @@ def test_shards_of_several_lengths(lengths: Grid, data: st.DataObject) -> None:
         np.testing.assert_array_equal(zarr.open_array(base, path="a")[...], expected)
 
 
+@needs_grids
+@pytest.mark.parametrize("declaration", ["codec", "storage_transformers"])
+@given(GRIDS, st.data())
+@settings(max_examples=rounds(30), deadline=None)
+def test_arrays_that_are_shown_by_such_shards(
+    declaration: Any, lengths: Grid, data: st.DataObject
+) -> None:
+    """zarr appends a shard of the rest when it makes the array longer: so does the store."""
+    inner = tuple(data.draw(st.integers(1, 3)) for _ in lengths)
+    shards: Any = [[n * c for n in side] for side, c in zip(lengths, inner, strict=True)]
+    shape = tuple(map(sum, shards))
+    base = MemoryStore()
+    zarr.create_array(base, name="a", shape=shape, chunks=inner, dtype="i4")
+    reshard(base, shards=shards, declaration=declaration)
+    z = zarr.open_array(ShardingStore(base, view="shards"), path="a")
+    expected = np.zeros(shape, "i4")
+    assert z.chunks == inner
+    assert z.write_chunk_sizes == tuple(map(tuple, shards))
+    write_parts(z, expected, data, 2)
+    for _ in range(2):
+        new_shape = tuple(
+            n + c * data.draw(st.integers(0, 3)) for n, c in zip(z.shape, inner, strict=True)
+        )
+        z.resize(new_shape)
+        expected = grown(expected, new_shape)
+        write_parts(z, expected, data, 2)
+        again = zarr.open_array(ShardingStore(base, view="shards"), path="a")
+        assert again.write_chunk_sizes == z.write_chunk_sizes
+        for each in (z, again, zarr.open_array(ShardingStore(base), path="a")):
+            np.testing.assert_array_equal(each[...], expected)
+    assert check_store(base, level="decode").findings == ()
+
+
 def keys_of_chunks(base: Any) -> list[str]:
     return [key for key in ShardingMapping(base) if key.startswith("a/c/")]
 

@@ -155,7 +155,7 @@ def test_shard_hands_over_what_its_options_say(tools: StandIn) -> None:
     result = run(
         *("shard", "volume.zarr", "new.zarr", "--chunks-per-shard", "8,8", "--path", "raw"),
         *("--path", "x/*", "--declaration", "storage_transformers", "--index-location", "start"),
-        *("--native", "--ome"),
+        *("--native", "--ome", "--shards-at", "time=31,59", "--shards-at", "1=4"),
         *("--order", "C", "--destination-option", "anon=true", "--dry-run"),
         *("--source-option", "key=text", "--source-option", 'kw={"a": 1}'),
     )
@@ -166,6 +166,7 @@ def test_shard_hands_over_what_its_options_say(tools: StandIn) -> None:
     assert kwargs == {
         "chunks_per_shard": (8, 8),
         "shard_nbytes": None,
+        "shards_at": {"time": [31, 59], 1: [4]},
         "paths": ["raw", "x/*"],
         "declaration": "storage_transformers",
         "index_location": "start",
@@ -196,7 +197,7 @@ def test_what_is_not_said_is_left_to_the_tools(tools: StandIn) -> None:
     rest: dict[str, Any] = {"executor": None, "source_options": None, "destination_options": None}
     rest |= {"paths": None, "dry_run": False}
     spelled = {"declaration": None, "index_location": None, "order": "morton"}
-    spelled["shard_nbytes"] = None
+    spelled |= {"shard_nbytes": None, "shards_at": None}
     for _, _, kwargs in tools.calls:
         del kwargs["progress"]
     own = {"chunks_per_shard": ..., "native": False, "ome": False}
@@ -264,6 +265,12 @@ def test_native_commands_hand_over_what_their_options_say(tools: StandIn) -> Non
 def test_chunks_per_shard(values: list[str], rule: Any) -> None:
     """All forms."""
     assert arguments.parse_chunks_per_shard(values) == rule
+
+
+@pytest.mark.parametrize("value", ["31,59", "time=", "time=a", "=31", "time=31,", "time=-1"])
+def test_what_is_no_list_of_places(value: str) -> None:
+    with pytest.raises(typer.BadParameter, match="no list of places"):
+        arguments.parse_shards_at([value])
 
 
 def test_choices_are_those_of_the_tools() -> None:
