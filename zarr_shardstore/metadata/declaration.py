@@ -183,7 +183,13 @@ def apply(doc: Mapping[str, Any], declared: Declared) -> Document:
                 raise SpecError(f"codecs is a list, got {doc.get('codecs')!r}")
             (transformer,) = declared.transformers
             spec = transformer_list.sharding_spec(transformer, _ndim(doc))
-            chunk_shape = BoxGrid(tuple(sides_of_grid(doc) or ())).largest
+            chunks = BoxGrid(tuple(sides_of_grid(doc) or ()))
+            if chunks.uneven:
+                raise UnsupportedError(
+                    "its chunks have several shapes, and those in the shards of native readers "
+                    "have one shape"
+                )
+            chunk_shape = chunks.largest
             shards: list[Side] = [
                 c * n if isinstance(n, int) else tuple([c * each for each in n])
                 for c, n in zip(chunk_shape, spec.boxes.sides, strict=True)
