@@ -118,6 +118,13 @@ def node_of_document(key: str) -> Node | None:
     return None
 
 
+def keys_of_groups(node: Node) -> list[str]:
+    """Return the keys of the documents above an array that may have consolidated metadata."""
+    name = {"v3": "zarr.json", "v2": ".zmetadata"}.get(node.hierarchy)
+    parts = node.path.split("/") if node.path else []
+    return ["/".join([*parts[:n], name]) for n in range(len(parts))] if name else []
+
+
 # ----------------------------------------------------------------------------- JSON
 
 
@@ -154,6 +161,18 @@ def parse_document(node: Node, data: bytes | memoryview | None) -> dict[str, Any
 
 def dump_document(doc: Mapping[str, Any]) -> bytes:
     return json.dumps(doc, indent=2).encode()
+
+
+def with_length(doc: Mapping[str, Any], axis: int, length: int) -> dict[str, Any]:
+    """Return the document of an array, as users see it, with another length along an axis."""
+    shape = doc["shape"]
+    return {**doc, "shape": [*shape[:axis], length, *shape[axis + 1 :]]}
+
+
+def form_of(document: bytes | memoryview | None) -> dict[str, Any]:
+    """Return the members of a document that say what the chunks of an array are."""
+    doc = without_notes(parse_json(document) or {})
+    return {name: value for name, value in doc.items() if name not in ("shape", "attributes")}
 
 
 # ------------------------------------------------------------------------------ notes

@@ -5,17 +5,30 @@ The cache of arrays and the write buffer follow each change.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from zarr_shardstore.arrays.array_cache import ArrayCache, Generation, read_documents
 from zarr_shardstore.arrays.metadata_view import MetadataView
 from zarr_shardstore.arrays.stored_array import StoredArray
-from zarr_shardstore.errors import ShardStoreError
+from zarr_shardstore.errors import ShardConflictError, ShardStoreError
 from zarr_shardstore.format.ranges import ByteRange, resolve_range
-from zarr_shardstore.metadata.documents import Node, document_key, node_of_document
+from zarr_shardstore.metadata.documents import (
+    Node,
+    document_key,
+    dump_document,
+    form_of,
+    keys_of_groups,
+    node_of_document,
+    parse_json,
+    with_length,
+)
 from zarr_shardstore.operations.batch import Flusher
 from zarr_shardstore.shards import requests
 from zarr_shardstore.shards.requests import Flow
+
+_MAX_ATTEMPTS = 1000
+"""Attempts of a compare-and-swap; each one fails because another writer was faster."""
 
 
 class Documents:
@@ -98,3 +111,81 @@ class Documents:
             raise array
         generation.put(node, array)
         return None if array is None else (document, array)
+
+    # -------------------------------------------------------- compare-and-swap
+
+    def grow(
+        self, node: Node, seen: bytes, axis: int, new_length: Callable[[int], int]
+    ) -> Flow[tuple[int, Mapping[str, Any]]]:
+        """Grow the array of the stored document `seen`; return its length before, and its new
+        document as users see it. A document that another writer has changed is read again.
+
+        Raises `ShardConflictError` if it has become another array.
+        """
+        key, fixed = document_key(node), _fixed(seen, axis)
+        for _ in range(_MAX_ATTEMPTS):
+            value, array = self._view.to_user(key, memoryview(seen))
+            if isinstance(array, ShardStoreError):
+                raise array
+            doc = parse_json(value)
+            if doc is None or array is None or _fixed(seen, axis) != fixed:
+                raise ShardConflictError(
+                    f"another writer has changed more than the length of the array {node.path!r}"
+                )
+            before: int = doc["shape"][axis]
+            after = new_length(before)
+            if after == before:
+                return before, doc
+            new = with_length(doc, axis, after)
+            data = memoryview(dump_document(new))
+            stored, array, _ = yield from self._view.to_store(key, data, memoryview(seen))
+            yield from self._flusher.flush_array(node, None if array is None else array.layout)
+            is_swapped = False
+            try:
+                (is_swapped,) = yield from _swap({key: (seen, bytes(stored))})
+            finally:
+                self._arrays.documents_changed(node, array if is_swapped else None)
+            if is_swapped:
+                return before, new
+            (found,) = yield from read_documents([key])
+            seen = bytes(found.value or b"")
+        raise ShardConflictError(
+            f"other writers have changed {key!r} {_MAX_ATTEMPTS} times before it could grow"
+        )
+
+    def grow_copies(self, ends: Mapping[Node, tuple[int, int]]) -> Flow[None]:
+        """Grow arrays, to lengths that are given by their axis, in the consolidated metadata of
+        the groups above them. No array shrinks there."""
+        keys = list(dict.fromkeys(key for node in ends for key in keys_of_groups(node)))
+        while keys:
+            swaps: dict[str, tuple[bytes, bytes]] = {}
+            for key, reply in zip(keys, (yield from read_documents(keys)), strict=True):
+                doc = parse_json(reply.value) or {}
+                new = yield from self._view.with_lengths(key.rpartition("/")[0], doc, ends)
+                if new is not doc:
+                    swaps[key] = bytes(reply.value or b""), dump_document(new)
+            done = yield from _swap(swaps)
+            keys = [key for key, is_done in zip(swaps, done, strict=True) if not is_done]
+
+
+def _fixed(document: bytes, axis: int) -> tuple[dict[str, Any], list[int]]:
+    """Return what stays in the document of an array that grows: its form, and other lengths."""
+    shape = list((parse_json(document) or {}).get("shape") or ())
+    return form_of(document), [*shape[:axis], *shape[axis + 1 :]]
+
+
+def _swap(values: Mapping[str, tuple[bytes, bytes]]) -> Flow[list[bool]]:
+    """Replace each first value by the second, if it is stored; return whether it was."""
+    are_swapped = dict.fromkeys(values, False)
+
+    def change_of(key: str) -> requests.Change:
+        def change(stored: bytes | memoryview | None) -> bytes | memoryview | None:
+            # The last call counts: after a refusal of the store it sees another value.
+            are_swapped[key] = stored is not None and bytes(stored) == values[key][0]
+            return values[key][1] if are_swapped[key] else stored
+
+        return change
+
+    if values:
+        yield from requests.relay([requests.Modify(key, change_of(key)) for key in values])
+    return list(are_swapped.values())

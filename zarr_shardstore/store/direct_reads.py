@@ -391,7 +391,9 @@ class DirectArrays(DirectReads, KeyValues):
             As ``z[selection] = value`` does.
         """
         self._check_writable()
-        reader = self._current_reader_of(array_path(path))
+        self._write_box(self._current_reader_of(array_path(path)), selection, value)
+
+    def _write_box(self, reader: ChunkReader, selection: Any, value: Any) -> None:
         box = self._box(reader, selection, reads=False)
         if (
             box is None
