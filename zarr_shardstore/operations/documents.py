@@ -99,8 +99,9 @@ class Documents:
                 layout = array.layout if isinstance(array, StoredArray) else None
                 self._arrays.document_erased(node, layout)
 
-    def of_array(self, node: Node) -> Flow[tuple[memoryview, StoredArray] | None]:
-        """Return the document of an array as users see it, and the array, which is cached now."""
+    def of_array(self, node: Node) -> Flow[tuple[bytes, memoryview, StoredArray] | None]:
+        """Return the document of an array as it is stored and as users see it, and the array,
+        which is cached now."""
         generation, key = self._arrays.current(), document_key(node)
         ((data, _, _),) = yield from read_documents([key])
         if data is None:
@@ -110,7 +111,7 @@ class Documents:
         if isinstance(array, ShardStoreError):
             raise array
         generation.put(node, array)
-        return None if array is None else (document, array)
+        return None if array is None else (bytes(data), document, array)
 
     # -------------------------------------------------------- compare-and-swap
 

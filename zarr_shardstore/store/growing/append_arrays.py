@@ -24,7 +24,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 from zarr.abc.store import Store
+from zarr.core.sync import sync
 
+from zarr_shardstore.arrays.array_cache import invalidate_documents
 from zarr_shardstore.arrays.metadata_view import read_dimension_names
 from zarr_shardstore.errors import SpecError, UnsupportedError
 from zarr_shardstore.format.arguments import array_path
@@ -122,6 +124,8 @@ class AppendArrays(DirectArrays):
         (2, 6, 8)
         """
         self._check_writable()
+        if not self._is_open:
+            sync(self._ensure_open())
         if isinstance(self.base, Store) and not self.base.supports_deletes:
             raise UnsupportedError(f"in {self.base} nothing can be replaced, so no array can grow")
         first, *others = slabs = self._slabs(arrays, axis)
@@ -170,7 +174,11 @@ class AppendArrays(DirectArrays):
         return slabs
 
     def _slab(self, path: str, given: Any, axis: int | str) -> _Slab:
-        reader = self._current_reader_of(path)
+        try:
+            reader = self._new_reader_of(path)
+        except SpecError:  # another process may have made it since
+            invalidate_documents()
+            reader = self._new_reader_of(path)
         shape, seen = reader.array.shape, reader.stored_document
         assert seen is not None, "a reader has the document of its array"
         at = self._axis_of(reader, seen, axis)
