@@ -56,9 +56,9 @@ class Writers:
     def told(self) -> dict[int, int]:
         """The number of each row whose append has returned."""
         lines = self.log.read_text().split("\n")[:-1] if self.log.exists() else []
-        rows = [tuple(map(int, line.split())) for line in lines]
-        assert len(dict(rows)) == len(rows), "two appends have returned one row"
-        return dict(rows)
+        rows = {int(row): int(number) for row, number in map(str.split, lines)}
+        assert len(rows) == len(lines), "two appends have returned one row"
+        return rows
 
 
 @pytest.fixture

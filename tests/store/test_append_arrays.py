@@ -152,7 +152,7 @@ def test_several_arrays_have_the_same_rows() -> None:
     store = create({}, length=3)
     zarr.create_array(store, name="time", shape=(0,), chunks=(8,), dtype="i4", fill_value=-1)
     zarr.create_array(store, name="long", shape=(9,), chunks=(8,), dtype="f4", fill_value=0.5)
-    new = {"z": values(3, 5), "time": [4, 5], "/long/": np.array([4.0, 5.0])}
+    new: dict[str, Any] = {"z": values(3, 5), "time": [4, 5], "/long/": np.array([4.0, 5.0])}
     assert store.append_arrays(new) == 3
     assert stored(store, "time").tolist() == [-1, -1, -1, 4, 5]
     assert stored(store, "long").tolist() == [0.5] * 3 + [4, 5] + [0.5] * 4
