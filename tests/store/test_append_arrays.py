@@ -7,6 +7,7 @@ import json
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -135,13 +136,11 @@ def test_a_document_that_changes_meanwhile() -> None:
 
 def test_another_array_meanwhile() -> None:
     """It has another data type, or another length along another axis: nothing is changed."""
-    for changed in ({"data_type": "float32"}, {"shape": [5, 6]}):
+    for name, value in {"data_type": "float32", "shape": [5, 6]}.items():
         base: dict[str, bytes] = {}
         store = create(base, length=5)
-        late = Late(
-            values(5, 6),
-            lambda base=base, changed=changed: put_document(base, "z/zarr.json", **changed),
-        )
+        look = partial(put_document, base, "z/zarr.json", **{name: value})
+        late = Late(values(5, 6), look)
         with pytest.raises(ShardConflictError, match="more than the length"):
             store.append_arrays({"z": late})
         assert json.loads(base["z/zarr.json"])["shape"][0] == 5
