@@ -12,6 +12,7 @@ from zarr_shardstore.arrays import stored_array as stored_arrays
 from zarr_shardstore.arrays.array_cache import invalidate_documents
 from zarr_shardstore.arrays.metadata_view import read_dimension_names
 from zarr_shardstore.format import arguments, consolidated_index
+from zarr_shardstore.format import box_grid as box_grids
 from zarr_shardstore.format import journal as journals
 from zarr_shardstore.format import keys as chunk_keys
 from zarr_shardstore.format import layout as layouts
@@ -46,7 +47,7 @@ from zarr_shardstore.store.sharding_store import ShardingStore
 from zarr_shardstore.zarr_hooks.chunk_codec import ChunkCodec
 
 # keys and bytes, pure
-__all__ = ["arguments", "byte_ranges", "chunk_keys", "consolidated_index", "journals"]
+__all__ = ["arguments", "box_grids", "byte_ranges", "chunk_keys", "consolidated_index", "journals"]
 __all__ += ["layouts", "shard_format"]
 # documents, pure
 __all__ += ["declarations", "metadata", "transformer_list"]

@@ -6,6 +6,7 @@ The type says what the handler can do:
     ├── SpecError (ValueError)                 fix the call or the metadata
     │   └── ReadOnlyError                      open the store for writing
     ├── UnsupportedError (NotImplementedError) valid, but not expressible here
+    ├── AlreadyExistsError (FileExistsError)   the value to create is there already
     ├── CorruptShardError                      stored bytes contradict the format
     ├── CorruptValueError                      stored bytes contradict their checksum
     ├── ShardConflictError                     another writer got in the way; try again
@@ -49,6 +50,13 @@ class ReadOnlyError(SpecError):
 
 class UnsupportedError(ShardStoreError, NotImplementedError):
     """Error of a valid request that this store cannot express; it changed no data."""
+
+
+class AlreadyExistsError(ShardStoreError, FileExistsError):
+    """Error of a value that was to be created and is stored already; it changed no data.
+
+    Users of ``obspec`` find errors by the names of their classes, so this one has the same name.
+    """
 
 
 class CorruptShardError(ShardStoreError):

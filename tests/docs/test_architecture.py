@@ -35,18 +35,18 @@ def test_each_name_in_the_page_exists() -> None:
 
 
 ROOMS = {
-    "core": 19_950,
-    "core/format": 1_505,
-    "core/metadata": 1_000,
+    "core": 21_180,
+    "core/format": 1_680,
+    "core/metadata": 1_155,
     "core/shards": 2_510,
-    "core/arrays": 1_490,
-    "core/operations": 2_315,
+    "core/arrays": 1_640,
+    "core/operations": 2_420,
     "core/io": 6_050,
-    "core/zarr_hooks": 1_865,
-    "core/store": 2_775,
-    "tools": 8_410,
-    "cli": 1_180,
-    "interop": 4_370,
+    "core/zarr_hooks": 1_860,
+    "core/store": 3_380,
+    "tools": 8_530,
+    "cli": 1_200,
+    "interop": 4_375,
 }
 """Lines that each room may have. The core is what is neither `tools`, `cli` nor `interop`."""
 

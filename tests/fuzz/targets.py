@@ -387,7 +387,7 @@ def run_consolidated(data: bytes) -> None:
         return
     must(decoded.nbytes >= 0, decoded.has_file_times)
     for suffix in list(decoded._blobs):
-        found = decoded.find(suffix)
+        found = decoded.find(suffix, spec.n_entries)
         if found is not None:
             must(found.index.fields.shape == (N, 2) and found.index.fields.dtype == np.uint64)
             must(found.size >= 0 and isinstance(found.version, str | int))

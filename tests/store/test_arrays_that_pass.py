@@ -24,7 +24,6 @@ from tests.support.convert_once import open_store
 from tests.support.processes import s3_server
 from zarr_shardstore import (
     ShardingStore,
-    UnshardedWarning,
     check_store,
     get_shard_info,
     shard_store,
@@ -41,7 +40,6 @@ pytestmark = [
 
 SHAPE = (8, 4)
 VALUES = np.arange(32, dtype="i4").reshape(SHAPE)
-HAS_RECTILINEAR = "rectilinear_chunks" in zarr.config.get("array")
 
 Make = Callable[[zarr.Group], Any]
 
@@ -86,15 +84,6 @@ READABLE: dict[str, Make] = {
         dtype="i4",
     ),
 }
-if HAS_RECTILINEAR:
-    EDGES: Any = [[1, 2, 5], [4]]
-    READABLE["rectilinear chunks"] = lambda g: g.create_array(
-        "rectilinear chunks", shape=SHAPE, chunks=EDGES, dtype="i4"
-    )
-    READABLE["rectilinear shards"] = lambda g: g.create_array(
-        "rectilinear shards", shape=SHAPE, chunks=(1, 2), shards=EDGES, dtype="i4"
-    )
-
 LITTLE = {"name": "bytes", "configuration": {"endian": "little"}}
 SHARDING = {
     "name": "sharding_indexed",
@@ -169,12 +158,6 @@ BY_TEXT: dict[str, dict[str, Any]] = {
     ),
     "chunks that do not divide the shard": document(codecs=[sharding(chunk_shape=[3, 1])]),
 }
-
-
-@pytest.fixture(autouse=True)
-def _with_rectilinear_chunks() -> Iterator[None]:
-    with zarr.config.set({"array.rectilinear_chunks": True}):
-        yield
 
 
 def group_with(base: Any, *documents: str) -> None:
@@ -300,12 +283,8 @@ def test_a_group_of_strange_arrays_on_each_kind_of_store(base: Any) -> None:
     plain zarr reads the values that are then there."""
     store = ShardingStore(base, chunks_per_shard=2)
     g = zarr.open_group(store, mode="w")
-    for name, make in READABLE.items():
-        if name.startswith("rectilinear"):
-            with pytest.warns(UnshardedWarning, match=f"{name!r} .*'rectilinear' .*not known"):
-                make(g)[:] = VALUES
-        else:
-            make(g)[:] = VALUES
+    for make in READABLE.values():
+        make(g)[:] = VALUES
     assert sorted(zarr.open_group(store).array_keys()) == sorted(READABLE)
     zarr.consolidate_metadata(store)
     for each in (store, base, ShardingStore(base)):

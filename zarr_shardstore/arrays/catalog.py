@@ -219,7 +219,7 @@ class Catalog:
         if cps is None:
             return None
         layout = _layout_by_rule(node, encoding, cps)
-        return layout.chunk(coords, key) if in_grid else ShardRef(layout, coords, key)
+        return layout.chunk(coords, key) if in_grid else layout.shard(coords, key)
 
 
 @lru_cache(maxsize=256)
@@ -293,4 +293,4 @@ def _locate_in(array: StoredArray, key: str, in_grid: bool) -> _Found:
     layout = array.layout
     if layout is None:
         return TransformedKey(key, array)
-    return layout.chunk(coords, key) if in_grid else ShardRef(layout, coords, key)
+    return layout.chunk(coords, key) if in_grid else layout.shard(coords, key)

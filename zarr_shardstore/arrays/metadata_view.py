@@ -159,7 +159,7 @@ class MetadataView:
         self._refuse_draft_name(node, geometry)
         other = yield from self._in_other_format(node, geometry)
         if other is not None:
-            declared = self._policy.declare(node, other.document.transformers)
+            declared = self._policy.declare(node, other.document.transformers, geometry)
         else:
             declared = yield from self._declared_as_new(node, doc, geometry, dims)
             if declared is None and self._warns:
@@ -183,7 +183,11 @@ class MetadataView:
         elif not geometry.has_same_chunks(before.geometry):
             return None
         elif before.declaration is not None:
-            doc = declaration.reapply(doc, old.doc, before.declaration)
+            new = declaration.reapply(doc, old.doc, before.declaration)
+            if before.declaration == "codec" and not _has_chunks(node, new, geometry):
+                listed = declaration.Declared("storage_transformers", before.transformers)
+                new = declaration.apply(doc, listed)  # the shards are the same
+            doc = new
         notes = documents.notes_of(old.doc)
         return {**doc, **notes} if notes else doc
 
@@ -388,6 +392,12 @@ def _is_declared(doc: Document) -> bool:
         return declaration.find_declaration(doc, "passthrough") is not None
     except ShardStoreError:
         return True
+
+
+def _has_chunks(node: Node, doc: Document, geometry: Geometry) -> bool:
+    """Whether a stored document has all chunks of a geometry."""
+    array = documents.parse_array(node, doc)
+    return array is not None and geometry.has_same_chunks(array.geometry)
 
 
 def _keys_of(node: Node, doc: Document) -> documents.ArrayDocument | Document | None:

@@ -24,17 +24,17 @@ from typing import Any, Literal, SupportsIndex, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from zarr_shardstore.arrays.shard_lengths import ShardLengths as ShardLengths
 from zarr_shardstore.errors import SpecError
 from zarr_shardstore.format import shard
 from zarr_shardstore.format.keys import Coords
-from zarr_shardstore.format.layout import chunk_grid_shape
 from zarr_shardstore.metadata.declaration import Declared
 from zarr_shardstore.metadata.documents import Geometry, Node, chunk_nbytes
 from zarr_shardstore.metadata.transformer_list import SHARDING, TransformerSpec
 from zarr_shardstore.metadata.transformer_list import sharding_transformer as spell_sharding
 
 _Shape: TypeAlias = SupportsIndex | Sequence[SupportsIndex] | npt.NDArray[np.integer[Any]]
-Rule: TypeAlias = _Shape | Literal["auto"] | Mapping[str, SupportsIndex] | None
+Rule: TypeAlias = _Shape | Literal["auto"] | Mapping[str, SupportsIndex] | ShardLengths | None
 ChunksPerShard: TypeAlias = Rule | Mapping[str, Rule]
 Dimensions: TypeAlias = Sequence[str | None]
 """Names of the dimensions of an array; empty if there are none."""
@@ -44,7 +44,9 @@ class ByteBudget(int):
     """Most bytes of a shard before compression: the rule of `shard_nbytes`."""
 
 
-_Normal: TypeAlias = Coords | int | ByteBudget | Literal["auto"] | dict[str, int] | None
+_Normal: TypeAlias = (
+    Coords | int | ByteBudget | ShardLengths | Literal["auto"] | dict[str, int] | None
+)
 Rules: TypeAlias = _Normal | dict[str, _Normal]
 V3Declaration: TypeAlias = Literal["codec", "storage_transformers"]
 
@@ -99,7 +101,8 @@ class ShardingPolicy:
     def names_dimensions(self) -> bool:
         """Whether names of dimensions may decide about shards."""
         rules = self._by_name.values()
-        return bool(self._by_dimension) or any(isinstance(rule, dict) for rule in rules)
+        named = dict, ShardLengths
+        return bool(self._by_dimension) or any(isinstance(rule, named) for rule in rules)
 
     def rule_of(self, path: str, dims: Dimensions = ()) -> _Normal:
         """Return the rule by path, by the first pattern that matches, or by dimensions. `SpecError`
@@ -125,7 +128,9 @@ class ShardingPolicy:
         there = {dim for dims in arrays.values() for dim in dims}
         for name, rule in self._by_name.items():
             matched = [dims for path, dims in arrays.items() if matches(path, name)]
-            if name is None:
+            if isinstance(rule, ShardLengths):
+                unknown += rule.names_without_array(matched)
+            elif name is None:
                 if isinstance(rule, tuple) and all(len(dims) != len(rule) for dims in matched):
                     unknown.append(str(rule))
             elif not matched and not (name in self._by_dimension and name in there):
@@ -164,6 +169,7 @@ class ShardingPolicy:
         if rule is None or (ndim == 0 and rule != ()) or self.reason_to_leave(path, ndim, dims):
             return None
         assert rule != "auto", "its shards are chosen by the metadata"
+        assert not isinstance(rule, ShardLengths), "only conversions have such a rule"
         if isinstance(rule, dict):
             return shard.check_chunks_per_shard([rule.get(name or "", 1) for name in dims])
         if isinstance(rule, int):
@@ -180,7 +186,7 @@ class ShardingPolicy:
     ) -> Declared | None:
         """Return the declaration of a new array, given its document; ``None``: plain chunks."""
         ndim, rule = len(geometry.shape), self.rule_of(node.path, dims)
-        grid = chunk_grid_shape(geometry.shape, geometry.chunk_shape)
+        grid = geometry.grid_shape
         cps: Coords | None
         if isinstance(rule, str | ByteBudget) and ndim:
             # The size after compression is not known yet.
@@ -198,7 +204,7 @@ class ShardingPolicy:
         stack: list[TransformerSpec] = []
         for spec in _SHARDING_ALONE if self.transformers is None else self.transformers:
             stack += [spec] if spec.name != SHARDING or spec.configuration else sharding
-        return self.declare(node, tuple(stack))
+        return self.declare(node, tuple(stack), geometry)
 
     def declaration_without_metadata(self, node: Node, ndim: int) -> Declared | None:
         """Return the declaration of shards that were written before their metadata."""
@@ -206,13 +212,20 @@ class ShardingPolicy:
         spec = None if cps is None else shard.ShardingSpec(cps, shard.DRAFT_INDEX)
         return None if spec is None else self.declare(node, (spell_sharding(spec),))
 
-    def declare(self, node: Node, transformers: tuple[TransformerSpec, ...]) -> Declared | None:
+    def declare(
+        self,
+        node: Node,
+        transformers: tuple[TransformerSpec, ...],
+        geometry: Geometry | None = None,
+    ) -> Declared | None:
+        """Return the declaration of transformers; the codec has chunks of one shape only."""
         if not transformers:
             return None
         if node.hierarchy == "v2":
             return Declared("filters", transformers)
         is_sharding_alone = [spec.name for spec in transformers] == [SHARDING]
-        if node.hierarchy == "v3" and self.declaration == "codec" and is_sharding_alone:
+        is_even = geometry is None or geometry.sides is None
+        if node.hierarchy == "v3" and self.declaration == "codec" and is_sharding_alone and is_even:
             return Declared("codec", transformers)
         return Declared("storage_transformers", transformers)
 
@@ -239,7 +252,7 @@ def parse_rules(chunks_per_shard: ChunksPerShard) -> Rules:
 
 
 def _normalize(rule: Rule) -> _Normal:
-    if rule is None or (isinstance(rule, str) and rule == "auto"):
+    if rule is None or isinstance(rule, ShardLengths) or (isinstance(rule, str) and rule == "auto"):
         return rule
     try:
         if isinstance(rule, Mapping):

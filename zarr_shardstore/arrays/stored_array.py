@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, TypeAlias
 from zarr_shardstore.errors import SpecError, UnsupportedError
 from zarr_shardstore.format.consolidated_index import CONSOLIDATED_INDEX_NAME
 from zarr_shardstore.format.keys import Coords
-from zarr_shardstore.format.layout import ArrayLayout, chunk_grid_shape, is_inside
+from zarr_shardstore.format.layout import ArrayLayout, is_inside
 from zarr_shardstore.metadata import documents
 from zarr_shardstore.metadata.declaration import MARKER, Native, is_sharded_by_zarr, strip
 from zarr_shardstore.metadata.documents import ArrayDocument, Node
@@ -97,7 +97,7 @@ class ArrayReader:
             if document.declaration is None and MARKER in doc:
                 self.sharded_by_zarr.add(node.chunk_prefix)
             found = document.geometry
-            grid_shape = found and chunk_grid_shape(found.shape, found.chunk_shape)
+            grid_shape = found and found.grid_shape
             stack = self._stack(document, grid_shape, doc)
         except (SpecError, UnsupportedError) as error:
             text = f"the document of the array {node.path!r}: {error}"

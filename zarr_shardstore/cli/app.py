@@ -69,12 +69,13 @@ def _callback(command: Command, name: str) -> Callable[..., None]:
 
 _CONVERSION = f"paths {EXECUTOR} source_options destination_options dry_run yes as_json"
 _FORM = "declaration index_location order"
+_SHARDS = "chunks_per_shard shard_nbytes shards_at"
 _TRANSLATION = "paths storage_options dry_run yes as_json"
 
 COMMANDS = (
     Command(
         "shard volume.zarr packed.zarr --native",
-        f"source destination chunks_per_shard shard_nbytes native ome {_FORM} {_CONVERSION}",
+        f"source destination {_SHARDS} native ome {_FORM} {_CONVERSION}",
         """Pack the chunks of a store into shards.
 
         Arrays of Zarr v3 stay readable by every v3 reader. Those of Zarr v2 need --native, which
@@ -88,7 +89,7 @@ COMMANDS = (
     ),
     Command(
         "reshard packed.zarr --chunks-per-shard 4 --yes",
-        f"source destination chunks_per_shard shard_nbytes {_FORM} {_CONVERSION}",
+        f"source destination {_SHARDS} {_FORM} {_CONVERSION}",
         "Give a store shards of another size.",
     ),
     Command(

@@ -44,6 +44,8 @@ def _parse(name: str, value: Any) -> Any:
             return None if value is None else check_source(value)
         case "chunks_per_shard":
             return parse_chunks_per_shard(value) if value else ...
+        case "shards_at":
+            return parse_shards_at(value) if value else None
         case "storage_options" | "source_options" | "destination_options":
             return parse_storage_options(value)
         case "paths" | "arrays":
@@ -91,6 +93,19 @@ def _rule_of(text: str) -> Rule:
 
 def _bad(option: str, why: str) -> typer.BadParameter:
     return typer.BadParameter(why, param_hint=f"'{option}'")
+
+
+def parse_shards_at(values: Sequence[str]) -> dict[str | int, list[int]]:
+    """Parse the option ``--shards-at``: the dimension, by name or number, and the places."""
+    places: dict[str | int, list[int]] = {}
+    for value in values:
+        found = re.fullmatch(r"([^=]+)=([0-9]+(?:,[0-9]+)*)", value)
+        if found is None:
+            why = f"{value!r} is no list of places: write 'time=31,59,90', or '0=31,59,90'"
+            raise _bad("--shards-at", why)
+        dim = found[1].strip()
+        places[int(dim) if dim.isdecimal() else dim] = [int(n) for n in found[2].split(",")]
+    return places
 
 
 def parse_storage_options(values: Sequence[str] | None) -> dict[str, Any] | None:

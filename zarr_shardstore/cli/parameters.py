@@ -60,6 +60,8 @@ _argument("files_and_store", _FILES, ..., _Texts, metavar="FILES... STORE")
 _argument("prefix", "Only chunks whose keys start with it.")
 _option("chunks_per_shard", _Texts, _CHUNKS_PER_SHARD)
 _option("shard_nbytes", str | None, "Bytes of a shard before compression, as '64 MB', instead.")
+_SHARDS_AT = "Elements at which shards begin, as 'time=31,59,90' or '0=31,59'; repeatable."
+_option("shards_at", _Texts, _SHARDS_AT)
 _option("paths", _Texts, "Only this array, group or pattern; repeatable.", flag="--path")
 _option("recode", bool, "Encode again what cannot be copied.", False)
 _option("declaration", V3Declaration | None, "How v3 metadata says that an array is sharded.")

@@ -26,6 +26,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 
 from zarr_shardstore.format import checksum
+from zarr_shardstore.format.box_grid import spell_side
 from zarr_shardstore.format.shard import ShardIndex, ShardingSpec
 
 CONSOLIDATED_INDEX_NAME = "__shards.index"
@@ -140,12 +141,12 @@ class ConsolidatedIndex:
         """Memory of the consolidated index."""
         return len(self._data) + _ITEM_NBYTES * len(self._blobs)
 
-    def find(self, suffix: str) -> IndexCopy | None:
+    def find(self, suffix: str, n_entries: int) -> IndexCopy | None:
         """Return the index of a shard; ``None`` if it is not recorded or is damaged."""
         blob = self._blobs.get(suffix)
         if blob is None:
             return None
-        nbytes = 16 * self.spec.n_entries
+        nbytes = 16 * n_entries
         try:
             plain = _inflated(self._data[blob.offset : blob.offset + blob.nbytes], nbytes)
         except zlib.error:
@@ -180,7 +181,8 @@ def with_consolidated_index(doc: _Doc) -> dict[str, Any]:
 def _header_of(spec: ShardingSpec) -> dict[str, Any]:
     form = spec.index
     index = {"checksum": form.checksum, "location": form.location, "endian": form.endian}
-    return {"chunks_per_shard": list(spec.chunks_per_shard), "index": index}
+    sides = list(map(spell_side, spec.boxes.sides))
+    return {"chunks_per_shard": sides, "index": index}
 
 
 def _blobs(header: _Doc, first: int, end: int) -> Iterable[tuple[str, _Blob]]:

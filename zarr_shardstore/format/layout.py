@@ -11,8 +11,7 @@ Source: sharding storage transformer draft, "Key & value transformation" (floor 
 
 from __future__ import annotations
 
-import math
-from collections.abc import Container, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
 from typing import NamedTuple, TypeVar
@@ -20,13 +19,11 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from zarr_shardstore.format.box_grid import Box, BoxGrid
 from zarr_shardstore.format.keys import ChunkKeyEncoding, Coords
 from zarr_shardstore.format.shard import ShardingSpec
 
 T = TypeVar("T")
-
-Box = tuple[tuple[int, int], ...]
-"""A half-open range ``(start, stop)`` for each dimension."""
 
 
 def chunk_grid_shape(shape: Sequence[int], chunk_shape: Sequence[int]) -> Coords:
@@ -36,41 +33,6 @@ def chunk_grid_shape(shape: Sequence[int], chunk_shape: Sequence[int]) -> Coords
 
 def is_inside(coords: Coords, grid_shape: Coords) -> bool:
     return all(c < n for c, n in zip(coords, grid_shape, strict=True))
-
-
-def grid_box(shard_coords: Coords, chunks_per_shard: Coords, grid_shape: Coords | None) -> Box:
-    """Return the chunk coordinates of one shard, clipped to the grid if it is known."""
-    box = [(s * n, (s + 1) * n) for s, n in zip(shard_coords, chunks_per_shard, strict=True)]
-    if grid_shape is not None:
-        box = [(lo, max(lo, min(hi, n))) for (lo, hi), n in zip(box, grid_shape, strict=True)]
-    return tuple(box)
-
-
-def n_in_grid_box(
-    shard_coords: Coords,
-    chunks_per_shard: Coords,
-    grid_shape: Coords | None,
-    growing: Container[int] = (),
-) -> int:
-    """Return the number of chunks in a `grid_box`, which is not clipped where the grid grows."""
-    if grid_shape is None:
-        return math.prod(chunks_per_shard)
-    n_chunks = 1
-    for dim, n in enumerate(chunks_per_shard):
-        inside = grid_shape[dim] - shard_coords[dim] * n
-        n_chunks *= n if dim in growing else max(0, min(n, inside))
-    return n_chunks
-
-
-def entries_in_box(
-    box: Box, shard_coords: Coords, chunks_per_shard: Coords
-) -> npt.NDArray[np.intp]:
-    """Return the ascending ids of the entries of a shard whose coordinates lie in `box`."""
-    ids = np.zeros(1, dtype=np.intp)
-    for (start, stop), s, n in zip(box, shard_coords, chunks_per_shard, strict=True):
-        local = np.arange(max(start - s * n, 0), max(min(stop - s * n, n), 0), dtype=np.intp)
-        ids = (ids[:, None] * n + local[None, :]).reshape(-1)
-    return ids
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,11 +60,18 @@ class ArrayLayout:
         if key is None:
             key = self.prefix + self.encoding.encode(coords)
         if not coords:  # a 0-d array has one key, in either spelling
-            return ChunkRef(key, ShardRef(self, (), key), 0)
-        shard_coords, entry_id = [], 0
-        for c, n in zip(coords, self.spec.chunks_per_shard, strict=True):
-            shard_coords.append(c // n)
-            entry_id = entry_id * n + c % n
+            return ChunkRef(key, self.shard((), key), 0)
+        shard_coords, entry_id, boxes = [], 0, self.spec.boxes
+        if boxes.uneven is None:
+            for c, n in zip(coords, self.spec.chunks_per_shard, strict=True):
+                shard_coords.append(c // n)
+                entry_id = entry_id * n + c % n
+            return ChunkRef(key, self.shard(tuple(shard_coords)), entry_id)
+        for dim, c in enumerate(coords):
+            number = boxes.number(dim, c)
+            start, stop = boxes.bounds(dim, number)
+            shard_coords.append(number)
+            entry_id = entry_id * (stop - start) + c - start
         return ChunkRef(key, self.shard(tuple(shard_coords)), entry_id)
 
     def chunk_keys(self, box: Box) -> list[str]:
@@ -117,8 +86,12 @@ class ArrayLayout:
         coords = self.coords_of(key)
         return None if coords is None else self.chunk(coords, key)
 
-    def shard(self, coords: Coords) -> ShardRef:
-        return ShardRef(self, coords, self.prefix + self.encoding.encode(coords))
+    def shard(self, coords: Coords, key: str | None = None) -> ShardRef:
+        """Return the shard at `coords`, given its key if the caller has it."""
+        if key is None:
+            key = self.prefix + self.encoding.encode(coords)
+        spec = self.spec if self.spec.sides is None else self.spec.of_shard(coords)
+        return ShardRef(self, coords, key, spec)
 
     def coords_of(self, key: str) -> Coords | None:
         """Return the coordinates that a chunk key or a shard key spells, or ``None``."""
@@ -129,12 +102,19 @@ class ArrayLayout:
     def shard_of_key(self, key: str) -> ShardRef | None:
         """Return the shard that a key of the base store names, or ``None``."""
         coords = self.coords_of(key)
-        return None if coords is None else ShardRef(self, coords, key)
+        return None if coords is None else self.shard(coords, key)
 
     def has_same_entries(self, other: ArrayLayout) -> bool:
         """Whether both put each chunk into the same entry, perhaps of a grid that has grown."""
-        mine, others = (self.prefix, self.encoding, self.spec), (other.prefix, other.encoding)
-        return self is other or mine == (*others, other.spec)
+        if self is other:
+            return True
+        mine, theirs = (self.prefix, self.encoding), (other.prefix, other.encoding)
+        if mine != theirs or self.spec.index != other.spec.index:
+            return False
+        if self.grid_shape is None or other.grid_shape is None:
+            return self.spec == other.spec
+        both = [*map(min, self.grid_shape, other.grid_shape)]
+        return self.spec.boxes.has_same_boxes(other.spec.boxes, both)
 
     def has_chunk(self, coords: Coords) -> bool:
         return self.grid_shape is None or is_inside(coords, self.grid_shape)
@@ -147,6 +127,8 @@ class ShardRef:
     layout: ArrayLayout
     coords: Coords
     key: str
+    spec: ShardingSpec = field(compare=False)
+    """Sharding of an array that has only shards like this one."""
 
     def __hash__(self) -> int:
         return hash(self.key)  # 3 µs less than a hash of all fields
@@ -157,19 +139,20 @@ class ShardRef:
 
     def chunk_keys(self, entry_ids: npt.NDArray[np.intp]) -> list[str]:
         """Return the keys of the chunks in entries, in the order given."""
-        layout, cps = self.layout, self.layout.spec.chunks_per_shard
+        layout = self.layout
         if layout.spec.ndim == 0:
             return [self.key] * len(entry_ids)
         if not len(entry_ids):
             return []
         columns = []
-        for column, s, n in zip(np.unravel_index(entry_ids, cps), self.coords, cps, strict=True):
+        inside = np.unravel_index(entry_ids, self.spec.chunks_per_shard)
+        for column, (first, _) in zip(inside, layout.spec.boxes.box(self.coords), strict=True):
             low, high = int(column.min()), int(column.max())
             if high - low < len(entry_ids):  # numbers are repeated: spell each once
-                texts = list(map(str, range(s * n + low, s * n + high + 1)))
+                texts = list(map(str, range(first + low, first + high + 1)))
                 columns.append(map(texts.__getitem__, (column - low).tolist()))
             else:
-                columns.append(map(str, (column + s * n).tolist()))
+                columns.append(map(str, (column + first).tolist()))
         start = layout.prefix + layout.encoding.marker
         join = layout.encoding.separator.join
         return [start + text for text in map(join, zip(*columns, strict=True))]
@@ -183,16 +166,15 @@ class ShardRef:
     @property
     def n_grid_entries(self) -> int:
         """Number of entries in the array."""
-        layout = self.layout
-        return n_in_grid_box(self.coords, layout.spec.chunks_per_shard, layout.grid_shape)
+        return self.layout.spec.boxes.n_in_box(self.coords, self.layout.grid_shape)
 
     def entries_of(self, leading: Coords = ()) -> npt.NDArray[np.intp]:
         """Return the ascending ids of the entries in the array with these leading coordinates."""
-        return self._entries_in(self._boxes(leading, ""))
+        return self.layout.spec.boxes.ids_in(self.coords, *self._boxes(leading, ""))
 
     def entries_with(self, prefix: str) -> npt.NDArray[np.intp]:
         """Return the ascending ids of the entries in the array whose key begins with `prefix`."""
-        return self._entries_in(self.boxes_with(prefix))
+        return self.layout.spec.boxes.ids_in(self.coords, *self.boxes_with(prefix))
 
     def boxes_with(self, prefix: str) -> list[Box]:
         """Return ascending boxes of the chunks in the array whose key begins with `prefix`."""
@@ -209,8 +191,7 @@ class ShardRef:
     def _boxes(self, leading: Coords, digits: str) -> list[Box]:
         """Return boxes of the chunks in the array whose coordinates begin with `leading`, and the
         next number with `digits`. They ascend, and none is empty."""
-        box = grid_box(self.coords, self.layout.spec.chunks_per_shard, self.layout.grid_shape)
-        n = len(leading)
+        box, n = self.layout.spec.boxes.box(self.coords, self.layout.grid_shape), len(leading)
         pairs = zip(box[:n], leading, strict=True)
         head = tuple([(max(lo, c), min(hi, c + 1)) for (lo, hi), c in pairs])
         if any(lo >= hi for lo, hi in (*head, *box[n:])):
@@ -226,11 +207,6 @@ class ShardRef:
                 break
             low, high = low * 10, high * 10
         return boxes
-
-    def _entries_in(self, boxes: Sequence[Box]) -> npt.NDArray[np.intp]:
-        cps = self.layout.spec.chunks_per_shard
-        ids = [entries_in_box(box, self.coords, cps) for box in boxes]
-        return ids[0] if len(ids) == 1 else np.concatenate([np.zeros(0, np.intp), *ids])
 
 
 class ChunkRef(NamedTuple):
@@ -260,14 +236,16 @@ class KeyTable:
         self.layout = layout
         self._prefix = layout.prefix + layout.encoding.marker
         self._cut = layout.encoding.separator
-        self._row_length = layout.spec.chunks_per_shard[-1]
+        self.spec = None if layout.spec.sides else layout.spec
+        """Sharding of every shard, if they are alike."""
         self._rows: dict[str, tuple[str, int]] = {}
-        self._last: dict[str, tuple[str, int]] = {}
+        self._last: dict[str, tuple[str, int, int]] = {}
         self._shards: dict[str, ShardRef] = {}
         self._of_rows: KeyTable | None = None
         if layout.spec.ndim > 1:  # a row is a key with a dimension less
             grid_shape = None if layout.grid_shape is None else layout.grid_shape[:-1]
-            spec = replace(layout.spec, chunks_per_shard=layout.spec.chunks_per_shard[:-1])
+            rows = BoxGrid(layout.spec.boxes.sides[:-1])
+            spec = ShardingSpec(rows.largest, layout.spec.index, rows.uneven)
             self._of_rows = KeyTable(replace(layout, grid_shape=grid_shape, spec=spec))
 
     def translate(self, key: str) -> tuple[str, int] | None:
@@ -279,7 +257,7 @@ class KeyTable:
         start, end = self._rows.get(row), self._last.get(last)
         if start is None or end is None:  # an exception would be slow for keys of other arrays
             return self._translate_new(key, row, last)
-        return start[0] + end[0], start[1] + end[1]
+        return start[0] + end[0], start[1] * end[2] + end[1]
 
     def shard(self, key: str) -> ShardRef:
         """Return the shard whose key `translate` returned."""
@@ -300,9 +278,9 @@ class KeyTable:
         place = self._of_rows.translate(row)
         if place is None:
             return None
-        start, first_entry = place[0] + self._cut, place[1] * self._row_length
-        _add(self._rows, row, (start, first_entry))
-        return start + end[0], first_entry + end[1]
+        start = place[0] + self._cut
+        _add(self._rows, row, (start, place[1]))
+        return start + end[0], place[1] * end[2] + end[1]
 
     def _parse(self, key: str, row: str, last: str) -> tuple[str, int] | None:
         layout = self.layout
@@ -312,10 +290,10 @@ class KeyTable:
         chunk = layout.chunk(coords, key)
         shard_key, entry_id = chunk.shard.key, chunk.entry_id
         end = shard_key.rpartition(self._cut)[2]
-        n_entries = coords[-1] % self._row_length
+        first, stop = layout.spec.boxes.bounds(-1, chunk.shard.coords[-1])
         start = shard_key[: len(shard_key) - len(end)]
-        _add(self._rows, row, (start, entry_id - n_entries))
-        _add(self._last, last, (end, n_entries))
+        _add(self._rows, row, (start, entry_id // (stop - first)))
+        _add(self._last, last, (end, coords[-1] - first, stop - first))
         return shard_key, entry_id
 
 

@@ -23,6 +23,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Literal, TypeAlias
 
 import numpy as np
@@ -30,6 +31,7 @@ import numpy.typing as npt
 
 from zarr_shardstore.errors import SpecError
 from zarr_shardstore.format import checksum
+from zarr_shardstore.format.box_grid import BoxGrid, Side
 from zarr_shardstore.format.keys import Coords
 
 Bytes: TypeAlias = bytes | memoryview
@@ -99,8 +101,12 @@ class ShardingSpec:
     """Parameters of the sharding of one array."""
 
     chunks_per_shard: Coords
-    """Entries along each dimension; ``()`` for a 0-d array."""
+    """Entries along each dimension, of the largest shard; ``()`` for a 0-d array."""
     index: IndexFormat
+    sides: tuple[Side, ...] | None = None
+    """Entries along each dimension of each shard; ``None``: all shards have as many."""
+    boxes: BoxGrid = field(init=False, compare=False, repr=False)
+    """Cut of the grid of chunks into shards."""
     ndim: int = field(init=False, compare=False, repr=False)
     n_entries: int = field(init=False, compare=False, repr=False)
     """Number of entries in a shard; one for a 0-d array."""
@@ -110,10 +116,20 @@ class ShardingSpec:
     def __post_init__(self) -> None:
         check_chunks_per_shard(self.chunks_per_shard)
         n_entries = math.prod(self.chunks_per_shard)
+        object.__setattr__(self, "boxes", BoxGrid(self.sides or self.chunks_per_shard))
         object.__setattr__(self, "ndim", len(self.chunks_per_shard))
         object.__setattr__(self, "n_entries", n_entries)
         nbytes = n_entries * ENTRY_NBYTES + CHECKSUM_NBYTES * self.index.checksum
         object.__setattr__(self, "index_nbytes", nbytes)
+
+    def of_shard(self, coords: Coords) -> ShardingSpec:
+        """Return the sharding of an array that has only shards like this one."""
+        return self if self.sides is None else _spec_of(self.boxes.lengths(coords), self.index)
+
+
+@lru_cache(maxsize=4096)
+def _spec_of(chunks_per_shard: Coords, index: IndexFormat) -> ShardingSpec:
+    return ShardingSpec(chunks_per_shard, index)
 
 
 @dataclass(slots=True, eq=False)

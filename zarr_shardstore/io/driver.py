@@ -125,7 +125,7 @@ class Counters:
                 if reply.value is not None:
                     nbytes += len(reply.value)
                 elif reply.decoded is not None:
-                    nbytes += request.shard.layout.spec.index_nbytes
+                    nbytes += request.shard.spec.index_nbytes
         n_requests = len(batch) - n_hits + n_consolidated
         self._requests += n_requests
         self._nbytes_read += nbytes

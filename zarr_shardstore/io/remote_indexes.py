@@ -113,7 +113,7 @@ class RemoteIndexes:
         self._unusable.discard(key)
 
     async def get(self, request: GetIndex) -> FoundIndex:
-        scope, spec, nbytes = self._identity_of(request.key), request.shard.layout.spec, None
+        scope, spec, nbytes = self._identity_of(request.key), request.shard.spec, None
         cached: CachedIndex | None = index_cache.get(scope, spec)
         may_be_stale = not request.consistent and (
             not request.revalidate or request.version is not None
@@ -168,7 +168,8 @@ class RemoteIndexes:
         else:
             may_cache = isinstance(found.version, Version) and found.version.is_strong
         if may_cache:
-            item = CachedIndex(found.decoded, layout.spec, found.version, found.size)
+            spec = request.shard.spec
+            item = CachedIndex(found.decoded, spec, found.version, found.size)
             index_cache.put(scope, item)
         return found
 
@@ -188,14 +189,15 @@ class RemoteIndexes:
                 flight, lambda: self._load(read, key, layout)
             )
             nbytes = n_read if is_ours else None
-        found = None if indexes is None else indexes.find(shard.key[len(layout.prefix) :])
+        suffix, spec = shard.key[len(layout.prefix) :], shard.spec
+        found = None if indexes is None else indexes.find(suffix, spec.n_entries)
         # Another task may have read the index by now.
-        if found is not None and index_cache.get(scope, layout.spec) is None:
+        if found is not None and index_cache.get(scope, spec) is None:
             if isinstance(found.version, int):
                 version = Version(None, found.size, found.version)
             else:
                 version = Version(found.version, found.size)
-            item = CachedIndex(found.index, layout.spec, version, found.size, is_recorded=True)
+            item = CachedIndex(found.index, spec, version, found.size, is_recorded=True)
             index_cache.put(scope, item)
         return nbytes
 

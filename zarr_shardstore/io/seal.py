@@ -75,7 +75,7 @@ def _seal(file: ShardFile, order: EntryOrder) -> None:
         is_another = not open_shards.files[file.path].is_what_was_opened()
         if not is_another:
             yield from seal_shard(shard, order=order, max_dead_share=share)
-        elif shard.layout.spec.index.checksum:  # otherwise it may have another layout
+        elif shard.spec.index.checksum:  # otherwise it may have another layout
             with suppress(CorruptShardError):
                 yield from seal_shard(shard, order=order, max_dead_share=share)
         return [None] * len(groups)

@@ -14,18 +14,25 @@
 A reader that does not know a declaration must refuse the array, because it would take shards for
 chunks: spec_notes/readers.md. So `find_declaration` refuses each unknown form of sharding.
 
+A chunk grid of v3 is ``regular`` with a shape, or ``rectilinear`` with lists of lengths. The
+chunks of the codec begin at the start of each shard. If they do not divide it, its last one is
+shorter.
+
 A document is the parsed JSON object. The functions never change their argument.
 
 Source: sharding storage transformer draft, "Configuration"; ZEP 2, "Configuration"; Zarr v2,
-"Metadata" (filters); Zarr v3 core, "Extension points" (must_understand).
+"Metadata" (filters); Zarr v3 core, "Extension points" (must_understand); zarr-extensions, chunk
+grid ``rectilinear``; zarr-specs, pull request 370 (shorter chunks).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 from zarr_shardstore.errors import SpecError, UnsupportedError
+from zarr_shardstore.format.box_grid import MAX_EDGES, BoxGrid, Side, parse_side, spell_side
 from zarr_shardstore.format.keys import Coords
 from zarr_shardstore.format.shard import ShardingSpec
 from zarr_shardstore.metadata import transformer_list
@@ -61,6 +68,8 @@ class Declared(NamedTuple):
 
     how: Declaration
     transformers: tuple[transformer_list.TransformerSpec, ...]
+    chunks: BoxGrid | None = None
+    """Cut of the array into chunks, if a codec declares the shards."""
 
 
 def format_of(doc: Mapping[str, Any]) -> Literal["v3", "v2", "draft"]:
@@ -99,7 +108,8 @@ def find_declaration(
         return _declared_by_marker(doc)
     if not members or native == "passthrough" or MARKER in doc:
         return None
-    return Declared("codec", (transformer_list.sharding_transformer(_spec_of_codec(doc)),))
+    spec, chunks = _spec_of_codec(doc)
+    return Declared("codec", (transformer_list.sharding_transformer(spec),), chunks)
 
 
 def _declaring_members(doc: Mapping[str, Any], texts: Mapping[str, set[str]]) -> list[str]:
@@ -140,9 +150,9 @@ def strip(doc: Mapping[str, Any], how: Declaration) -> Document:
                 shown["chunk_key_encoding"] = chunk_key_encoding(doc)
             return {**shown, "storage_transformers": []}
         case "codec":
-            inner = doc["codecs"][0]["configuration"]
-            grid = _with_chunk_shape(doc, list(inner["chunk_shape"]))
-            return {**doc, "chunk_grid": grid, "codecs": _with_common_names(inner["codecs"])}
+            shown = with_grid(doc, _spec_of_codec(doc)[1].sides)
+            codecs = doc["codecs"][0]["configuration"]["codecs"]
+            return {**shown, "codecs": _with_common_names(codecs)}
 
 
 def apply(doc: Mapping[str, Any], declared: Declared) -> Document:
@@ -170,8 +180,11 @@ def apply(doc: Mapping[str, Any], declared: Declared) -> Document:
                 raise SpecError(f"codecs is a list, got {doc.get('codecs')!r}")
             (transformer,) = declared.transformers
             spec = transformer_list.sharding_spec(transformer, _ndim(doc))
-            chunk_shape = doc["chunk_grid"]["configuration"]["chunk_shape"]
-            shard_shape = [c * n for c, n in zip(chunk_shape, spec.chunks_per_shard, strict=True)]
+            chunk_shape = BoxGrid(tuple(sides_of_grid(doc) or ())).largest
+            shards: list[Side] = [
+                c * n if isinstance(n, int) else tuple([c * each for each in n])
+                for c, n in zip(chunk_shape, spec.boxes.sides, strict=True)
+            ]
             configuration = {
                 "chunk_shape": list(chunk_shape),
                 "codecs": doc["codecs"],
@@ -179,8 +192,7 @@ def apply(doc: Mapping[str, Any], declared: Declared) -> Document:
                 "index_location": spec.index.location,
             }
             codec = {"name": _CODEC, "configuration": configuration}
-            grid = _with_chunk_shape(doc, shard_shape)
-            return {**doc, "chunk_grid": grid, "codecs": [codec]}
+            return {**with_grid(doc, _covering(shards, doc["shape"])), "codecs": [codec]}
 
 
 def reapply(doc: Mapping[str, Any], stored: Mapping[str, Any], how: Declaration) -> Document:
@@ -197,7 +209,11 @@ def reapply(doc: Mapping[str, Any], stored: Mapping[str, Any], how: Declaration)
             (codec,) = stored["codecs"]
             configuration = {**codec["configuration"], "codecs": doc["codecs"]}
             codec = {**codec, "configuration": configuration}
-            return {**doc, "chunk_grid": stored["chunk_grid"], "codecs": [codec]}
+            grid = stored["chunk_grid"]
+            if grid["name"] == "rectilinear":
+                sides = _covering(sides_of_grid(stored) or (), doc["shape"])
+                grid = with_grid(stored, sides)["chunk_grid"]
+            return {**doc, "chunk_grid": grid, "codecs": [codec]}
 
 
 def chunks_per_shard(declared: Declared, ndim: int) -> Coords:
@@ -286,11 +302,6 @@ def _marker_of(doc: Mapping[str, Any]) -> Mapping[str, Any]:
     return found[0]
 
 
-def _with_chunk_shape(doc: Mapping[str, Any], chunk_shape: list[int]) -> Document:
-    grid = doc["chunk_grid"]
-    return {**grid, "configuration": {**grid["configuration"], "chunk_shape": chunk_shape}}
-
-
 def _ndim(doc: Mapping[str, Any]) -> int:
     return len(_shape_at(doc, "shape"))
 
@@ -313,8 +324,8 @@ def _with_common_names(codecs: Any) -> Any:
     return {**renamed, "name": name_of(codecs)} if "name" in codecs else renamed
 
 
-def _spec_of_codec(doc: Mapping[str, Any]) -> ShardingSpec:
-    """Parse the sharding of a v3 document whose codecs mention it."""
+def _spec_of_codec(doc: Mapping[str, Any]) -> tuple[ShardingSpec, BoxGrid]:
+    """Parse the sharding of a v3 document whose codecs mention it, and the cut into chunks."""
     codecs = doc["codecs"]
     codec = codecs[0] if isinstance(codecs, list) and len(codecs) == 1 else None
     if not isinstance(codec, Mapping) or codec.get("name") != _CODEC:
@@ -328,26 +339,101 @@ def _spec_of_codec(doc: Mapping[str, Any]) -> ShardingSpec:
         raise UnsupportedError(f"the codec {_CODEC!r} leaves {missing} to the reader")
     if not isinstance(configuration["codecs"], list):
         raise SpecError(f"the codec {_CODEC!r} needs a list of codecs, got {codec!r}")
-    options = {"chunk_shape", "codecs", "index_codecs", "index_location"}
-    check_known_members(configuration, options, f"the codec {_CODEC!r}")
+    members = {"chunk_shape", "codecs", "index_codecs", "index_location"}
+    check_known_members(configuration, members, f"the codec {_CODEC!r}")
     index = transformer_list.index_format(configuration)
     chunk_shape = _shape_at(configuration, "chunk_shape")
-    grid, shards = transformer_list.name_and_options(doc.get("chunk_grid"))
-    if grid != "regular":
+    grid, options = transformer_list.name_and_options(doc.get("chunk_grid"))
+    if grid == "regular":
+        _shape_at(options, "chunk_shape")
+    shards, shape = sides_of_grid(doc), _shape_at(doc, "shape")
+    if shards is None:
         raise UnsupportedError(
-            f"the chunk grid {grid!r} of a sharded array is not known, only 'regular'"
+            f"the chunk grid {grid!r} of a sharded array, or its form, is not known"
         )
-    shard_shape, shape = _shape_at(shards, "chunk_shape"), _shape_at(doc, "shape")
-    if not len(chunk_shape) == len(shard_shape) == len(shape):
+    if not len(chunk_shape) == len(shards) == len(shape):
         raise SpecError(
-            f"the array has {len(shape)} dims, its shards {list(shard_shape)} and the chunks in "
+            f"the array has {len(shape)} dims, its shards {list(shards)} and the chunks in "
             f"them {list(chunk_shape)} must have as many"
         )
-    if 0 in shard_shape:  # as old versions of zarr wrote for an axis of length 0
-        raise UnsupportedError(f"shards of {list(shard_shape)} have no chunks")
-    lengths = list(zip(shard_shape, chunk_shape, strict=True))
-    if any(inner < 1 or outer % inner for outer, inner in lengths):
-        raise SpecError(
-            f"shards of {list(shard_shape)} cannot be cut into chunks of {list(chunk_shape)}"
-        )
-    return ShardingSpec(tuple(outer // inner for outer, inner in lengths), index)
+    if 0 in shards:  # as old versions of zarr wrote for an axis of length 0
+        raise UnsupportedError(f"shards of {list(shards)} have no chunks")
+    if 0 in chunk_shape:
+        raise SpecError(f"shards of {list(shards)} cannot be cut into chunks of {chunk_shape}")
+    shards_in_chunks, chunks = cut_shards(shards, chunk_shape, shape)
+    uneven = shards_in_chunks.uneven
+    return ShardingSpec(shards_in_chunks.largest, index, uneven), chunks
+
+
+# ------------------------------------------------------------- chunk grids of Zarr v3
+
+
+def sides_of_grid(doc: Mapping[str, Any]) -> Sequence[Any] | None:
+    """Return the lengths along each dimension in a chunk grid; ``None`` if it is not known here."""
+    grid, shape = doc.get("chunk_grid"), doc["shape"]
+    options = grid.get("configuration") if isinstance(grid, Mapping) else None
+    if not isinstance(grid, Mapping) or not isinstance(options, Mapping):
+        return None
+    name = grid.get("name")
+    if name == "regular" and options.keys() == {"chunk_shape"}:
+        sides = options["chunk_shape"]
+        return sides if isinstance(sides, list | tuple) else None
+    if name != "rectilinear" or options.keys() != {"kind", "chunk_shapes"}:
+        return None
+    parsed = [parse_side(side) for side in options["chunk_shapes"]]
+    is_known = options["kind"] == "inline" and None not in parsed and len(parsed) == len(shape)
+    if not is_known or any(
+        isinstance(side, tuple) and sum(side) < n for side, n in zip(parsed, shape, strict=True)
+    ):
+        return None
+    return parsed
+
+
+def with_grid(doc: Mapping[str, Any], sides: Sequence[Side]) -> dict[str, Any]:
+    """Return a document whose chunk grid has these lengths along each dimension."""
+    spelled = [spell_side(side) for side in sides]
+    if any(isinstance(side, tuple) for side in sides):
+        options: dict[str, Any] = {"kind": "inline", "chunk_shapes": spelled}
+        return {**doc, "chunk_grid": {"name": "rectilinear", "configuration": options}}
+    grid: Mapping[str, Any] = {"name": "regular"}
+    grid = doc["chunk_grid"] if doc["chunk_grid"]["name"] == "regular" else grid
+    return {**doc, "chunk_grid": {**grid, "configuration": {"chunk_shape": spelled}}}
+
+
+def _covering(sides: Sequence[Side], shape: Sequence[int]) -> list[Side]:
+    """Return lengths that reach the end of an array. What is added has the largest length."""
+    longer: list[Side] = []
+    for side, n in zip(sides, shape, strict=True):
+        n_more = max(0, -((sum(side) - n) // max(side))) if isinstance(side, tuple) else 0
+        if n_more > MAX_EDGES:
+            raise UnsupportedError(f"the array would get {n_more} more shards along a dimension")
+        longer.append((*side, *[max(side)] * n_more) if isinstance(side, tuple) else side)
+    return longer
+
+
+def cut_shards(
+    shards: Sequence[Side], chunk_shape: Coords, shape: Coords
+) -> tuple[BoxGrid, BoxGrid]:
+    """Return the cut of the grid of chunks into shards, and of the array into chunks."""
+    entries: list[Side] = []
+    chunks: list[Side] = []
+    for side, c, n in zip(shards, chunk_shape, shape, strict=True):
+        if isinstance(side, int) and side % c == 0:
+            entries.append(side // c)
+            chunks.append(c)
+            continue
+        lengths = (side,) if isinstance(side, int) else side
+        if c > max(lengths):
+            raise SpecError(f"shards of {spell_side(side)} cannot be cut into chunks of {c}")
+        counts = tuple([-(-length // c) for length in lengths])
+        entries.append(counts[0] if isinstance(side, int) else counts)
+        if all(length % c == 0 for length in lengths):
+            chunks.append(c)
+            continue
+        n_shards = max(1, -(-n // side)) if isinstance(side, int) else len(lengths)
+        if n_shards * max(counts) > MAX_EDGES:
+            raise UnsupportedError(f"{n_shards} shards are cut into too many chunks of {c}")
+        lengths = (side,) * n_shards if isinstance(side, int) else side
+        each = [[c] * (length // c) + [length % c] * (length % c > 0) for length in lengths]
+        chunks.append(tuple(chain.from_iterable(each)))
+    return BoxGrid(tuple(entries)), BoxGrid(tuple(chunks))

@@ -32,11 +32,13 @@ import re
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
 from zarr_shardstore.errors import SpecError, UnfinishedConversionError, UnsupportedError
+from zarr_shardstore.format.box_grid import BoxGrid, Side
 from zarr_shardstore.format.consolidated_index import (
     CONSOLIDATED_INDEX_MEMBER,
     declares_consolidated_index,
@@ -204,12 +206,44 @@ class Geometry(NamedTuple):
 
     shape: Coords
     chunk_shape: Coords
+    """Shape of the chunks; where they differ, of the largest."""
     encoding: ChunkKeyEncoding
+    sides: tuple[Side, ...] | None = None
+    """Lengths of the chunks along each dimension; ``None``: all chunks have one shape."""
+
+    @property
+    def chunks(self) -> BoxGrid:
+        """Cut of the array into chunks."""
+        return BoxGrid(self.sides or self.chunk_shape)
+
+    @property
+    def grid_shape(self) -> Coords:
+        """Number of chunks along each dimension, the last one perhaps cut by the edge."""
+        if self.sides is not None:
+            return self.chunks.shape(self.shape)
+        return tuple([-(-n // c) for n, c in zip(self.shape, self.chunk_shape, strict=True)])
+
+    def in_boxes(self, boxes: BoxGrid) -> Geometry:
+        """Return the geometry of boxes of these chunks, as of shards."""
+        sides: list[Side] = []
+        for dim, n_boxes in enumerate(boxes.shape(self.grid_shape)):
+            mine, theirs = self.chunks.sides[dim], boxes.sides[dim]
+            if isinstance(mine, int) and isinstance(theirs, int):
+                sides.append(mine * theirs)
+                continue
+            ends = [boxes.bounds(dim, number)[1] for number in range(max(n_boxes, 1))]
+            starts = [self.chunks.bounds(dim, end)[0] for end in (0, *ends)]
+            sides.append(tuple([stop - start for start, stop in pairwise(starts)]))
+        chunks = BoxGrid(tuple(sides))
+        return self._replace(chunk_shape=chunks.largest, sides=chunks.uneven)
 
     def has_same_chunks(self, other: Geometry | None) -> bool:
         """Whether both cut the same chunks, where both arrays reach."""
-        chunks = (self.chunk_shape, self.encoding)
-        return other is not None and chunks == (other.chunk_shape, other.encoding)
+        if other is None or self.encoding != other.encoding:
+            return False
+        if len(self.shape) != len(other.shape):
+            return False
+        return self.chunks.has_same_boxes(other.chunks, [*map(min, self.shape, other.shape)])
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,11 +287,18 @@ def parse_array(
         return ArrayDocument(node, geometry)
     if geometry is None:
         raise UnsupportedError(f"it is sharded, and {unknown_geometry(doc)}")
-    cps = declaration.chunks_per_shard(found, len(geometry.shape))
-    chunk_shape = tuple(s // n for s, n in zip(geometry.chunk_shape, cps, strict=True))
-    geometry = geometry._replace(chunk_shape=chunk_shape)
+    match found.how:
+        case "codec":
+            assert found.chunks is not None
+            sides = found.chunks.uneven
+            geometry = geometry._replace(chunk_shape=found.chunks.largest, sides=sides)
+        case "filters":
+            cps = declaration.chunks_per_shard(found, len(geometry.shape))
+            chunk_shape = tuple(s // n for s, n in zip(geometry.chunk_shape, cps, strict=True))
+            geometry = geometry._replace(chunk_shape=chunk_shape)
     n_adopted = len(adopted_files(doc)) if ADOPTED in doc else 0
-    notes = declares_consolidated_index(doc), n_adopted
+    has_index = CONSOLIDATED_INDEX_MEMBER in doc and declares_consolidated_index(doc)
+    notes = has_index, n_adopted
     return ArrayDocument(node, geometry, found.how, found.transformers, *notes)
 
 
@@ -274,14 +315,13 @@ def plain_geometry(hierarchy: Hierarchy, doc: Mapping[str, Any]) -> Geometry | N
                 style, separator = "draft", grid.get("separator", "/")
             case "v3":
                 grid, encoding = doc["chunk_grid"], declaration.chunk_key_encoding(doc)
-                chunk_shape = grid["configuration"]["chunk_shape"]
+                chunk_shape = declaration.sides_of_grid(doc)
                 if isinstance(encoding, str):
                     encoding = {"name": encoding}
                 style, options = encoding["name"], encoding.get("configuration") or {}
                 separator = options.get("separator", "/" if style == "default" else ".")
                 is_known = (
-                    grid["name"] == "regular"
-                    and len(grid["configuration"]) == 1
+                    chunk_shape is not None
                     and style in ("default", "v2")
                     and encoding.keys() <= CODEC_MEMBERS
                     and options.keys() <= {"separator"}
@@ -296,22 +336,24 @@ def plain_geometry(hierarchy: Hierarchy, doc: Mapping[str, Any]) -> Geometry | N
             and isinstance(shape, list | tuple)
             and isinstance(chunk_shape, list | tuple)
             and len(shape) == len(chunk_shape)
-            and all(isinstance(n, int) and n >= 0 for n in (*shape, *chunk_shape))
-            and all(n > 0 for n in chunk_shape)
+            and all(isinstance(n, int) and n >= 0 for n in shape)
+            and all(isinstance(n, tuple) or (isinstance(n, int) and n > 0) for n in chunk_shape)
             and SEPARATORS[style].fullmatch(separator) is not None
         )
     except (KeyError, TypeError, AttributeError):
         return None
     if not is_known:
         return None
-    shape, chunk_shape = tuple(map(int, shape)), tuple(map(int, chunk_shape))  # true is 1
-    return Geometry(shape, chunk_shape, ChunkKeyEncoding(style, separator))
+    sides = [side if isinstance(side, tuple) else int(side) for side in chunk_shape]  # true is 1
+    shape = tuple(map(int, shape))
+    chunks = BoxGrid(tuple(sides))
+    return Geometry(shape, chunks.largest, ChunkKeyEncoding(style, separator), chunks.uneven)
 
 
 def unknown_geometry(doc: Mapping[str, Any]) -> str:
     """Return why `plain_geometry` of a document is ``None``."""
     grid, encoding = map(name_of, (doc.get("chunk_grid"), doc.get("chunk_key_encoding")))
-    if format_of(doc) == "v3" and isinstance(grid, str) and grid != "regular":
+    if format_of(doc) == "v3" and isinstance(grid, str) and grid not in ("regular", "rectilinear"):
         return f"its chunk grid {grid!r} is not known here"
     if format_of(doc) == "v3" and isinstance(encoding, str) and encoding not in ("default", "v2"):
         return f"its chunk key encoding {encoding!r} is not known here"

@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from zarr_shardstore.errors import SpecError, UnsupportedError
+from zarr_shardstore.format.box_grid import BoxGrid, parse_side, spell_side
 from zarr_shardstore.format.shard import DRAFT_INDEX, IndexFormat, ShardingSpec
 
 SHARDING = "sharding"
@@ -124,7 +125,8 @@ def spell_transformers(
 
 def sharding_transformer(spec: ShardingSpec) -> TransformerSpec:
     """Return the transformer that declares `spec`; the draft's form of the index is the default."""
-    configuration: dict[str, Any] = {"chunks_per_shard": list(spec.chunks_per_shard)}
+    sides = [side if isinstance(side, int) else spell_side(side) for side in spec.boxes.sides]
+    configuration: dict[str, Any] = {"chunks_per_shard": sides}
     if spec.index != DRAFT_INDEX:
         configuration["index_codecs"] = index_codecs(spec.index)
         configuration["index_location"] = spec.index.location
@@ -153,6 +155,13 @@ def parse_sharding(configuration: Mapping[str, Any], ndim: int) -> ShardingSpec:
             f"chunks_per_shard {list(cps)!r} has {len(cps)} numbers, the array {ndim} dims"
         )
     index = index_format({"index_codecs": index_codecs(DRAFT_INDEX), **configuration})
+    lists = [parse_side(side) if isinstance(side, list) else side for side in cps]
+    if None in lists:
+        raise SpecError(f"a list in chunks_per_shard has whole numbers of at least 1, got {cps!r}")
+    sides = [side for side in lists if isinstance(side, int | tuple)]
+    if len(sides) == len(lists) and any(isinstance(side, tuple) for side in sides):
+        boxes = BoxGrid(tuple(sides))
+        return ShardingSpec(boxes.largest, index, boxes.uneven)
     return ShardingSpec(tuple(cps), index)
 
 

@@ -192,13 +192,15 @@ class Listing:
         yield from self._for_each(prefix, add)
         return kinds
 
-    def list_keys_and_prefixes(self, prefix: str) -> Flow[tuple[list[str], list[str]]]:
+    def list_keys_and_prefixes(
+        self, prefix: str, *, is_exact: bool = False
+    ) -> Flow[tuple[list[str], list[str]]]:
         """Return the full keys directly in a directory, and full prefixes ending with ``/``.
 
         Cost: as `list_dir`, and one read for each name of unknown kind, in one round.
         """
         prefix = as_directory(prefix)
-        kinds = yield from self.list_dir(prefix)
+        kinds = yield from self.list_dir(prefix, is_exact=is_exact)
         unknown = [name for name, kind in kinds.items() if kind is None]
         if unknown:
             # A byte is read, because for fsspec directories also exist.
@@ -265,7 +267,7 @@ def _nbytes_of(located: Located) -> int:
     """Return the memory of a shard that is read; 0 for a value that passes through."""
     match located[2]:
         case ShardRef() as shard:
-            return shard.layout.spec.index_nbytes
+            return shard.spec.index_nbytes
         case TransformedKey(_, array):
             found = stack.split_at_sharding(array.stack)
             n_keys = found[0].layout.spec.n_entries if found else 1

@@ -15,8 +15,9 @@ from zarr_shardstore.arrays.catalog import Catalog, InvalidChunkKey, Transformed
 from zarr_shardstore.arrays.stored_array import StoredArray
 from zarr_shardstore.errors import ShardStoreError, SpecError, UnsupportedError
 from zarr_shardstore.format.arguments import array_path, check_n_chunks, items_of
+from zarr_shardstore.format.box_grid import Box
 from zarr_shardstore.format.keys import Coords
-from zarr_shardstore.format.layout import Box, ChunkRef
+from zarr_shardstore.format.layout import ChunkRef
 from zarr_shardstore.metadata.documents import Node
 from zarr_shardstore.operations.batch import Flusher
 from zarr_shardstore.operations.walk import ObjectGrid, Walk, read_stored, sizes_of
@@ -51,13 +52,17 @@ def array_at(arrays: ArrayCache, path: str) -> Flow[StoredArray]:
 
 
 def shard_shape(arrays: ArrayCache, path: str) -> Flow[Coords | None]:
-    """Return the shape of the shards in elements, clipped to the grid; ``None``: not sharded."""
+    """Return the shape of the shards in elements, clipped to the grid, or of the largest;
+    ``None``: not sharded."""
     array = yield from array_at(arrays, path)
-    split = split_at_sharding(array.stack)
-    if split is None or array.document.geometry is None:
+    split, geometry = split_at_sharding(array.stack), array.document.geometry
+    if split is None or geometry is None:
         return None
-    sizes, cps = array.document.geometry.chunk_shape, split[0].layout.spec.chunks_per_shard
-    sides = zip(sizes, cps, array.grid_shape or cps, strict=True)
+    spec = split[0].layout.spec
+    if geometry.sides or spec.sides:
+        return geometry.in_boxes(spec.boxes).chunk_shape
+    cps = spec.chunks_per_shard
+    sides = zip(geometry.chunk_shape, cps, array.grid_shape or cps, strict=True)
     return tuple(size * (min(n, in_grid) if in_grid else n) for size, n, in_grid in sides)
 
 

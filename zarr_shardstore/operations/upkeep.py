@@ -121,7 +121,7 @@ def _record(
 ) -> Flow[list[ShardRef]]:
     """Add the indexes of shards to the consolidated ones; return the shards that are young."""
     young: list[ShardRef] = []
-    for part in rounds_of(wanted, lambda request: request.shard.layout.spec.index_nbytes):
+    for part in rounds_of(wanted, lambda request: request.shard.spec.index_nbytes):
         replies: list[requests.Recorded] = yield [*part]
         for request, found in zip(part, replies, strict=True):
             layout, key = request.shard.layout, request.shard.key

@@ -177,31 +177,42 @@ class Operations:
     def exists(self, key: str) -> Flow[bool]:
         """Whether there is a value; for a chunk, by one read of its shard's index."""
         check_key(key)
-        return bool((yield from self._ask(requests.Exists(key))))
+        (owner,) = yield from self._owners([key], are_values=False)
+        (reply,) = yield from self._perform([(requests.Exists(key), owner)])
+        return bool(reply)
 
     def get_size(self, key: str) -> Flow[int | None]:
         """Return the size of a value in bytes; ``None`` if there is none. No chunk is read."""
-        check_key(key)
-        if is_document(key):
-            value = yield from self.get(key)
-            return None if value is None else len(value)
-        size: int | None = yield from self._ask(requests.GetSize(key))
-        return size
+        return (yield from self.get_sizes([key]))[0]
 
-    def _ask(self, request: requests.Exists | requests.GetSize) -> Flow[Any]:
-        (owner,) = yield from self._owners([request.key], are_values=False)
-        (reply,) = yield from self._perform([(request, owner)])
-        return reply
+    def get_sizes(self, keys: Sequence[str]) -> Flow[list[int | None]]:
+        """As `get_size`, for many values in one round, and one for documents."""
+        for key in keys:
+            check_key(key)
+        documents = [key for key in keys if is_document(key)]
+        others = [requests.GetSize(key) for key in keys if not is_document(key)]
+        sizes: dict[str, int | None] = {}
+        if documents:
+            values = yield from self.get_many([(key, None) for key in documents])
+            sizes = {k: v if v is None else len(v) for k, v in zip(documents, values, strict=True)}
+        if others:
+            asked = [request.key for request in others]
+            owners = yield from self._owners(asked, are_values=False)
+            replies = yield from self._perform(list(zip(others, owners, strict=True)))
+            sizes |= zip(asked, replies, strict=True)
+        return [sizes[key] for key in keys]
 
     def get_total_size(self, prefix: str) -> Flow[int]:
         """Return the sum of the sizes of all values whose key starts with `prefix`, in bytes."""
         total = 0
         stream = yield from self.listing.stream(prefix)
         while stream.has_more:
+            unknown = []
             for key, size in (yield from stream.next_round()).sizes():
                 if size is None:
-                    size = yield from self.get_size(key)
+                    unknown.append(key)
                 total += size or 0
+            total += sum(size or 0 for size in (yield from self.get_sizes(unknown)))
         raise_first(stream.errors)
         return total
 
@@ -395,7 +406,7 @@ class Operations:
         stream = yield from self.listing.stream(prefix)
         shards, keys = yield from stream.all_shards_and_keys()
         raise_first(stream.errors)  # before anything is erased
-        for part in rounds_of(shards, lambda s: s.layout.spec.n_entries * _ERASURE_NBYTES):
+        for part in rounds_of(shards, lambda s: s.spec.n_entries * _ERASURE_NBYTES):
             updates: list[requests.Request] = [
                 requests.UpdateShard(
                     s, tuple(zip(ids, repeat(requests.Delete(s.key)), strict=False))

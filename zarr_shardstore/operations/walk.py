@@ -27,15 +27,9 @@ import numpy.typing as npt
 
 from zarr_shardstore.arrays.stored_array import StoredArray
 from zarr_shardstore.errors import ShardStoreError
+from zarr_shardstore.format.box_grid import Box, BoxGrid
 from zarr_shardstore.format.keys import ChunkKeyEncoding, Coords
-from zarr_shardstore.format.layout import (
-    ArrayLayout,
-    Box,
-    ShardRef,
-    chunk_grid_shape,
-    grid_box,
-    is_inside,
-)
+from zarr_shardstore.format.layout import ArrayLayout, ShardRef, is_inside
 from zarr_shardstore.format.shard import (
     MISSING,
     ZEP2_INDEX,
@@ -71,7 +65,7 @@ class ObjectGrid:
     def shape(self) -> Coords:
         """Number of objects along each dimension."""
         grid_shape = self.layout.grid_shape
-        return () if grid_shape is None else chunk_grid_shape(grid_shape, self.chunks_per_shard)
+        return () if grid_shape is None else self.boxes.shape(grid_shape)
 
     @classmethod
     def of_array(cls, array: StoredArray) -> ObjectGrid:
@@ -97,9 +91,9 @@ class ObjectGrid:
         return self.layout.prefix
 
     @property
-    def chunks_per_shard(self) -> Coords:
-        """Number of chunks in an object along each dimension."""
-        return self.layout.spec.chunks_per_shard
+    def boxes(self) -> BoxGrid:
+        """Cut of the grid of chunks into objects."""
+        return self.layout.spec.boxes
 
     @property
     def grid_shape(self) -> Coords:
@@ -123,8 +117,7 @@ class ObjectGrid:
 
     def objects_of(self, box: Box) -> list[range]:
         """Return the coordinates, by dimension, of the objects with chunks in a box."""
-        sides = zip(box, self.chunks_per_shard, strict=True)
-        return [range(start // n, -(-stop // n)) for (start, stop), n in sides]
+        return self.boxes.boxes_of(box)
 
 
 class Stored(NamedTuple):
@@ -160,11 +153,11 @@ class Stored(NamedTuple):
         if self.shard is None:
             out[tuple(c - start for c, (start, _) in zip(self.coords, box, strict=True))] = True
             return
-        layout, index = self.shard.layout, self.decoded
+        index, layout = self.decoded, self.shard.layout
+        covered = layout.spec.boxes.box(self.coords, layout.grid_shape)
         assert index is not None
-        cps = layout.spec.chunks_per_shard
+        cps = self.shard.spec.chunks_per_shard
         present = (index.fields != MISSING).any(axis=1).reshape(cps)
-        covered = grid_box(self.coords, cps, layout.grid_shape)
         pairs = list(zip(box, covered, strict=True))
         both = [(max(a, c), max(a, c, min(b, d))) for (a, b), (c, d) in pairs]
         there = tuple(slice(a - c, b - c) for (a, b), (c, _) in zip(both, covered, strict=True))
@@ -338,7 +331,7 @@ def _with_index(stored: Stored, found: requests.FoundIndex, nbytes: int | None) 
     size = nbytes if found.size is None else found.size
     if found.decoded is not None and nbytes is not None and size is not None:
         try:
-            found.decoded.check_entries(size, shard.layout.spec)
+            found.decoded.check_entries(size, shard.spec)
         except IndexDamageError as error:
             damage = error
     why = None if damage is None else corrupt(shard, damage)

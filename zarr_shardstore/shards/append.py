@@ -136,7 +136,7 @@ def _read_entries(
     """Return the stored values of entries that are present; `at_once` reads what lies between."""
     shard, size = writer.shard, writer.size
     try:
-        places = writer.index().entries(ids, size, shard.layout.spec)
+        places = writer.index().entries(ids, size, shard.spec)
     except IndexDamageError as damage:
         raise corrupt(shard, damage, _NOTHING_WRITTEN) from damage
     ranges = [(offset, offset + nbytes) for offset, nbytes in filter(None, places)]
@@ -170,7 +170,7 @@ def _change(
     max_dead_share: float,
 ) -> Flow[None]:
     """Give entries of a shard new values, or none."""
-    shard, spec = writer.shard, writer.shard.layout.spec
+    shard, spec = writer.shard, writer.shard.spec
     if writer.damaged:
         _check_kept(writer, replaced=new)
     n_gone = sum(writer.entry(i) is not None for i in new)
@@ -202,7 +202,7 @@ def _store(
     shard: ShardRef, values: Mapping[int, Bytes], order: EntryOrder, *, has_gap: bool = True
 ) -> Flow[None]:
     """Store a whole shard, with a gap for the missing entries, and a journal of its start."""
-    spec = shard.layout.spec
+    spec = shard.spec
     nbytes = sum(map(len, values.values()))
     n_left = shard.n_grid_entries - len(values)
     gap = 0
@@ -237,14 +237,14 @@ def _check_kept(writer: ShardWriter, replaced: Container[int] = ()) -> None:
     for entry_id in sorted(writer.damaged):
         if entry_id not in replaced:
             try:
-                writer.index().check_entry(entry_id, writer.size, writer.shard.layout.spec)
+                writer.index().check_entry(entry_id, writer.size, writer.shard.spec)
             except IndexDamageError as damage:
                 raise corrupt(writer.shard, damage, KEEP_HINT) from damage
 
 
 def _is_mostly_dead(writer: ShardWriter, max_share: float) -> bool:
     # A gap that is smaller than the index cannot be trimmed, so it counts as dead.
-    n_index = writer.shard.layout.spec.index_nbytes
+    n_index = writer.shard.spec.index_nbytes
     n_left = writer.gap_nbytes if writer.gap_nbytes < n_index else 0
     dead_nbytes = writer.dead_nbytes + n_left
     # A few older indexes do not justify another file: other programs may have read an index of

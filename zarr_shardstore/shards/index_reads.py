@@ -26,7 +26,7 @@ _NBYTES_PER_ROUND = 16 * 1024 * 1024  # of memory
 
 def index_get(request: GetIndex) -> Get:
     """Return the request for the bytes of an index, or for all bytes of its shard."""
-    spec = request.shard.layout.spec
+    spec = request.shard.spec
     nbytes = spec.index_nbytes
     byte_range: ByteRange | None = None
     if not request.with_data:
@@ -39,7 +39,7 @@ def found_index(request: GetIndex, found: Found) -> FoundIndex:
     """Decode the reply to `index_get`."""
     if found.value is None:
         return FoundIndex(None, found.version, found.size)
-    spec = request.shard.layout.spec
+    spec = request.shard.spec
     value = found.value if request.with_data else None
     try:
         if not request.with_data:
@@ -175,7 +175,7 @@ def check_whole(key: str, value: memoryview | None, nbytes: int | None) -> memor
 
 def _may_be_truncated(shard: ShardRef, found: Found) -> bool:
     """Whether only the size of a shard shows that all of its bytes came."""
-    spec = shard.layout.spec
+    spec = shard.spec
     if found.value is None or found.size is not None:
         return False
     if spec.index.checksum or spec.index.location == "start":

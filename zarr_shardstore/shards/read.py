@@ -85,7 +85,7 @@ class ShardReads:
 
     def ranges(self, index: ShardIndex, shard_nbytes: int | None) -> list[tuple[int, int] | None]:
         """Return the bytes of each value, checked against `shard_nbytes`; ``None``: missing."""
-        entries = index.entries(self.entry_ids, shard_nbytes, self.shard.layout.spec)
+        entries = index.entries(self.entry_ids, shard_nbytes, self.shard.spec)
         ranges = [None if entry is None else (entry[0], entry[0] + entry[1]) for entry in entries]
         if self.column is not None:
             for row, entry in enumerate(entries):
@@ -162,7 +162,7 @@ def _read_in_two_rounds(
     for reads, found in zip(pending, founds, strict=True):
         if found.value is not None:
             try:
-                index = index_of_shard(found.value, reads.shard.layout.spec)
+                index = index_of_shard(found.value, reads.shard.spec)
                 _cut_values(found.value, index, reads, values)
             except IndexDamageError as damage:
                 raise corrupt(reads.shard, damage) from damage
@@ -175,7 +175,7 @@ def _choose_whole_shards(groups: Sequence[ShardReads], max_nbytes: int) -> list[
     for reads in groups:
         shard, byte_ranges = reads.shard, reads.byte_ranges() or repeat(None)
         n_wanted = len({i for i, r in zip(reads.entry_ids, byte_ranges, strict=False) if r is None})
-        chunk_nbytes, spec = shard.layout.chunk_nbytes, shard.layout.spec
+        chunk_nbytes, spec = shard.layout.chunk_nbytes, shard.spec
         # All entries count: a shard of an array that has shrunk may hold entries outside it.
         is_small = chunk_nbytes is not None and spec.n_entries * chunk_nbytes <= max_nbytes
         # Without a checksum a truncated reply may pass for the whole shard.
@@ -293,7 +293,7 @@ def _blame_entries(span_reads: Sequence[tuple[_ShardPlan, Span]]) -> Flow[None]:
         assert index is not None, "it has spans"
         for member in span.members:
             try:
-                index.check_entry(plan.reads.entry_ids[member], size, shard.layout.spec)
+                index.check_entry(plan.reads.entry_ids[member], size, shard.spec)
             except IndexDamageError as damage:
                 raise corrupt(shard, damage) from damage
 

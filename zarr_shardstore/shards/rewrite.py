@@ -64,7 +64,7 @@ def rewrite_shard(
     outcomes, old, new = yield from apply_groups(groups, read)
     if old is not None and new:
         entries = {i: v for i, v in {**old, **new}.items() if v is not None}
-        build = partial(build_shard, entries, shard.layout.spec, order)
+        build = partial(build_shard, entries, shard.spec, order)
         yield [Set(shard.key, build()) if entries else Delete(shard.key, placeholder=build)]
     return outcomes
 
@@ -89,7 +89,7 @@ def _read_entries_to_keep(
 
 def _split(shard: ShardRef, data: Bytes, without: Collection[int] = ()) -> dict[int, Bytes]:
     try:
-        return {**split_shard(data, shard.layout.spec, without=without)}
+        return {**split_shard(data, shard.spec, without=without)}
     except IndexDamageError as damage:
         hint = KEEP_HINT if damage.entry_id is not None else "; nothing was written"
         raise corrupt(shard, damage, hint) from damage
@@ -102,7 +102,7 @@ def _is_replaced_whole(shard: ShardRef, replaced: dict[int, float]) -> Flow[bool
     have been cut, or another store has appended to it.
     """
     is_certain = min(replaced.values(), default=math.inf) == math.inf
-    if is_certain and len(replaced) == shard.layout.spec.n_entries:
+    if is_certain and len(replaced) == shard.spec.n_entries:
         return True
     (exists,) = yield [requests.Exists(shard.key)]
     if not exists:
@@ -118,7 +118,7 @@ def _is_replaced_whole(shard: ShardRef, replaced: dict[int, float]) -> Flow[bool
             (found,) = yield from read_whole_shards([shard])
             if found.value is None:
                 return True
-            index = index_of_shard(found.value, shard.layout.spec)
+            index = index_of_shard(found.value, shard.spec)
         except (IndexDamageError, CorruptValueError):
             return True
     if index is None:
@@ -164,7 +164,7 @@ def compact_shard(shard: ShardRef, *, order: EntryOrder) -> Flow[None]:
     size: int | None
     (size,) = yield [requests.GetSize(shard.key)]
     ids = index.present_ids()
-    spec = shard.layout.spec
+    spec = shard.spec
     if size == int(index.fields[ids, 1].sum()) + spec.index_nbytes and len(ids):
         return
     found: requests.Found

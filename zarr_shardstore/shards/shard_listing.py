@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from zarr_shardstore.format.keys import Coords
-from zarr_shardstore.format.layout import ArrayLayout, ShardRef, grid_box
+from zarr_shardstore.format.layout import ArrayLayout, ShardRef
 from zarr_shardstore.format.shard import ShardIndex
 from zarr_shardstore.shards.requests import Flow, KeyCursor, ListPage
 
@@ -39,8 +39,8 @@ class GridDirectory(NamedTuple):
         """The directory of the base store with the shards of this directory."""
         if not self.leading:
             return self.layout.prefix + self.path
-        pairs = zip(self.leading, self.layout.spec.chunks_per_shard, strict=False)
-        coords = "".join(f"{c // n}/" for c, n in pairs)
+        number = self.layout.spec.boxes.number
+        coords = "".join(f"{number(dim, c)}/" for dim, c in enumerate(self.leading))
         return self.layout.prefix + self.layout.encoding.marker + coords
 
     def shard_of_name(self, name: str) -> ShardRef | None:
@@ -58,16 +58,18 @@ class GridDirectory(NamedTuple):
         part = start[0][dim:]
         if not part:
             return [name]  # the "c" of the default encoding
-        cps, grid = layout.spec.chunks_per_shard, layout.grid_shape
-        ((first, stop),) = grid_box(part, cps[dim : dim + 1], grid and grid[dim : dim + 1])
+        first, stop = layout.spec.boxes.bounds(dim, part[0])
+        if layout.grid_shape is not None:
+            stop = min(stop, layout.grid_shape[dim])
         return self._directory_names(range(first, min(stop, first + MAX_NAMES + 1)))
 
     def names_of_directories(self, shard: ShardRef, index: ShardIndex) -> list[str]:
         """Return the names of the directories here that have chunks of a shard below."""
         ids = entries_present(shard, index, self.leading)
-        dim, cps = len(self.leading), self.layout.spec.chunks_per_shard
+        dim, cps = len(self.leading), shard.spec.chunks_per_shard
+        first, _ = self.layout.spec.boxes.bounds(dim, shard.coords[dim])
         numbers = np.unique(np.unravel_index(ids, cps)[dim]).tolist()
-        return self._directory_names(shard.coords[dim] * cps[dim] + n for n in numbers)
+        return self._directory_names(first + n for n in numbers)
 
     def names_of_entries(self, shard: ShardRef, index: ShardIndex) -> list[str]:
         """Return the names in this directory of the chunks of one of its shards."""

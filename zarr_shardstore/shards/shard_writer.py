@@ -61,7 +61,7 @@ from zarr_shardstore.format.journal import (
     Move,
     encode_record,
 )
-from zarr_shardstore.format.layout import ShardRef, n_in_grid_box
+from zarr_shardstore.format.layout import ShardRef
 from zarr_shardstore.format.shard import (
     BYTE_ORDERS,
     CHECKSUM_NBYTES,
@@ -126,7 +126,7 @@ class ShardWriter:
     def __init__(
         self, shard: ShardRef, index: bytes, size: int, data_end: int | None, owner: int
     ) -> None:
-        spec = shard.layout.spec
+        spec = shard.spec
         decoded = ShardIndex.decode(index, spec)
         self.shard = shard
         self.owner = owner
@@ -160,7 +160,7 @@ class ShardWriter:
     @property
     def data_nbytes(self) -> int:
         """Bytes that entries use or once used, without the gap."""
-        return self.data_end - (self.shard.layout.spec.index_nbytes if self._is_at_start else 0)
+        return self.data_end - (self.shard.spec.index_nbytes if self._is_at_start else 0)
 
     @property
     def dead_nbytes(self) -> int:
@@ -171,7 +171,7 @@ class ShardWriter:
         """Return the dead bytes there will be when entries have new values, or none."""
         replaced = sum(entry[1] for i in values if (entry := self.entry(i)) is not None)
         moved = 0 if self.fits(sum(len(v) for v in values.values() if v is not None)) else 1
-        return self.dead_nbytes + replaced + moved * self.shard.layout.spec.index_nbytes
+        return self.dead_nbytes + replaced + moved * self.shard.spec.index_nbytes
 
     @property
     def gap_nbytes(self) -> int:
@@ -185,7 +185,7 @@ class ShardWriter:
 
     def index(self) -> ShardIndex:
         """Return a copy of the index."""
-        order = BYTE_ORDERS[self.shard.layout.spec.index.endian]
+        order = BYTE_ORDERS[self.shard.spec.index.endian]
         fields = np.frombuffer(bytes(self.body), f"{order}u8").reshape(-1, 2)
         return ShardIndex(fields.astype(np.uint64, copy=False))
 
@@ -206,8 +206,7 @@ class ShardWriter:
     def n_full(self) -> int:
         """Number of entries of a full shard; a dimension that has grown since counts whole."""
         coords, layout = self.shard.coords, self.shard.layout
-        cps = layout.spec.chunks_per_shard
-        return n_in_grid_box(coords, cps, layout.grid_shape, self.growing)
+        return layout.spec.boxes.n_in_box(coords, layout.grid_shape, self.growing)
 
     def fits(self, nbytes: float) -> bool:
         """Whether new entries of so many bytes find room."""
@@ -291,7 +290,7 @@ class ShardWriter:
         """Return the steps of a move: after a gap for `nbytes` and the entries to come."""
         start = self.size
         n_left = self.n_full - self.n_present
-        index_nbytes = self.shard.layout.spec.index_nbytes
+        index_nbytes = self.shard.spec.index_nbytes
         index_start = start_of_index(
             start + nbytes, index_nbytes, n_left * mean_nbytes, self.live_nbytes
         )
@@ -321,13 +320,13 @@ class ShardWriter:
         return [WriteAt("journal", 0, [self._head]), Barrier()]
 
     def _header(self, data_end: int) -> bytes:
-        spec = self.shard.layout.spec
+        spec = self.shard.spec
         place = self.owner, self.index_start, data_end, self._number
         return JournalHeader(spec.index.checksum, spec.n_entries, *place).encode()
 
     @property
     def _checksum(self) -> bytes:
-        form = self.shard.layout.spec.index
+        form = self.shard.spec.index
         return self.crc.to_bytes(CHECKSUM_NBYTES, "little") if form.checksum else b""
 
     def has_index_of(self, fd: int, pread: Callable[[int, int, int], bytes]) -> bool:
@@ -346,7 +345,7 @@ class ShardWriter:
         # First: a record for another place of the index could undo the change.
         steps: list[FileStep] = [Truncate("journal", 0), Barrier()]
         self._head = b""
-        if self.gap_nbytes >= self.shard.layout.spec.index_nbytes:
+        if self.gap_nbytes >= self.shard.spec.index_nbytes:
             steps += [
                 *self._index_copied(self.data_end),
                 Truncate("shard", self.size),

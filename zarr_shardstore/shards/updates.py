@@ -14,7 +14,8 @@ from operator import index
 from typing import Any, TypeVar
 
 from zarr_shardstore.errors import SpecError
-from zarr_shardstore.format.layout import Box, ChunkRef, ShardRef, entries_in_box
+from zarr_shardstore.format.box_grid import Box
+from zarr_shardstore.format.layout import ChunkRef, ShardRef
 from zarr_shardstore.format.shard import Bytes
 from zarr_shardstore.shards import requests
 from zarr_shardstore.shards.requests import Delete, EntryUpdate, Flow, Piece, Set, Update
@@ -58,7 +59,7 @@ class EntryBlock(Sequence[EntryUpdate]):
 
     def new_values(self) -> dict[int, Bytes | None]:
         """Return the values by entry id."""
-        ids = entries_in_box(self._box, self.shard.coords, self.shard.layout.spec.chunks_per_shard)
+        ids = self.shard.layout.spec.boxes.ids_in(self.shard.coords, self._box)
         return dict(zip(ids.tolist(), self._values, strict=True))
 
 

@@ -165,7 +165,7 @@ class ShardingEngine:
         for table in self._arrays.current().key_tables:
             if (place := table.translate(key)) is not None:
                 path = self.root + place[0]
-                file, spec = find_file(path), table.layout.spec
+                file, spec = find_file(path), table.spec or table.shard(place[0]).spec
                 if file is None or (file.spec is not spec and not file.has_spec(spec)):
                     return MISS
                 value = file.read(path, place[1], byte_range, may_wait=may_wait)
@@ -204,7 +204,7 @@ class ShardingEngine:
         for reads in groups:
             path = root + reads.shard.key
             file = find_file(path)
-            if file is None or not file.has_spec(reads.shard.layout.spec):
+            if file is None or not file.has_spec(reads.shard.spec):
                 found.append(None)
             else:
                 found.append(file.read_many(path, reads.entry_ids, reads.byte_ranges()))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 import numpy.typing as npt
 from zarr.abc.store import Store
@@ -11,6 +13,9 @@ from zarr_shardstore.io.driver import Stats
 from zarr_shardstore.io.seal import seal_all, seal_all_async
 from zarr_shardstore.operations.locate import Region, chunks_initialized, shard_shape
 from zarr_shardstore.store.engine import EngineStore, documented_like
+
+if TYPE_CHECKING:
+    from zarr_shardstore.store.obspec_store import ObspecStore
 
 
 class Upkeep(EngineStore):
@@ -40,6 +45,36 @@ class Upkeep(EngineStore):
         (2, 2)
         """
         return self._engine.driver.counters.stats()
+
+    def as_obspec(self) -> ObspecStore:
+        """Return the keys and values of this store as an object with the methods of ``obspec``.
+
+        Tools that take the protocols of ``obspec`` read and write chunks through it. It has
+        ``get``, ``get_range``, ``get_ranges``, ``head``, ``list``, ``list_with_delimiter``, ``put``
+        and ``delete``, each also with ``_async``. The package ``obspec`` need not be installed.
+
+        Notes
+        -----
+        ``put`` with ``mode="create"`` raises `AlreadyExistsError` if the value exists, and never
+        replaces it. If two writers create one metadata document at the same instant, one document
+        is stored, and both calls may succeed. Conditions on ETags, attributes and tags raise
+        `UnsupportedError`: a chunk has none of its own. ``last_modified`` is the time of the reply,
+        because a shard keeps no time for a chunk.
+
+        Examples
+        --------
+        >>> store = ShardingStore({}, chunks_per_shard=4)
+        >>> store.set_sync("data/root/a/c0", b"abcdef")
+        >>> chunks = store.as_obspec()
+        >>> chunks.head("data/root/a/c0")["size"]
+        6
+        >>> ranges = chunks.get_ranges("data/root/a/c0", starts=[0, 4], ends=[2, 6])
+        >>> [bytes(each) for each in ranges]
+        [b'ab', b'ef']
+        """
+        from zarr_shardstore.store.obspec_store import ObspecStore
+
+        return ObspecStore(self)
 
     def shard_shape(self, path: str) -> tuple[int, ...] | None:
         """Return the shape of the shards of an array in elements; ``None`` if it has no shards.

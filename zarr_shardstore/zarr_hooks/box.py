@@ -16,8 +16,9 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from zarr_shardstore.format.box_grid import Box
 from zarr_shardstore.format.keys import Coords
-from zarr_shardstore.format.layout import ArrayLayout, Box, ShardRef, entries_in_box, is_inside
+from zarr_shardstore.format.layout import ArrayLayout, ShardRef, is_inside
 
 Array: TypeAlias = npt.NDArray[Any]
 
@@ -37,8 +38,7 @@ class ShardBox(NamedTuple):
         return math.prod(stop - start for start, stop in self.chunks)
 
     def entry_ids(self) -> npt.NDArray[np.intp]:
-        cps = self.shard.layout.spec.chunks_per_shard
-        return entries_in_box(self.chunks, self.shard.coords, cps)
+        return self.shard.layout.spec.boxes.ids_in(self.shard.coords, self.chunks)
 
 
 class ArrayBox(NamedTuple):
@@ -165,11 +165,10 @@ class ArrayBox(NamedTuple):
     def shards(self) -> Iterator[ShardBox]:
         """Yield the part of each shard, in C order."""
         layout, chunks = self.layout, self.chunks
-        cps = layout.spec.chunks_per_shard
-        sides = list(zip(chunks, cps, strict=True))
-        for coords in product(*[range(lo // n, -(-hi // n)) for (lo, hi), n in sides]):
-            inside = zip(sides, coords, strict=True)
-            box = [(max(lo, s * n), min(hi, (s + 1) * n)) for ((lo, hi), n), s in inside]
+        boxes = layout.spec.boxes
+        for coords in product(*boxes.boxes_of(chunks)):
+            pairs = zip(chunks, boxes.box(coords), strict=True)
+            box = [(max(lo, first), min(hi, end)) for (lo, hi), (first, end) in pairs]
             yield ShardBox(layout.shard(coords), tuple(box))
 
     def slices_of(self, chunks: Box) -> tuple[slice, ...]:

@@ -24,7 +24,8 @@ import numpy.typing as npt
 from zarr.core.array_spec import ArraySpec
 from zarr.core.buffer import BufferPrototype
 
-from zarr_shardstore.format.layout import ArrayLayout, Box
+from zarr_shardstore.format.box_grid import Box
+from zarr_shardstore.format.layout import ArrayLayout
 from zarr_shardstore.io.buffers import own_bytes
 from zarr_shardstore.io.concurrency import (
     bulk_pool,

@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import prod
-from operator import floordiv, mul
+from operator import mul
 from typing import Any, ClassVar, NamedTuple, cast
 
 import numpy as np
@@ -34,6 +34,7 @@ from zarr.core.metadata import ArrayMetadata, ArrayV3Metadata
 from zarr.storage import StorePath
 
 from zarr_shardstore.errors import SpecError
+from zarr_shardstore.format.box_grid import BoxGrid, Side
 from zarr_shardstore.format.keys import SHARD_MARK, ChunkKeyEncoding, Coords
 from zarr_shardstore.format.layout import ShardRef, chunk_grid_shape
 from zarr_shardstore.io.concurrency import run_within
@@ -49,12 +50,14 @@ class _ShardKey(str):
     stored shards by searching the listing for this key."""
 
     coords: Coords
-    cps: Coords
+    boxes: BoxGrid
     encoding: ChunkKeyEncoding
 
     def __eq__(self, other: object) -> bool:
-        coords = self.encoding.decode(other, len(self.cps)) if isinstance(other, str) else None
-        return coords is not None and self.coords == tuple(map(floordiv, coords, self.cps))
+        coords = self.encoding.decode(other, len(self.coords)) if isinstance(other, str) else None
+        if coords is None:
+            return False
+        return self.coords == tuple(map(self.boxes.number, range(len(coords)), coords))
 
     __hash__ = str.__hash__
 
@@ -67,11 +70,12 @@ class ShardKeyEncoding(chunk_key_encodings.ChunkKeyEncoding):
     name: ClassVar[str] = MARKER
     above: Any
     """Encoding of the chunks."""
-    cps: Coords
+    cps: tuple[Side, ...]
+    """Chunks of a shard along each dimension."""
 
     def encode_chunk_key(self, chunk_coords: tuple[int, ...]) -> str:
         key = _ShardKey(self.above.encode_chunk_key(chunk_coords) + SHARD_MARK)
-        key.coords, key.cps = chunk_coords, self.cps
+        key.coords, key.boxes = chunk_coords, BoxGrid(self.cps)
         key.encoding = ChunkKeyEncoding(self.above.name, getattr(self.above, "separator", "/"))
         return key
 
@@ -124,9 +128,9 @@ class ShardsArgument(NamedTuple):
         takes_shards = getattr(store, "_takes_shards", None)  # if it is a ShardingStore
         if takes_shards is None or not takes_shards(document.to_bytes()):
             return None
-        encoding, shards = metadata.chunk_key_encoding, metadata.shards or ()
+        encoding = metadata.chunk_key_encoding
         if not isinstance(encoding, ShardKeyEncoding):
-            cps = tuple(map(floordiv, shards, metadata.chunks))
+            cps = _chunks_per_shard(metadata, codecs[0].chunk_shape)
             metadata.extra_fields.update(marked({}, "flat"))
             # The object is new, and zarr's constructor also sets its fields this way.
             object.__setattr__(metadata, "chunk_key_encoding", ShardKeyEncoding(encoding, cps))
@@ -227,6 +231,8 @@ class ShardsArgument(NamedTuple):
         cps, sides = layout.spec.chunks_per_shard, self.codec.chunk_shape
         if not isinstance(array, np.ndarray) or layout.grid_shape is None or not cps:
             return None
+        if layout.spec.sides is not None:
+            return None
         if spec.shape != tuple(map(mul, sides, cps)):
             return None  # the array object is stale
         if await store._layout_of(refs[0].chunk_key(0), reads=reads) is not layout:
@@ -243,20 +249,32 @@ class ShardsArgument(NamedTuple):
         path, spec, inside, outside, is_complete = item
         chunk_shape, layout = self.codec.chunk_shape, ref.layout
         cps = tuple(s // c for s, c in zip(spec.shape, chunk_shape, strict=True))
-        if cps != layout.spec.chunks_per_shard:
+        if cps != ref.spec.chunks_per_shard:
             raise SpecError(
-                f"the array {layout.path!r} has {layout.spec.chunks_per_shard} chunks a shard, "
+                f"the array {layout.path!r} has {ref.spec.chunks_per_shard} chunks a shard, "
                 f"and this array object expects {cps}: open the array again"
             )
         indexer = get_indexer(inside, spec.shape, _grid(spec.shape, chunk_shape))
         chunk_spec = self.codec._get_chunk_spec(spec)
-        first = tuple(c * n for c, n in zip(ref.coords, cps, strict=True))
+        first = [start for start, _ in layout.spec.boxes.box(ref.coords)]
         chunks = []
         for coords, in_chunk, in_part, is_whole in indexer:
             at = tuple(a + b for a, b in zip(first, coords, strict=True))
             chunk = StorePath(path.store, layout.prefix + layout.encoding.encode(at))
             chunks.append((chunk, chunk_spec, in_chunk, in_part, is_complete or is_whole))
         return _Shard(spec, outside, indexer, chunks, position)
+
+
+def _chunks_per_shard(metadata: ArrayV3Metadata, chunk_shape: Coords) -> tuple[Side, ...]:
+    """Return the chunks of a shard along each dimension, or of each shard."""
+    grid: Any = metadata.chunk_grid  # in zarr 3.1 always of one shape
+    shards = grid.chunk_shape if hasattr(grid, "chunk_shape") else grid.chunk_shapes
+    return tuple(
+        [
+            side // c if isinstance(side, int) else tuple([length // c for length in side])
+            for side, c in zip(shards, chunk_shape, strict=True)
+        ]
+    )
 
 
 def _grid(shape: tuple[int, ...], chunk_shape: tuple[int, ...]) -> Any:

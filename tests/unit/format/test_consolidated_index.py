@@ -82,12 +82,12 @@ def test_the_layout() -> None:
     assert collection is not None
     assert collection.written_s == 77
     assert not collection.has_file_times
-    found = collection.find("c/0/1")
+    found = collection.find("c/0/1", SPEC.n_entries)
     assert found is not None
     assert found.index.fields.tolist() == [list(pair) for pair in FIELDS]
     assert found.index.fields.dtype == np.uint64
     assert (found.version, found.size) == ('"abc"', 263)
-    assert collection.find("c/0/2") is None
+    assert collection.find("c/0/2", SPEC.n_entries) is None
     assert decode(ONE) is not None
 
 
@@ -116,11 +116,11 @@ def test_round_trip(spec: ShardingSpec, data: st.DataObject) -> None:
     assert collection is not None
     assert len(collection) == len(shards)
     for suffix, expected in shards.items():
-        found = collection.find(suffix)
+        found = collection.find(suffix, spec.n_entries)
         assert found is not None
         assert (found.version, found.size) == (expected.version, expected.size)
         assert (found.index.fields == expected.index.fields).all()
-    assert collection.find("not there" * 3) is None
+    assert collection.find("not there" * 3, spec.n_entries) is None
     assert collection.has_file_times == any(isinstance(s.version, int) for s in shards.values())
 
 
@@ -198,8 +198,8 @@ def test_a_blob_that_is_none(blob: bytes) -> None:
     more = {"keys": ["bad", "good"], "nbytes": [len(blob), len(BLOB)]}
     collection = decode(by_hand({**HEADER, **columns, **more}, blob, BLOB))
     assert collection is not None
-    assert collection.find("bad") is None
-    assert collection.find("good") is not None
+    assert collection.find("bad", SPEC.n_entries) is None
+    assert collection.find("good", SPEC.n_entries) is not None
 
 
 def test_another_version_of_the_layout_is_not_read() -> None:
@@ -212,7 +212,7 @@ def test_what_is_dropped_is_not_found_again() -> None:
     assert collection is not None
     collection.drop("c/0/1")
     collection.drop("c/0/1")
-    assert collection.find("c/0/1") is None
+    assert collection.find("c/0/1", SPEC.n_entries) is None
 
 
 def test_a_document_says_that_there_is_one() -> None:
@@ -245,7 +245,7 @@ def test_its_memory_is_counted_and_bounded() -> None:
     assert collection is not None
     assert (len(collection), collection.nbytes) == (1, len(data) + 400)
     assert (collection.was_used, collection.has_file_times) == (False, True)
-    found = collection.find("c/0/1")
+    found = collection.find("c/0/1", SPEC.n_entries)
     assert found is not None
     assert (found.version, found.size) == (7, 2**63 - 1)
     packed = memoryview(zlib.compress(bytes(1000)))

@@ -15,10 +15,7 @@ from zarr_shardstore.format.keys import ChunkKeyEncoding, Style
 from zarr_shardstore.format.layout import (
     ArrayLayout,
     chunk_grid_shape,
-    entries_in_box,
-    grid_box,
     is_inside,
-    n_in_grid_box,
 )
 from zarr_shardstore.format.shard import DRAFT_INDEX, ShardingSpec
 
@@ -225,22 +222,6 @@ def test_grids_by_hand() -> None:
     assert all(type(n) is int for n in (*chunk_grid_shape((9,), (5,)), *shard.coords))
     assert is_inside((1, 0), (2, 1))
     assert not is_inside((1, 1), (2, 1))
-
-
-def test_the_box_of_a_shard_is_clipped_to_a_grid_that_is_known() -> None:
-    assert grid_box((0, 2), (5, 3), None) == ((0, 5), (6, 9))
-    assert grid_box((0, 2), (5, 3), (4, 8)) == ((0, 4), (6, 8))
-    assert grid_box((0, 2), (5, 3), (9, 5)) == ((0, 5), (6, 6))
-    assert n_in_grid_box((0, 2), (5, 3), None) == 15
-    assert n_in_grid_box((0, 2), (5, 3), (4, 8)) == 4 * 2
-    assert n_in_grid_box((0, 2), (5, 3), (4, 8), growing={1}) == 4 * 3
-    assert n_in_grid_box((0, 2), (5, 3), (4, 5)) == 0
-
-
-def test_entries_in_a_box_around_or_beside_the_shard() -> None:
-    assert entries_in_box(((6, 99), (0, 8)), (1, 2), (5, 3)).tolist() == [3, 4, 6, 7, 9, 10, 12, 13]
-    assert entries_in_box(((0, 5), (6, 9)), (1, 2), (5, 3)).tolist() == []
-    assert entries_in_box(((5, 6), (9, 12)), (1, 2), (5, 3)).tolist() == []
 
 
 def test_a_key_is_that_of_a_chunk_as_it_is_spelled() -> None:

@@ -16,6 +16,7 @@ from tests.support.rounds import rounds
 from tests.support.shard_bytes import build_shard
 from tests.tools.test_sparse import sparse
 from zarr_shardstore import shard_store
+from zarr_shardstore.format.box_grid import BoxGrid
 from zarr_shardstore.format.keys import ChunkKeyEncoding
 from zarr_shardstore.format.shard import ZEP2_INDEX, ShardingSpec
 from zarr_shardstore.io.backends.mapping import MappingBackend
@@ -84,7 +85,7 @@ def test_regions_are_those_of_the_stored_values(case: Any, name: str) -> None:
     base = {**keys, **dict.fromkeys(["a/c/note", "a/readme", "b/c/0"], b"")}
     place = place_of(array, base, cps)
     with mock.patch.object(regions, "_WALKED", 4):
-        found = regions_to_visit([place], region_shape)
+        found = regions_to_visit([place], BoxGrid(region_shape))
     if found is None:
         return
     assert found == sorted(

@@ -371,9 +371,10 @@ def _in_shard(stored: walks.Stored, version: Version | None) -> ChunkRanges:
     shard, index = stored.shard, stored.decoded
     assert shard is not None
     assert index is not None
-    cps, ids = shard.layout.spec.chunks_per_shard, stored.ids
+    cps, ids = shard.spec.chunks_per_shard, stored.ids
     inside = np.array(np.unravel_index(ids, cps) if cps else (), dtype=np.intp)
-    coords = inside.reshape(len(cps), len(ids)).T + np.multiply(shard.coords, cps, dtype=int)
+    starts = np.array([start for start, _ in shard.layout.spec.boxes.box(shard.coords)], dtype=int)
+    coords = inside.reshape(len(cps), len(ids)).T + starts
     version = version or Version(nbytes=stored.nbytes)  # a new shard
     return ChunkRanges([shard.key], coords, index.fields[ids, 0], index.fields[ids, 1], version)
 

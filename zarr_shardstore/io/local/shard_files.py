@@ -160,7 +160,7 @@ class ShardFile:
             return None
         size = os.fstat(self._fd).st_size
         self._is_synced = data_end is not None  # as its upload was
-        spec = shard.layout.spec
+        spec = shard.spec
         start = 0 if spec.index.location == "start" else max(0, size - spec.index_nbytes)
         index = at_offset.pread(self._fd, spec.index_nbytes, start)
         if data_end is None and self.has_journal:

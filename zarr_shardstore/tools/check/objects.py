@@ -126,7 +126,9 @@ class ArrayChecker:
         self.above = [t for t in transformers if isinstance(t, stacks.ValueTransformer)]
         self.is_decodable = len(self.above) == len(transformers)
         """True if values of shards are decoded; otherwise only the index is checked."""
-        self.nbytes = metadata.chunk_nbytes(doc, geometry.chunk_shape)
+        self._doc, self.geometry = doc, geometry
+        self.nbytes = None if geometry.sides else self._nbytes_of(geometry.chunk_shape)
+        """Size of each decoded chunk in bytes, if it is one number."""
         self.index_key = index_key_of(node, doc)
         self._copies: list[_Copies] = []
         self._lock = threading.Lock()
@@ -134,7 +136,8 @@ class ArrayChecker:
         """Reason why chunks are not decoded."""
         self.codecs: list[str] | None = None
         """Names of the codecs that change bytes, the nearest to the array first."""
-        self._decode: Callable[[Any], Problem] | None = None
+        self._decoders: dict[chunk_keys.Coords, Callable[[Any], Problem]] | None = None
+        """Decoders by the shape of the chunk."""
         self.view: dict[str, Any] = {}
         """Document of plain chunks of Zarr v2 or v3, for zarr's codecs."""
         how, plain = array.document.declaration, metadata.without_notes(doc)
@@ -144,7 +147,7 @@ class ArrayChecker:
             view = array_of_draft(plain) if node.hierarchy == "draft" else dict(plain)
             self.view, self.codecs = view, codec_names(view)
             if level == "decode":
-                self._decode = decoder(view, geometry.chunk_shape)
+                self._decoders = {geometry.chunk_shape: decoder(view, geometry.chunk_shape)}
         except Exception as error:  # a codec or data type that is not installed here
             self.unchecked = f"chunks are not decoded: {error}"
         if not self.is_decodable:
@@ -243,10 +246,21 @@ class ArrayChecker:
             return "chunk_checksum", error.message
         except Exception as error:
             return "chunk_undecodable", f"{type(error).__name__}: {error}"
-        problem = problem_of_frame(self.codecs or [], value, self.nbytes)
-        if problem is None and self._decode is not None:
-            problem = self._decode(value)
+        shape = self._shape_of_chunk(key)
+        nbytes = self._nbytes_of(shape)
+        problem = problem_of_frame(self.codecs or [], value, nbytes)
+        if problem is None and self._decoders is not None:
+            if shape not in self._decoders:
+                self._decoders[shape] = decoder(self.view, shape)
+            problem = self._decoders[shape](value)
         return problem
+
+    def _shape_of_chunk(self, key: str) -> chunk_keys.Coords:
+        coords = self.grid.layout.coords_of(key) if self.geometry.sides else None
+        return self.geometry.chunk_shape if coords is None else self.geometry.chunks.lengths(coords)
+
+    def _nbytes_of(self, shape: chunk_keys.Coords) -> int | None:
+        return metadata.chunk_nbytes(self._doc, shape)
 
 
 class _ShardCheck:
@@ -256,7 +270,7 @@ class _ShardCheck:
         self, checker: ArrayChecker, base: BaseStoreHandle, shard: layouts.ShardRef
     ) -> None:
         self.checker, self.base, self.shard = checker, base, shard
-        self.spec, self.below = shard.layout.spec, checker.grid.below
+        self.spec, self.below = shard.spec, checker.grid.below
         self.result = CheckResult()
 
     def run(self, found: requests.Found | Exception, copies: _Copies) -> CheckResult:
@@ -365,7 +379,7 @@ class _ShardCheck:
         """Compare with the consolidated index. Readers take a copy only for a shard of its version:
         a copy for another version is harmless."""
         suffix = self.shard.key[len(self.shard.layout.prefix) :]
-        copy = None if copies is None else copies.find(suffix)
+        copy = None if copies is None else copies.find(suffix, self.spec.n_entries)
         if copy is None:
             return
         if is_version_of(self.base, self.shard.key, copy, found) is False:
@@ -432,9 +446,10 @@ def specs_of_index(spec: shard_format.ShardingSpec) -> list[shard_format.Shardin
 
 
 def coords_of_entry(shard: layouts.ShardRef, entry: int) -> chunk_keys.Coords:
-    cps = shard.layout.spec.chunks_per_shard
+    cps = shard.spec.chunks_per_shard
     inside = np.unravel_index(entry, cps) if cps else ()
-    return tuple(s * n + int(i) for s, n, i in zip(shard.coords, cps, inside, strict=True))
+    starts = shard.layout.spec.boxes.box(shard.coords)
+    return tuple(start + int(i) for (start, _), i in zip(starts, inside, strict=True))
 
 
 def _form_text(form: shard_format.IndexFormat) -> str:

@@ -302,7 +302,7 @@ class _Repair:
             return RepairAction(key, "left", text, **more)
         new: _Bytes | None = None
         if kept.entries or self.has_conditions:  # a shard without entries says the same as none
-            new = shard_format.build_shard(kept.entries, shard.layout.spec, "morton")
+            new = shard_format.build_shard(kept.entries, shard.spec, "morton")
             for each in checker.grid.below:
                 new = each.encode(key, new)  # type: ignore[attr-defined]
         return self._exchange(key, new, text, old, **more)
@@ -311,7 +311,11 @@ class _Repair:
         """Return the keyword arguments of `salvage`, also from the consolidated index."""
         evidence: dict[str, Any] = {"guesses": self.keep == "salvage", "order": self.order}
         copies = checker.copies(self.base)
-        copy = None if copies is None else copies.find(shard.key[len(shard.layout.prefix) :])
+        copy = (
+            None
+            if copies is None
+            else copies.find(shard.key[len(shard.layout.prefix) :], shard.spec.n_entries)
+        )
         if copy is not None:
             (found,) = checker.read_indexes(self.base, [shard], consistent=True)
             if not isinstance(found, Exception):
@@ -418,7 +422,7 @@ class _Replica:
             array, other = theirs.array, theirs.array.document.geometry
             if other is None or other.shape != geometry.shape:
                 continue
-            if other.chunk_shape != geometry.chunk_shape:
+            if not geometry.chunks.has_same_boxes(other.chunks, geometry.shape):
                 continue
             get = requests.Get(array.node.chunk_prefix + other.encoding.encode(coords))
             value = None
@@ -427,7 +431,7 @@ class _Replica:
             if value is None:
                 continue
             try:
-                new = transcoder(theirs.view, checker.view, other.chunk_shape)(value)
+                new = transcoder(theirs.view, checker.view, other.chunks.lengths(coords))(value)
                 for each in checker.above:
                     new = bytes(each.encode(key, new))
             except Exception:  # it is damaged: codecs raise errors of many types

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import nullcontext
 from dataclasses import replace
@@ -30,6 +30,9 @@ from zarr_shardstore.tools.inspect.occupancy import cell_of
 from zarr_shardstore.tools.native.preview import native_preview
 
 _Shape: TypeAlias = policies.ChunksPerShard | EllipsisType
+_Lengths: TypeAlias = (
+    "Sequence[int | Iterable[int]] | Mapping[str | int, int | Iterable[int]] | None"
+)
 
 
 class ConversionArguments(TypedDict, total=False):
@@ -49,6 +52,8 @@ def shard_store(
     *,
     chunks_per_shard: _Shape = ...,
     shard_nbytes: int | str | None = None,
+    shards: _Lengths = None,
+    shards_at: _Lengths = None,
     paths: Iterable[str] | str | None = None,
     declaration: policies.V3Declaration | None = None,
     index_codecs: store_options.IndexCodecs = None,
@@ -84,6 +89,14 @@ def shard_store(
         and no dimension is an error.
     shard_nbytes
         As for `ShardingStore`, in place of `chunks_per_shard`: bytes before compression.
+    shards : sequence or mapping, optional
+        Lengths of the shards in elements, in place of `chunks_per_shard`: for each dimension one
+        length, or a list with the length of each shard. A mapping has them by name or number of
+        the dimension, ``{"time": [31, 28, 31]}``; along other dimensions a shard has one chunk.
+        Lists reach the end of the array, or beyond it for shards to come. Each shard consists of
+        whole chunks.
+    shards_at
+        As `shards`, with the places where shards begin, after the first, instead of lengths.
     paths
         Arrays, groups with all below them, or patterns of these (``"raw/*"``); ``None``: all.
     declaration, index_codecs, index_location, order
@@ -147,7 +160,8 @@ def shard_store(
     >>> zarr.open_array(store, path="z").shards
     (3, 2)
     """
-    shape = _one_of(chunks_per_shard, shard_shape, "auto" if shard_nbytes is None else None)
+    default: _Shape = "auto" if shard_nbytes is None else None
+    shape = _one_of(chunks_per_shard, shard_shape, shards, shards_at, default)
     sharding = store_options.ShardingOptions(
         chunks_per_shard=shape,
         shard_nbytes=shard_nbytes,
@@ -213,6 +227,8 @@ def reshard(
     destination: StoreLike | None = None,
     *,
     shard_nbytes: int | str | None = None,
+    shards: _Lengths = None,
+    shards_at: _Lengths = None,
     declaration: policies.V3Declaration | None = None,
     index_codecs: store_options.IndexCodecs = None,
     index_location: store_options.IndexLocation = None,
@@ -229,7 +245,8 @@ def reshard(
 
     `shard_store` has the other parameters, the errors and guarantees.
     """
-    shape = _one_of(chunks_per_shard, shard_shape, ... if shard_nbytes is None else None)
+    default: _Shape = ... if shard_nbytes is None else None
+    shape = _one_of(chunks_per_shard, shard_shape, shards, shards_at, default)
     if shape is ...:
         raise SpecError("reshard needs chunks_per_shard: what a shard has afterwards")
     sharding = store_options.ShardingOptions(
@@ -244,12 +261,25 @@ def reshard(
     return convert_store(source, destination, sharding, to_plain=to_plain, **options)
 
 
-def _one_of(chunks_per_shard: _Shape, shard_shape: _Shape, default: _Shape) -> _Shape:
-    """Return the option, which has two names; the default if both were left out."""
-    if chunks_per_shard is not ... and shard_shape is not ...:
-        raise SpecError("chunks_per_shard and shard_shape are two names of one thing: give one")
-    given = chunks_per_shard if shard_shape is ... else shard_shape
-    return default if given is ... else given
+def _one_of(
+    chunks_per_shard: _Shape,
+    shard_shape: _Shape,
+    shards: _Lengths,
+    shards_at: _Lengths,
+    default: _Shape,
+) -> _Shape:
+    """Return the option that says how large a shard is; the default if all were left out."""
+    given: dict[str, Any] = {"chunks_per_shard": chunks_per_shard, "shard_shape": shard_shape}
+    given |= {"shards": ... if shards is None else shards}
+    given |= {"shards_at": ... if shards_at is None else shards_at}
+    names = [name for name, value in given.items() if value is not ...]
+    if len(names) > 1:
+        raise SpecError(f"{' and '.join(names)} say the same in several ways: give one")
+    if shards is not None or shards_at is not None:
+        lengths = shards if shards_at is None else shards_at
+        return policies.ShardLengths.parse(lengths, are_ends=shards_at is not None)
+    shape = chunks_per_shard if shard_shape is ... else shard_shape
+    return default if shape is ... else shape
 
 
 def compact_store(

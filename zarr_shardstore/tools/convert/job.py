@@ -24,7 +24,6 @@ from zarr_shardstore.access import (
     backends,
     consolidated_index,
     invalidate_documents,
-    layouts,
     metadata,
     open_base,
     requests,
@@ -279,7 +278,7 @@ class Conversion:
 
     def _manifest(self, plan: ArrayPlan) -> in_place.Manifest:
         assert plan.geometry is not None
-        shape, _, (style, separator) = plan.geometry
+        shape, (style, separator) = plan.geometry.shape, plan.geometry.encoding
         prefix, documents = plan.node.chunk_prefix, plan.new_documents
         is_staged = self.target is self.source
         return in_place.Manifest(
@@ -295,7 +294,7 @@ class Conversion:
         target = walks.ObjectGrid.of_keys(prefix, *keys, new_spec)
         places = ArrayLocation(self.source, source), ArrayLocation(self.target, target)
         nbytes, run = plan.nominal_nbytes, uuid.uuid4().hex
-        return ArrayTask(*places, plan.region_shape, self.order, nbytes, may_be_there, run)
+        return ArrayTask(*places, plan.regions, self.order, nbytes, may_be_there, run)
 
     @property
     def _is_elsewhere(self) -> bool:
@@ -309,8 +308,8 @@ class Conversion:
         locations = [task.source]
         if task.may_be_there or task.only_compares:
             locations.append(task.target)  # also regions that an earlier run wrote are visited
-        grid = layouts.chunk_grid_shape(task.source.grid.grid_shape, task.region_shape)
-        found = regions_to_visit(locations, task.region_shape)
+        grid = task.regions.boxes.shape(task.source.grid.grid_shape)
+        found = regions_to_visit(locations, task.regions.boxes)
         regions = product(*map(range, grid)) if found is None else iter(found)
         n_tasks = math.prod(grid) if found is None else len(found)
         calls = ((run_task, task, coords) for coords in regions)
@@ -340,7 +339,7 @@ def _report_of(plan: ArrayPlan) -> ArrayReport:
     node, cps = plan.node, None if plan.new_spec is None else plan.new_spec.chunks_per_shard
     n_tasks = 0
     if plan.action != "skipped" and plan.geometry is not None:
-        n_tasks = math.prod(layouts.chunk_grid_shape(plan.grid_shape, plan.region_shape))
+        n_tasks = math.prod(plan.regions.boxes.shape(plan.grid_shape))
     before = plan.documents.values()
     return ArrayReport(
         node.path,

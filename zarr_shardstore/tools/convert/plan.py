@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from operator import mul
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -17,9 +16,9 @@ import numpy as np
 from zarr_shardstore import errors
 from zarr_shardstore.access import (
     BaseStoreHandle,
+    box_grids,
     chunk_keys,
     declarations,
-    layouts,
     metadata,
     policies,
     read_dimension_names,
@@ -65,7 +64,7 @@ class ArrayPlan:
     def grid_shape(self) -> chunk_keys.Coords:
         """Number of values along each dimension."""
         assert self.geometry is not None
-        return layouts.chunk_grid_shape(self.geometry.shape, self.geometry.chunk_shape)
+        return self.geometry.grid_shape
 
     @property
     def nominal_nbytes(self) -> int | None:
@@ -74,20 +73,23 @@ class ArrayPlan:
         return metadata.chunk_nbytes(self.documents[self.node], self.geometry.chunk_shape)
 
     @property
-    def region_shape(self) -> chunk_keys.Coords:
-        """Number of values along each dimension that one task converts."""
+    def regions(self) -> shard_format.ShardingSpec:
+        """Cut of the grid into regions, each of which one task converts, as into shards."""
         if self.new_spec is not None and self.action != "copied":
-            return self.new_spec.chunks_per_shard
-        if self.spec is not None:
-            return block_shape(self.spec.chunks_per_shard, MAX_KEYS)
-        return block_shape(self.grid_shape, BLOCK)
+            return self.new_spec
+        if self.spec is None:
+            shape = block_shape(self.grid_shape, BLOCK)
+        elif self.spec.n_entries <= MAX_KEYS:
+            return self.spec
+        else:
+            shape = block_shape(self.spec.chunks_per_shard, MAX_KEYS)
+        return shard_format.ShardingSpec(shape, shard_format.ZEP2_INDEX)
 
     def copied(self) -> ArrayPlan:
         """Return the plan to copy the objects of the array as they are, each as one value."""
         geometry = self.geometry
         if geometry is not None and self.spec is not None:
-            shape = tuple(map(mul, geometry.chunk_shape, self.spec.chunks_per_shard))
-            geometry = geometry._replace(chunk_shape=shape)
+            geometry = geometry.in_boxes(self.spec.boxes)
         # The consolidated index is not copied: it names versions of the objects in the source.
         documents = {
             metadata.document_key(node): metadata.without_notes(doc)
@@ -209,10 +211,13 @@ def _choose_shards(
     """Choose the shards of an array, none larger than the grid, and say why."""
     now, grid = plan.spec, plan.grid_shape
     # Shards with another form of index are stored again.
-    kept = now.chunks_per_shard if now and policy.index in (None, now.index) else None
+    is_kept = now is not None and now.sides is None and policy.index in (None, now.index)
+    kept = now.chunks_per_shard if now is not None and is_kept else None
     if not grid:
         return now, "it has no dimensions, so one chunk"
     rule = policy.rule_of(plan.node.path, dims)
+    if isinstance(rule, policies.ShardLengths):
+        return _listed_shards(plan, policy, rule, dims)
     if rule == "auto":
         if now is not None:
             return now, "it has shards, and 'auto' leaves them as they are"
@@ -237,8 +242,28 @@ def _choose_shards(
         reason = f"as chunks_per_shard says{clipped}"
     if cps == kept:
         return now, "it has these shards already"
-    index = policy.index or (policy.default_index(plan.node) if now is None else now.index)
-    return shard_format.ShardingSpec(cps, index), reason
+    return shard_format.ShardingSpec(cps, _index_of(plan, policy)), reason
+
+
+def _index_of(plan: ArrayPlan, policy: policies.ShardingPolicy) -> shard_format.IndexFormat:
+    usual = policy.default_index(plan.node) if plan.spec is None else plan.spec.index
+    return policy.index or usual
+
+
+def _listed_shards(
+    plan: ArrayPlan,
+    policy: policies.ShardingPolicy,
+    rule: policies.ShardLengths,
+    dims: policies.Dimensions,
+) -> tuple[shard_format.ShardingSpec | None, str]:
+    """Return the shards of listed lengths."""
+    assert plan.geometry is not None
+    sides = rule.sides_of(plan.geometry, dims)
+    if isinstance(sides, str):
+        return plan.spec, sides
+    boxes = box_grids.BoxGrid(tuple(sides))
+    spec = shard_format.ShardingSpec(boxes.largest, _index_of(plan, policy), boxes.uneven)
+    return spec, "it has these shards already" if spec == plan.spec else "as shards says"
 
 
 def _chunks_per_shard_by_size(
@@ -323,8 +348,11 @@ def _declared_as(
     if declared is not None:
         doc = declarations.strip(doc, declared.how)
     transformers = above if spec is None else (*above, transformer_list.sharding_transformer(spec))
-    new = sharding.policy.declare(node, transformers)
-    if new is not None and declared is not None and sharding.declaration is None:
+    geometry = metadata.plain_geometry(node.hierarchy, doc)
+    new = sharding.policy.declare(node, transformers, geometry)
+    is_even = geometry is None or geometry.sides is None
+    keeps_form = declared is not None and (declared.how != "codec" or is_even)
+    if new is not None and declared is not None and keeps_form and sharding.declaration is None:
         new = declarations.Declared(declared.how, transformers)
     return dict(doc) if new is None else declarations.apply(doc, new)
 

@@ -15,13 +15,13 @@ import math
 from collections.abc import Generator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
-from operator import add, floordiv
+from operator import add
 from typing import Self
 
 import numpy as np
 import numpy.typing as npt
 
-from zarr_shardstore.access import BaseStoreHandle, chunk_keys, layouts, shard_format, walks
+from zarr_shardstore.access import BaseStoreHandle, box_grids, chunk_keys, shard_format, walks
 from zarr_shardstore.errors import SpecError
 
 BLOCK = 4096
@@ -58,27 +58,36 @@ class ArrayLocation:
 class ArrayRegion:
     """A box of the grid, and entry ids of its values, as of a shard, in the order of conversion."""
 
-    shape: chunk_keys.Coords
+    regions: shard_format.ShardingSpec
+    """Cut of the grid into regions."""
     coords: chunk_keys.Coords
     ids: npt.NDArray[np.intp]
 
     @classmethod
     def of(
         cls,
-        shape: chunk_keys.Coords,
+        regions: shard_format.ShardingSpec,
         coords: chunk_keys.Coords,
         grid_shape: chunk_keys.Coords,
         order: shard_format.EntryOrder,
     ) -> Self:
-        """Return region number `coords` of a grid that is cut into boxes."""
-        box = layouts.grid_box(coords, shape, grid_shape)
-        entries = layouts.entries_in_box(box, coords, shape)
-        return cls(shape, coords, shard_format.order_entries(entries, shape, order))
+        """Return region number `coords` of a grid that is cut into regions."""
+        entries = regions.boxes.ids_in(coords, regions.boxes.box(coords, grid_shape))
+        shape = regions.boxes.lengths(coords)
+        return cls(regions, coords, shard_format.order_entries(entries, shape, order))
+
+    @property
+    def shape(self) -> chunk_keys.Coords:
+        return self.regions.boxes.lengths(self.coords)
+
+    @property
+    def box(self) -> box_grids.Box:
+        """Values of the region, not clipped to the grid."""
+        return self.regions.boxes.box(self.coords)
 
     def keys(self, location: ArrayLocation) -> list[str]:
         """Return the keys of the values, in order, as plain chunks."""
-        spec = shard_format.ShardingSpec(self.shape, shard_format.ZEP2_INDEX)
-        shard = replace(location.grid.layout, spec=spec).shard(self.coords)
+        shard = replace(location.grid.layout, spec=self.regions).shard(self.coords)
         return shard.chunk_keys(self.ids)
 
 
@@ -101,14 +110,14 @@ def random_coords(
 
 
 def regions_to_visit(
-    locations: Sequence[ArrayLocation], region_shape: chunk_keys.Coords
+    locations: Sequence[ArrayLocation], regions: box_grids.BoxGrid
 ) -> list[chunk_keys.Coords] | None:
     """Return the regions in which one of these locations has a value; ``None``: all regions.
 
     Memory: some 150 bytes for each region. Raises `CorruptShardError` for a damaged index.
     """
     first = locations[0]
-    n_regions = math.prod(layouts.chunk_grid_shape(first.grid.grid_shape, region_shape))
+    n_regions = math.prod(regions.shape(first.grid.grid_shape))
     n_objects = max(math.prod(location.grid.shape) for location in locations)
     if not n_regions:
         return []
@@ -132,7 +141,7 @@ def regions_to_visit(
         n_listed = 0
         with _listing(location) as rounds:
             for some in rounds:
-                _add_regions(location, some, region_shape, found)
+                _add_regions(location, some, regions, found)
                 n_listed += len(some)
                 if n_listed >= max(n_objects, n_regions) // 2 or len(found) > max_regions:
                     return None
@@ -157,27 +166,28 @@ def _listing(location: ArrayLocation) -> closing[Generator[list[walks.Stored], N
 def _add_regions(
     location: ArrayLocation,
     objects: Sequence[walks.Stored],
-    region_shape: chunk_keys.Coords,
+    regions: box_grids.BoxGrid,
     found: set[chunk_keys.Coords],
 ) -> None:
     """Add the regions of some objects; of a shard in several regions, the regions of its values."""
     grid, shards = location.grid, []
     for stored in objects:
-        box = layouts.grid_box(stored.coords, grid.chunks_per_shard, grid.grid_shape)
-        sides = list(zip(box, region_shape, strict=True))
-        if all(lo // n == (hi - 1) // n for (lo, hi), n in sides):
-            found.add(tuple(lo // n for (lo, _), n in sides))
+        numbers = regions.boxes_of(grid.boxes.box(stored.coords, grid.grid_shape))
+        if all(len(side) == 1 for side in numbers):
+            found.add(tuple(side.start for side in numbers))
         else:
             shards.append(stored)
     for stored in location.base.run(walks.read_stored(grid, shards, ("index",))):
         stored.check()
-        inside = np.unravel_index(stored.ids, grid.chunks_per_shard)
-        lengths = zip(stored.coords, grid.chunks_per_shard, region_shape, strict=True)
-        # Counted from the first region on: numpy has no integers for some coordinates.
-        firsts, rests = zip(*(divmod(s * n, size) for s, n, size in lengths), strict=True)
-        columns = map(floordiv, map(add, inside, rests), region_shape)
-        for row in set(zip(*(column.tolist() for column in columns), strict=True)):
-            found.add(tuple(map(add, row, firsts)))
+        box = grid.boxes.box(stored.coords)
+        inside = np.unravel_index(stored.ids, grid.boxes.lengths(stored.coords))
+        columns = []
+        for dim, ((first, _), column) in enumerate(zip(box, inside, strict=True)):
+            there, at = np.unique(column, return_inverse=True)
+            # Python ints: numpy has no integers for some coordinates.
+            numbers_there = [regions.number(dim, first + i) for i in there.tolist()]
+            columns.append([numbers_there[i] for i in at.tolist()])
+        found.update(zip(*columns, strict=True))
 
 
 def only_stored(location: ArrayLocation, region: ArrayRegion) -> ArrayRegion:
@@ -186,9 +196,8 @@ def only_stored(location: ArrayLocation, region: ArrayRegion) -> ArrayRegion:
     Cost: samples and a listing, if many objects may lie in the region and most samples are missing.
     The listing ends where a request for each object is no more work.
     """
-    box = layouts.grid_box(region.coords, region.shape, location.grid.grid_shape)
-    grid, cps = location.grid, location.grid.chunks_per_shard
-    ranges = grid.objects_of(box)
+    grid, boxes = location.grid, region.regions.boxes
+    ranges = grid.objects_of(boxes.box(region.coords, grid.grid_shape))
     n_objects = math.prod(r.stop - r.start for r in ranges)
     if n_objects <= _WALKED or _is_dense(location, ranges):
         return region
@@ -199,8 +208,8 @@ def only_stored(location: ArrayLocation, region: ArrayRegion) -> ArrayRegion:
         for some in rounds:
             for stored in some:
                 if all(c in r for c, r in zip(stored.coords, ranges, strict=True)):
-                    of_object = layouts.grid_box(stored.coords, cps, grid.grid_shape)
-                    there.append(layouts.entries_in_box(of_object, region.coords, region.shape))
+                    of_object = grid.boxes.box(stored.coords, grid.grid_shape)
+                    there.append(boxes.ids_in(region.coords, of_object))
             n_listed += len(some)
             if n_listed >= n_objects:
                 return region

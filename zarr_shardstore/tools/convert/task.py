@@ -14,7 +14,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, pairwise
-from operator import add
 from typing import NamedTuple, TypeAlias
 
 import crc32c
@@ -27,7 +26,6 @@ from zarr_shardstore.access import (
     byte_ranges,
     chunk_keys,
     index_reads,
-    layouts,
     requests,
     shard_format,
 )
@@ -57,7 +55,8 @@ class ArrayTask:
 
     source: ArrayLocation
     target: ArrayLocation
-    region_shape: chunk_keys.Coords
+    regions: shard_format.ShardingSpec
+    """Cut of the grid into regions, as into shards."""
     order: shard_format.EntryOrder
     nominal_nbytes: int | None
     """Bytes of a value before compression, if they are known."""
@@ -148,7 +147,7 @@ def run_task(task: ArrayTask, coords: chunk_keys.Coords) -> TaskResult:
             f"a worker does not find {task.document_key!r} in {base.describe()}: take an executor "
             "whose workers reach the store; nothing was removed"
         )
-    region = ArrayRegion.of(task.region_shape, coords, task.source.grid.grid_shape, task.order)
+    region = ArrayRegion.of(task.regions, coords, task.source.grid.grid_shape, task.order)
     values = _find_values(task.source, region, task.nominal_nbytes)
     if task.only_compares:
         return _compare(task, region, values)
@@ -172,7 +171,7 @@ def _compare(task: ArrayTask, region: ArrayRegion, values: StoredValues) -> Task
     found, damage = _find_in_target(task, region)
     if found.is_same(expected) and damage is None:
         return TaskResult(n_resumed=1)
-    box = layouts.grid_box(region.coords, region.shape, task.source.grid.grid_shape)
+    box = region.regions.boxes.box(region.coords, task.source.grid.grid_shape)
     where = ", ".join(f"{start} to {stop - 1}" for start, stop in box)
     raise errors.SpecError(
         f"the destination has an array at {task.target.grid.prefix!r} already, of the same "
@@ -191,7 +190,7 @@ def _write_shard(task: ArrayTask, region: ArrayRegion, values: StoredValues) -> 
         there, _ = _find_in_target(task, region)
         if len(there.ids) and there.is_same(_Contents(values.rounds())):
             return there.result(n_resumed=1)
-    spec, written = shard.layout.spec, _Contents()
+    spec, written = shard.spec, _Contents()
     is_index_first = spec.index.location == "start"
     if is_index_first and values.is_estimate:
         values = _whole_objects(values.base, values.keys, values.ids)
@@ -339,32 +338,38 @@ def _whole_objects(base: BaseStoreHandle, keys: Sequence[str], ids: _Ints) -> St
 
 def _values_in_shards(location: ArrayLocation, region: ArrayRegion) -> StoredValues:
     """Find the values of a region in the indexes of its shards."""
-    layout, cps = location.grid.layout, location.grid.chunks_per_shard
-    inside = np.unravel_index(region.ids, region.shape) if region.shape else ()
-    coords = np.array(inside, dtype=np.intp).reshape(len(cps), len(region.ids)).T
+    layout, boxes = location.grid.layout, location.grid.boxes
+    numbers, shape = boxes.boxes_of(region.box), region.shape
+    inside = np.unravel_index(region.ids, shape) if shape else ()
+    entry_ids = np.zeros(len(region.ids), np.intp)
+    shard_coords = np.zeros((len(region.ids), len(shape)), np.intp)
     # Counted from the first shard on: coordinates may be larger than the integers of numpy.
-    starts = zip(region.coords, region.shape, cps, strict=True)
-    first = [divmod(i * n_region, n_shard) for i, n_region, n_shard in starts]
-    coords += np.array([entry for _, entry in first], np.intp)
-    shard_coords, coords = np.divmod(coords, np.array(cps, np.intp))
-    entry_ids = np.ravel_multi_index(tuple(coords.T), cps) if cps else region.ids
+    for dim, ((first, _), column) in enumerate(zip(region.box, inside, strict=True)):
+        bounds = [boxes.bounds(dim, number) for number in numbers[dim]]
+        starts = np.array([start - first for start, _ in bounds], np.intp)
+        lengths = np.array([stop - start for start, stop in bounds], np.intp)
+        at = np.searchsorted(starts, column, side="right") - 1
+        shard_coords[:, dim] = at
+        entry_ids = entry_ids * lengths[at] + column - starts[at]
     corners, which = np.unique(shard_coords, axis=0, return_inverse=True)
     which = which.reshape(-1)
-    firsts = [shard for shard, _ in first]
-    shards = [layout.shard(tuple(map(add, firsts, corner))) for corner in corners.tolist()]
+    shards = [
+        layout.shard(tuple(side[i] for side, i in zip(numbers, corner, strict=True)))
+        for corner in corners.tolist()
+    ]
     keys = [shard.key for shard in shards]
     stored = [(i, n) for i, n in enumerate(location.base.sizes(keys)) if n is not None]
     indexes = location.base.run(index_reads.read_indexes([shards[i] for i, _ in stored]))
-    fields = np.full((len(coords), 2), shard_format.MISSING, dtype=np.uint64)
+    fields = np.full((len(entry_ids), 2), shard_format.MISSING, dtype=np.uint64)
     for (i, size), index in zip(stored, indexes, strict=True):
         if index is None:
             continue
         try:
-            index.check_entries(size, layout.spec)
+            index.check_entries(size, shards[i].spec)
         except shard_format.IndexDamageError as damage:
             raise index_reads.corrupt(shards[i], damage, "; nothing was removed") from damage
         members = which == i
-        fields[members] = index.fields[np.asarray(entry_ids)[members]]
+        fields[members] = index.fields[entry_ids[members]]
     present = np.flatnonzero((fields != shard_format.MISSING).any(axis=1))
     offsets, nbytes = fields[present].astype(np.int64).T
     of, ids = (each[present].astype(np.int64) for each in (which, region.ids))

@@ -14,6 +14,7 @@ from zarr_shardstore.access import (
     LocalBackend,
     locks,
     metadata,
+    shard_format,
     transformer_list,
 )
 from zarr_shardstore.errors import ShardConflictError, ShardStoreError, UnsupportedError
@@ -78,11 +79,23 @@ def _command(base: BaseStoreHandle, manifest: Mapping[str, Any]) -> list[str]:
         if array is not None and array.transformers and array.geometry is not None:
             last, ndim = array.transformers[-1], len(array.geometry.shape)
             if last.name == transformer_list.SHARDING:
-                cps = transformer_list.sharding_spec(last, ndim).chunks_per_shard
-                words = ["shard", "--chunks-per-shard", ",".join(map(str, cps))]
+                spec = transformer_list.sharding_spec(last, ndim)
+                words = ["shard", "--chunks-per-shard", ",".join(map(str, spec.chunks_per_shard))]
+                if spec.sides is not None or array.geometry.sides is not None:
+                    words = ["shard", *_shards_at(array.geometry, spec)]
     where = base.describe().removeprefix("file://")
     paths = ["--path", node.path] if node.path else []
     return ["zarr-shardstore", words[0], where, *words[1:], *paths, "--yes"]
+
+
+def _shards_at(geometry: metadata.Geometry, spec: shard_format.ShardingSpec) -> list[str]:
+    """Return the words that name where shards begin."""
+    words = []
+    for dim, n in enumerate(spec.boxes.shape(geometry.grid_shape)):
+        starts = [spec.boxes.bounds(dim, number)[0] for number in range(1, max(n, 1))]
+        ends = [geometry.chunks.bounds(dim, start)[0] for start in starts] or [geometry.shape[dim]]
+        words += ["--shards-at", f"{dim}={','.join(map(str, ends))}"]
+    return words
 
 
 def is_locked(base: BaseStoreHandle, key: str) -> bool:

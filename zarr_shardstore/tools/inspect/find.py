@@ -18,7 +18,6 @@ from zarr_shardstore.access import (
     arguments,
     byte_ranges,
     chunk_keys,
-    layouts,
     metadata,
     policies,
     requests,
@@ -274,7 +273,7 @@ def _n_names(geometry: metadata.Geometry | None) -> int:
     """Return the number of names that the chunks of an array may have in its directory."""
     if geometry is None:
         return 0
-    grid = layouts.chunk_grid_shape(geometry.shape, geometry.chunk_shape)
+    grid = geometry.grid_shape
     if geometry.encoding.separator == "/":
         grid = grid[: 0 if geometry.encoding.style == "default" else 1]
     return math.prod(grid)

@@ -10,6 +10,7 @@ from typing import Any
 
 from zarr_shardstore.access import (
     BaseStoreHandle,
+    box_grids,
     chunk_keys,
     declarations,
     metadata,
@@ -255,7 +256,7 @@ def _info(
         return replace(info, is_unknown=True, notes=(metadata.unknown_geometry(doc),))
     v3 = by_node.get(node.other_format) if node.hierarchy == "v2" and node.other_format else None
     grid = walks.ObjectGrid.of_array(array)
-    cps, is_sharded = grid.chunks_per_shard, grid.is_sharded
+    cps, is_sharded = grid.layout.spec.chunks_per_shard, grid.is_sharded
     shard_shape = tuple(c * n for c, n in zip(geometry.chunk_shape, cps, strict=True))
     info = replace(
         info,
@@ -303,7 +304,18 @@ def _notes(
     if len(array.document.transformers) > 1 or (array.stack and not grid.is_sharded):
         names = ", ".join(spec.name for spec in array.document.transformers)
         notes.append(f"storage transformers, the nearest to the array first: {names}")
-    return tuple(notes)
+    spec, geometry = grid.layout.spec, array.document.geometry
+    notes += _uneven("chunks have", "elements", geometry.sides if geometry else None)
+    return (*notes, *_uneven("shards have", "chunks", spec.sides))
+
+
+def _uneven(what: str, of: str, sides: tuple[box_grids.Side, ...] | None) -> list[str]:
+    """Describe lengths that differ along a dimension."""
+    return [
+        f"{what} {min(side)} to {max(side)} {of} along dimension {dim}"
+        for dim, side in enumerate(sides or ())
+        if isinstance(side, tuple)
+    ]
 
 
 def _shape_of(doc: Mapping[str, Any]) -> chunk_keys.Coords | None:

@@ -68,7 +68,7 @@ def cell_of(stored: walks.Stored) -> Cell:
         return Cell(stored.coords, None, error=error)
     if stored.shard is None or stored.decoded is None:
         return Cell(stored.coords, chunk_nbytes=nbytes)
-    index, spec = stored.decoded, stored.shard.layout.spec
+    index, spec = stored.decoded, stored.shard.spec
     # Damaged entries use no bytes.
     sound = np.setdiff1d(index.present_ids(), index.damaged_ids(nbytes, spec))
     starts, sizes = index.fields[sound].astype(np.int64).T

@@ -20,8 +20,8 @@ import numpy.typing as npt
 
 from zarr_shardstore.access import (
     BaseStoreHandle,
+    box_grids,
     chunk_keys,
-    layouts,
     metadata,
     open_base,
     resolve,
@@ -70,6 +70,8 @@ class ShardMap:
     """1 along each dimension if there are no shards."""
     errors: tuple[str, ...] = ()
     """One for each shard that could not be read, or that an entry leaves."""
+    sides: tuple[box_grids.Side, ...] | None = None
+    """Chunks of each shard along each dimension, if shards differ; see `box_grids.BoxGrid`."""
 
     @property
     def shape(self) -> chunk_keys.Coords:
@@ -116,7 +118,7 @@ def shard_map(
     if array.document.geometry is None or array.grid_shape is None:
         raise UnsupportedError(f"the array {path!r}: {metadata.unknown_geometry(found[0].doc)}")
     grid = walks.ObjectGrid.of_array(array)
-    is_sharded, cps = grid.is_sharded, grid.chunks_per_shard
+    is_sharded, spec = grid.is_sharded, grid.layout.spec
     if math.prod(grid.shape) > MAX_CELLS:
         raise UnsupportedError(
             f"the grid of {path!r} has {math.prod(grid.shape)} {_unit(is_sharded)} "
@@ -128,9 +130,10 @@ def shard_map(
         errors += part.errors()
         for cell in part.cells:
             n_chunks = math.nan if cell.n_chunks is None else cell.n_chunks
-            fill[cell.coords] = n_chunks / layouts.n_in_grid_box(cell.coords, cps, array.grid_shape)
+            fill[cell.coords] = n_chunks / grid.boxes.n_in_box(cell.coords, array.grid_shape)
     fill.flags.writeable = False
-    return ShardMap(array.node.path, is_sharded, fill, array.grid_shape, cps, tuple(errors))
+    shape, cps = array.grid_shape, spec.chunks_per_shard
+    return ShardMap(array.node.path, is_sharded, fill, shape, cps, tuple(errors), spec.sides)
 
 
 def _there(base: BaseStoreHandle, path: str) -> str:
@@ -177,9 +180,10 @@ def cut_into_panels(
     factors = _factors(shape, max_rows, max_columns, max_panels)
     stored: npt.NDArray[Any] = shards.fill
     possible = np.ones((), dtype=np.float64)
+    boxes = box_grids.BoxGrid(shards.sides or shards.chunks_per_shard)
     for axis, (n, factor) in enumerate(zip(shape, factors, strict=True)):
-        cps, n_chunks = shards.chunks_per_shard[axis], shards.grid_shape[axis]
-        extents = np.minimum(cps, n_chunks - cps * np.arange(n))  # fewer chunks at the edge
+        bounds = np.array([boxes.bounds(axis, i) for i in range(n)])
+        extents = np.minimum(bounds[:, 1], shards.grid_shape[axis]) - bounds[:, 0]
         # float32 holds each count of chunks of a shard; sums over places need float64.
         stored = stored * extents.astype(np.float32).reshape(-1, *(1,) * (len(shape) - 1 - axis))
         if factor > 1:

@@ -98,7 +98,7 @@ def v3_array(
     else:
         data_type = SERIALIZERS[chain.filters[0]["id"]]
         fill_value = fill_values.fill_value_of_object(fill_value, data_type)
-    shape, chunk_shape, (style, separator) = geometry
+    shape, chunk_shape, (style, separator), _ = geometry
     grid = {"name": "regular", "configuration": {"chunk_shape": list(chunk_shape)}}
     return {
         "zarr_format": 3,

@@ -66,7 +66,7 @@ class DamagedShard:
 
     def __init__(self, checker: ArrayChecker, shard: layouts.ShardRef, data: memoryview) -> None:
         self.checker, self.shard, self.data = checker, shard, data
-        self.spec, self.exact = shard.layout.spec, checker.exact_nbytes
+        self.spec, self.exact = shard.spec, checker.exact_nbytes
         self.n, self.at_end = self.spec.n_entries, self.spec.index.location == "end"
         self.first = 0 if self.at_end else self.spec.index_nbytes
         """Offset at which the data begin."""

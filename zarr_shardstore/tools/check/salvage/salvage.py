@@ -57,7 +57,7 @@ def salvage(
     The `copy` is from the consolidated index; it `is_current` if the shard still has its version.
     With an `order` a shard without a valid index counts as full and written in this order.
     """
-    spec = shard.layout.spec
+    spec = shard.spec
     if spec.n_entries > max(_MAX_LOST, len(data)):  # a document of a few bytes may declare millions
         text = f"of its index of {spec.n_entries} entries hardly anything is there"
         return Salvage({}, [], False, text)
@@ -199,11 +199,12 @@ def order_of_others(
     listed = walks.walk(base.run, checker.grid, needs=("index",), reads=False)
     found = (s for some in listed for s in walks.try_read(base.run, checker.grid, some, ("index",)))
     with suppress(OSError):
-        for index in (stored.decoded for stored in islice(found, _MAX_OTHERS)):
+        for stored in islice(found, _MAX_OTHERS):
+            index, boxes = stored.decoded, checker.grid.boxes
             if index is not None and len(ids := index.present_ids()) > 1:
                 n_whole += 1
                 ids = ids[np.argsort(index.fields[ids, 0], kind="stable")]
-                these = orders_of(ids, checker.grid.chunks_per_shard)
+                these = orders_of(ids, boxes.lengths(stored.coords))
                 orders = [order for order in orders if order in these]
     return n_whole, orders[0] if n_whole and orders else None
 

@@ -1,0 +1,114 @@
+"""Shards of lengths that the user lists, in elements."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, chain, pairwise
+from typing import Any, TypeAlias
+
+from zarr_shardstore.errors import SpecError
+from zarr_shardstore.format.arguments import whole_number
+from zarr_shardstore.format.box_grid import BoxGrid, Side
+from zarr_shardstore.metadata.documents import Geometry
+
+Lengths: TypeAlias = "int | Iterable[int]"
+Shards: TypeAlias = "Sequence[Lengths] | Mapping[str | int, Lengths]"
+
+
+@dataclass(frozen=True, slots=True)
+class ShardLengths:
+    """Lengths of shards in elements, by dimension."""
+
+    sides: tuple[Side, ...] | dict[str | int, Side]
+    """A length, or a list of lengths, for each dimension; or by name or number of a dimension."""
+    are_ends: bool = False
+    """Whether lists have places where shards begin, after the first, instead of lengths."""
+
+    @classmethod
+    def parse(cls, given: Any, *, are_ends: bool = False) -> ShardLengths:
+        """Parse the argument `shards`, or raise `SpecError`."""
+        if isinstance(given, Mapping):
+            named = {name: _parse_side(side) for name, side in given.items()}
+            if named and all(isinstance(name, str | int) for name in named):
+                return cls(named, are_ends)
+        elif isinstance(given, Iterable) and not isinstance(given, str | bytes):
+            return cls(tuple(map(_parse_side, given)), are_ends)
+        raise SpecError(
+            "shards has for each dimension a length in elements or a list of lengths, as in "
+            f"[[31, 28, 31], 90], or these by name, as in {{'time': [31, 28, 31]}}; got {given!r}"
+        )
+
+    def sides_of(self, geometry: Geometry, dims: Sequence[str | None]) -> list[Side] | str:
+        """Return the lengths in chunks for one array, or the reason why it gets none."""
+        ndim = len(geometry.shape)
+        if isinstance(self.sides, tuple):
+            if len(self.sides) != ndim:
+                return f"it has {ndim} dimensions, and shards is for {len(self.sides)}"
+            return [self._in_chunks(geometry, *item) for item in enumerate(self.sides)]
+        names: dict[int, Side] = {}
+        for name, side in self.sides.items():
+            dim = (
+                name
+                if isinstance(name, int)
+                else next((i for i, each in enumerate(dims) if each == name), -1)
+            )
+            if 0 <= dim < ndim:
+                names[dim] = side
+        if not names:
+            return f"it has none of the dimensions {list(self.sides)}"
+        return [
+            self._in_chunks(geometry, dim, names[dim]) if dim in names else 1 for dim in range(ndim)
+        ]
+
+    def names_without_array(self, arrays: Sequence[Sequence[str | None]]) -> list[str]:
+        """Return the names, and the tuple, that fit none of the arrays with these dimensions."""
+        if isinstance(self.sides, tuple):
+            fits = any(len(dims) == len(self.sides) for dims in arrays)
+            return [] if fits else [f"{len(self.sides)} dimensions"]
+        there = {*chain.from_iterable(arrays), *range(max(map(len, arrays), default=0))}
+        return [str(name) for name in self.sides if name not in there]
+
+    def _in_chunks(self, geometry: Geometry, dim: int, side: Side) -> Side:
+        chunks, n = geometry.chunks, geometry.shape[dim]
+        c = chunks.sides[dim]
+        if isinstance(side, int):
+            if isinstance(c, int) and side % c == 0:
+                return side // c
+            ends = [*range(side, n, side), n]
+        elif self.are_ends:
+            ends = [*side, n] if side[-1] < n else [*side]
+        else:
+            ends = [*accumulate(side)]
+        if ends[-1] < n:
+            raise SpecError(
+                f"shards end at {ends[-1]} along dimension {dim}, and the array at {n}: list "
+                "lengths for all of it"
+            )
+        numbers = [0, *[_number_at(chunks, dim, end, n) for end in ends]]
+        if any(stop <= start for start, stop in pairwise(numbers)):
+            raise SpecError(f"shards along dimension {dim} are in ascending order, got {ends}")
+        return tuple([stop - start for start, stop in pairwise(numbers)])
+
+
+def _number_at(chunks: BoxGrid, dim: int, end: int, n: int) -> int:
+    """Return the number of the chunk that begins at a place; the end of the array is one."""
+    number = chunks.number(dim, end)
+    start, stop = chunks.bounds(dim, number)
+    if start == end:
+        return number
+    if end >= n and stop >= n > start:
+        return number + 1
+    raise SpecError(
+        f"a shard ends at {end} along dimension {dim}, inside a chunk from {start} to {stop}: "
+        "shards consist of whole chunks"
+    )
+
+
+def _parse_side(given: Any) -> Side:
+    if isinstance(given, Iterable) and not isinstance(given, str | bytes):
+        side = tuple(whole_number("a length in shards", n, 1) for n in given)
+        if side:
+            return side
+        raise SpecError("a list of lengths in shards is empty")
+    return whole_number("a length in shards", given, 1)
