@@ -318,6 +318,31 @@ def test_stores_that_cannot(tmp_path: Path) -> None:
             archive.append_arrays({"z": values(0, 1)})
 
 
+def test_arrays_that_cannot_grow() -> None:
+    """Arrays of the draft, and chunks of several shapes: nothing is changed."""
+    base: dict[str, bytes] = {}
+    store = create(base)
+    draft = {"shape": [4], "data_type": "<i8", "chunk_memory_layout": "C", "fill_value": 0}
+    draft["chunk_grid"] = {"type": "regular", "chunk_shape": [2], "separator": "/"}
+    base["meta/root/d.array.json"] = json.dumps(draft | {"attributes": {}}).encode()
+    grids: dict[str, Any] = {"d": None}
+    if "rectilinear_chunks" in zarr.config.get("array"):
+        zarr.create_array(store, name="r", shape=(4, 4), chunks=(2, 4), dtype="i8")
+        grid = {"kind": "inline", "chunk_shapes": [[1, 3], [4]]}
+        put_document(base, "r/zarr.json", chunk_grid={"name": "rectilinear", "configuration": grid})
+        codec = {"name": "bytes", "configuration": {"endian": "little"}}
+        put_document(base, "r/zarr.json", codecs=[codec])
+        grids["r"] = grid
+    before = dict(base)
+    for path in grids:
+        with (
+            zarr.config.set({"array.rectilinear_chunks": True}),
+            pytest.raises(UnsupportedError, match=r"draft|differ in shape"),
+        ):
+            store.append_arrays({"z": values(0, 1), path: values(0, 1)})
+    assert base == before
+
+
 def test_an_error_names_the_rows() -> None:
     """The rows are reserved, and `write_array` fills them. Another append makes new ones."""
 
