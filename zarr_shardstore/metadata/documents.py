@@ -171,12 +171,6 @@ def with_length(doc: Mapping[str, Any], axis: int, length: int) -> dict[str, Any
     return {**doc, "shape": [*shape[:axis], length, *shape[axis + 1 :]]}
 
 
-def form_of(document: bytes | memoryview | None) -> dict[str, Any]:
-    """Return the members of a document that say what the chunks of an array are."""
-    doc = without_notes(parse_json(document) or {})
-    return {name: value for name, value in doc.items() if name not in ("shape", "attributes")}
-
-
 # ------------------------------------------------------------------------------ notes
 
 

@@ -17,7 +17,6 @@ from zarr_shardstore.metadata.documents import (
     Node,
     document_key,
     dump_document,
-    form_of,
     keys_of_groups,
     node_of_document,
     parse_json,
@@ -123,16 +122,18 @@ class Documents:
 
         Raises `ShardConflictError` if it has become another array.
         """
-        key, fixed = document_key(node), _fixed(seen, axis)
+        key, fixed = document_key(node), None
         for _ in range(_MAX_ATTEMPTS):
             value, array = self._view.to_user(key, memoryview(seen))
             if isinstance(array, ShardStoreError):
                 raise array
             doc = parse_json(value)
-            if doc is None or array is None or _fixed(seen, axis) != fixed:
+            now = None if doc is None or array is None else _fixed(doc, axis)
+            if doc is None or now is None or now != (fixed or now):
                 raise ShardConflictError(
                     f"another writer has changed more than the length of the array {node.path!r}"
                 )
+            fixed = now
             before: int = doc["shape"][axis]
             after = new_length(before)
             if after == before:
@@ -169,10 +170,10 @@ class Documents:
             keys = [key for key, is_done in zip(swaps, done, strict=True) if not is_done]
 
 
-def _fixed(document: bytes, axis: int) -> tuple[dict[str, Any], list[int]]:
-    """Return what stays in the document of an array that grows: its form, and other lengths."""
-    shape = list((parse_json(document) or {}).get("shape") or ())
-    return form_of(document), [*shape[:axis], *shape[axis + 1 :]]
+def _fixed(doc: Mapping[str, Any], axis: int) -> dict[str, Any]:
+    """Return what stays in the document of an array that grows along an axis."""
+    shape = doc["shape"]
+    return {**doc, "attributes": None, "shape": [*shape[:axis], *shape[axis + 1 :]]}
 
 
 def _swap(values: Mapping[str, tuple[bytes, bytes]]) -> Flow[list[bool]]:

@@ -16,8 +16,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
-from operator import index
+from collections.abc import Mapping, Sequence
 from reprlib import repr as short
 from typing import Any, NamedTuple
 
@@ -50,11 +49,6 @@ class _Slab(NamedTuple):
     def length(self) -> int:
         length: int = self.values.shape[self.axis]
         return length
-
-    def rows(self, start: int) -> tuple[slice, ...]:
-        rows = [slice(None)] * self.values.ndim
-        rows[self.axis] = slice(start, start + self.length)
-        return tuple(rows)
 
 
 class AppendArrays(DirectArrays):
@@ -156,11 +150,11 @@ class AppendArrays(DirectArrays):
 
     def _write_rows(self, slab: _Slab, document: Mapping[str, Any], start: int) -> None:
         """Write the values, as into an array whose end is the end of their last chunk or later."""
-        side = slab.reader.chunk_shape[slab.axis]
-        end = -(-(start + slab.length) // side) * side
-        padded = with_length(document, slab.axis, max(end, document["shape"][slab.axis]))
-        reader = ChunkReader(self, slab.reader.node, dump_document(padded))
-        self._write_box(reader, slab.rows(start), slab.values)
+        side, stop = slab.reader.chunk_shape[slab.axis], start + slab.length
+        end = max(-(-stop // side) * side, document["shape"][slab.axis])
+        padded = dump_document(with_length(document, slab.axis, end))
+        rows = (*[slice(None)] * slab.axis, slice(start, stop), ...)
+        self._write_box(ChunkReader(self, slab.reader.node, padded), rows, slab.values)
 
     def _slabs(self, arrays: Mapping[str, npt.ArrayLike], axis: int | str) -> list[_Slab]:
         if not isinstance(arrays, Mapping) or not arrays:
@@ -184,36 +178,28 @@ class AppendArrays(DirectArrays):
         at = self._axis_of(reader, seen, axis)
         try:
             # As zarr's ``z[...] = given``.
-            values = np.asarray(
-                given if hasattr(given, "shape") else np.asarray(given, reader.dtype)
-            )
+            values = given if hasattr(given, "shape") else np.asarray(given, reader.dtype)
+            values = np.asarray(values)
             if values.dtype.name != reader.dtype.name:
                 values = values.astype(reader.dtype, order="A")
         except (TypeError, ValueError, OverflowError) as error:
+            raise SpecError(f"values for {path!r} are {reader.dtype}: {error}") from error
+        wanted = (*shape[:at], *values.shape[at : at + 1], *shape[at + 1 :])
+        if values.shape != wanted:
             raise SpecError(
-                f"{path!r} takes {reader.dtype}, got {short(given)}: {error}"
-            ) from error
-        sides = zip(values.shape, shape, strict=False)
-        if values.ndim != len(shape) or any(n != m for i, (n, m) in enumerate(sides) if i != at):
-            wanted = tuple("n" if i == at else n for i, n in enumerate(shape))
-            raise SpecError(
-                f"values for {path!r} have the shape ({', '.join(map(str, wanted))}), got "
+                f"values for {path!r} have the shape {shape}, except along the axis {at}; got "
                 f"{values.shape}"
             )
         return _Slab(reader, seen, at, values)
 
-    def _axis_of(self, reader: ChunkReader, document: bytes, axis: int | str) -> int:
-        ndim, path = len(reader.array.shape), reader.array.path
+    def _axis_of(self, reader: ChunkReader, document: bytes, axis: Any) -> int:
+        ndim = len(reader.array.shape)
+        names: Sequence[str | None] = ()
         if isinstance(axis, str):
             flow = read_dimension_names({reader.node: parse_json(document) or {}})
             names = self._engine.driver.run(flow)
-            if axis not in names[:ndim]:
-                raise SpecError(f"the array {path!r} has no dimension {axis!r}, but {names}")
-            return names.index(axis)
-        try:
-            number = index(axis)
-        except TypeError:
-            raise SpecError(f"axis is a number or a name, got {short(axis)}") from None
-        if not -ndim <= number < ndim:
-            raise SpecError(f"the array {path!r} has {ndim} dimensions, and no axis {number}")
-        return number % ndim
+        number = names.index(axis) if axis in names else axis
+        if not isinstance(number, int | np.integer) or not -ndim <= number < ndim:
+            of = f"the dimensions {names}" if names else f"{ndim} dimensions"
+            raise SpecError(f"the array {reader.array.path!r} has {of}, and no axis {axis!r}")
+        return int(number) % ndim

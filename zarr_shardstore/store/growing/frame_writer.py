@@ -369,7 +369,7 @@ class GrowingArray:
         if geometry is None or not geometry.shape:
             raise SpecError(f"the array {self.path!r} has no first dimension that can grow")
         arrays.reader.lengths[node] = _MAX_FRAMES
-        self._node, self._form = node, documents.form_of(reply.value)
+        self._node, self._form = node, _form_of(reply.value)
         zarr_format: Any = 2 if node.hierarchy == "v2" else 3
         place = StorePath(self._private, self.path)
         array = sync(AsyncArray.open(place, zarr_format=zarr_format))
@@ -413,7 +413,7 @@ class GrowingArray:
             # The lock excludes other writers, but a program that changes attributes may store an
             # older shape again.
             is_known = self._lock is not None and self.first <= n_there <= n_frames
-            if not (is_known or n_there in expected) or documents.form_of(stored) != self._form:
+            if not (is_known or n_there in expected) or _form_of(stored) != self._form:
                 raise ShardConflictError(
                     f"another program has changed the array {self.path!r} since the last flush: "
                     f"its document has {n_there} frames, {n_durable} were durable. Close this "
@@ -425,3 +425,9 @@ class GrowingArray:
             self._engine.driver.run(relay([Modify(documents.document_key(self._node), change)]))
         finally:
             invalidate_documents()
+
+
+def _form_of(document: bytes | memoryview | None) -> dict[str, Any]:
+    """Return the members of a document that say what its chunks are."""
+    doc = documents.without_notes(({} if document is None else parse_json(document)) or {})
+    return {name: value for name, value in doc.items() if name not in ("shape", "attributes")}
