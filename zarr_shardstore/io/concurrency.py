@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import random
 import time
 from collections.abc import (
     AsyncGenerator,
@@ -18,6 +17,7 @@ from collections.abc import (
 )
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
+from random import SystemRandom
 from typing import Any, Generic, TypeVar
 from weakref import WeakKeyDictionary
 
@@ -29,6 +29,9 @@ from zarr_shardstore.synchronized import in_forked_child
 
 T = TypeVar("T")
 R = TypeVar("R")
+
+_chance = SystemRandom()
+"""Chance of its own: the numbers that a program draws from `random` stay the same."""
 
 _INLINE_NBYTES = 64 * 1024  # less stays in the event loop: a hop to a thread takes 150 µs
 _RUN_LENGTH, _RUN_NBYTES = 16, 512 * 1024
@@ -75,7 +78,7 @@ def backoff(
     is_over = False
     while not is_over:
         is_over = time.monotonic() > end
-        yield random.uniform(0, pause_s) if is_random else pause_s
+        yield _chance.uniform(0, pause_s) if is_random else pause_s
         pause_s = min(2 * pause_s, longest_s)
 
 

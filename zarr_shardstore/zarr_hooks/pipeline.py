@@ -7,13 +7,13 @@ array in another store it returns the object that zarr would have made without i
 from __future__ import annotations
 
 import asyncio
-import random
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib import import_module
 from operator import itemgetter
+from random import SystemRandom
 from threading import Lock
 from typing import Any, Self, cast
 from weakref import WeakValueDictionary
@@ -229,7 +229,7 @@ class ShardedCodecPipeline(BatchedCodecPipeline):
                         f"other writers have changed {error.args[0]!r} again and again, for "
                         f"{MAX_CONFLICT_S:.0f} s; it was not written"
                     ) from None
-            await asyncio.sleep(random.uniform(0, _LONGEST_PAUSE_S))
+            await asyncio.sleep(SystemRandom().uniform(0, _LONGEST_PAUSE_S))
 
     def _part_path(self, path: Any, spec: ArraySpec) -> Any:
         if type(path) is not StorePath or not isinstance(path.store, TakesWholeOperations):

@@ -79,6 +79,10 @@ class ShardKeyEncoding(chunk_key_encodings.ChunkKeyEncoding):
         key.encoding = ChunkKeyEncoding(self.above.name, getattr(self.above, "separator", "/"))
         return key
 
+    def decode_chunk_key(self, chunk_key: str) -> tuple[int, ...]:
+        coords: tuple[int, ...] = self.above.decode_chunk_key(chunk_key.removesuffix(SHARD_MARK))
+        return coords
+
     def to_dict(self) -> dict[str, Any]:
         return {"name": self.name, "configuration": {"above": self.above.to_dict()}}
 
