@@ -88,6 +88,7 @@ LOCAL: dict[str, tuple[str, dict[str, Any]]] = {
     "LocalStore": ("local", {}),
     "LocalStore, lock files": ("local", {"locking": "lockfile"}),
     "LocalStore, no locks": ("local", {"locking": "none"}),
+    "LocalStore, by shards": ("local", {"view": "shards"}),
     "obstore": ("obstore local", {}),
     "fsspec": ("fsspec local", {}),
 }
@@ -96,6 +97,7 @@ LOCAL: dict[str, tuple[str, dict[str, Any]]] = {
 LOCAL_CASES = [
     ("8 threads, one store", "LocalStore"),
     ("8 threads, one store", "LocalStore, no locks"),
+    ("8 threads, one store", "LocalStore, by shards"),
     ("8 threads, a store each", "LocalStore"),
     ("8 threads, a store each", "LocalStore, no locks"),
     *(("8 processes", base) for base in LOCAL if base != "LocalStore, no locks"),

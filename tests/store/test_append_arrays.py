@@ -33,6 +33,7 @@ KINDS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "transformer": ({"chunks_per_shard": 2, "declaration": "storage_transformers"}, {}),
     "crc32c": ({"chunks_per_shard": 2, "storage_transformers": ["crc32c", "sharding"]}, {}),
     "v2": ({"chunks_per_shard": 2}, {"zarr_format": 2}),
+    "view of shards": ({"chunks_per_shard": 2, "view": "shards"}, {}),
     "plain": ({"chunks_per_shard": None}, {}),
     "shards=": ({"chunks_per_shard": None}, {"shards": (8, 4)}),
     "left to zarr": (

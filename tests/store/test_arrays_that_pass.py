@@ -18,8 +18,9 @@ import pytest
 import zarr
 from zarr.codecs import BytesCodec, Crc32cCodec, GzipCodec, ShardingCodec, TransposeCodec
 from zarr.core.sync import sync
-from zarr.storage import FsspecStore, LocalStore, MemoryStore
+from zarr.storage import LocalStore, MemoryStore
 
+from tests.support.bases import s3_through_fsspec
 from tests.support.convert_once import open_store
 from tests.support.processes import s3_server
 from zarr_shardstore import (
@@ -245,18 +246,6 @@ def test_zarr_does_the_same_as_with_the_base_store(name: str, options: dict[str,
 def s3() -> Iterator[dict[str, Any]]:
     with s3_server() as where:
         yield where
-
-
-def s3_through_fsspec(where: dict[str, Any]) -> FsspecStore:
-    pytest.importorskip("s3fs", minversion="2025.10")
-    return FsspecStore.from_url(
-        f"s3://bucket/{where['prefix']}",
-        storage_options={
-            "key": "test",
-            "secret": "test",
-            "client_kwargs": {"endpoint_url": where["endpoint"], "region_name": "us-east-1"},
-        },
-    )
 
 
 SERVERS = ("obstore", "s3fs")

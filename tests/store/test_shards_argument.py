@@ -67,7 +67,7 @@ def write_by_threads(z: Any, n_threads: int) -> None:
 
 @pytest.mark.thorough(of=4)
 @pytest.mark.parametrize("cps", [None, 2, "auto"])
-@pytest.mark.parametrize("make", ["create_array", "group", "create", "pickled"])
+@pytest.mark.parametrize("make", ["create_array", "group", "create", "pickled", "opened"])
 def test_no_chunk_is_lost(tmp_path: Path, cps: Any, make: str) -> None:
     """Four threads, chunk by chunk. Plain zarr and tensorstore read the shards that were asked."""
     store = ShardingStore(tmp_path, chunks_per_shard=cps)
@@ -85,6 +85,7 @@ def test_no_chunk_is_lost(tmp_path: Path, cps: Any, make: str) -> None:
         case _:
             z = create(store)
     z = pickle.loads(pickle.dumps(z)) if make == "pickled" else z
+    z = reopened(ShardingStore(tmp_path, view="shards")) if make == "opened" else z
     assert (z.chunks, z.shards, z.nchunks) == ((1, 1), (8, 8), 256)
     write_by_threads(z, 4)
     for values in (z[:], reopened(store)[:], reopened(tmp_path)[:], read_by_tensorstore(tmp_path)):
@@ -125,10 +126,12 @@ def test_a_chunk_costs_a_chunk(tmp_path: Path) -> None:
 # ------------------------------------------------------------------ the object of zarr
 
 
-def test_the_object_stays_right(tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_opened", [False, True])
+def test_the_object_stays_right(tmp_path: Path, is_opened: bool) -> None:
     """Keys of its shards are spelled like those of chunks; a resize erases no other chunk."""
     store = ShardingStore(tmp_path)
     z = create(store, shape=(40, 12), chunks=(2, 3), shards=(8, 6))
+    z = reopened(ShardingStore(tmp_path, view="shards")) if is_opened else z
     data = np.arange(1, 481, dtype="u2").reshape(40, 12)
     z[:] = data
     native = zarr.open_array(ShardingStore(tmp_path, native="passthrough"), path="a")
@@ -193,9 +196,14 @@ def arrays_and_steps(draw: st.DrawFn) -> tuple[Any, ...]:
 
 
 @settings(max_examples=rounds(60))
-@given(given_=arrays_and_steps(), separator=st.sampled_from("/."), is_start=st.booleans())
+@given(
+    given_=arrays_and_steps(),
+    separator=st.sampled_from("/."),
+    is_start=st.booleans(),
+    is_opened=st.booleans(),
+)
 def test_it_behaves_as_numpy_and_as_plain_zarr_reads_it(
-    given_: Any, separator: Any, is_start: bool
+    given_: Any, separator: Any, is_start: bool, is_opened: bool
 ) -> None:
     """Any shape, shard and selection: slices, numbers, lists, masks, points."""
     shape, chunks, per_shard, steps = given_
@@ -212,6 +220,7 @@ def test_it_behaves_as_numpy_and_as_plain_zarr_reads_it(
         fill_value=3,
         chunk_key_encoding=("default", separator),
     )
+    z = reopened(ShardingStore(base, view="shards")) if is_opened else z
     expected = np.full(shape, 3, "i4")
     for number, ((way, selection), what) in enumerate(steps):
         at, index = selection_of(z, way, selection)
@@ -304,7 +313,9 @@ def test_what_another_pipeline_makes_of_a_copy_is_refused_by_readers() -> None:
         assert_array_equal(zarr.from_array(target, data=z, name="a")[:], NUMBERS)
     refusals = ValueError, SpecError, UnsupportedError
     for store in (target, ShardingStore(target)):
-        with pytest.raises(refusals, match=r"zarr_shardstore|keys may be those of shards"):
+        with pytest.raises(
+            refusals, match=r"zarr_shardstore|keys may be those of shards|addresses shards"
+        ):
             reopened(store)
 
 

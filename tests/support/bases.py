@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import fsspec
+import pytest
 from fsspec.implementations.asyn_wrapper import AsyncFileSystemWrapper
 from zarr.abc.store import Store
 from zarr.core.buffer import default_buffer_prototype
@@ -77,3 +78,15 @@ def put(base: Any, key: str, value: bytes) -> None:
         sync(base.set(key, default_buffer_prototype().buffer.from_bytes(value)))
     else:
         base[key] = value
+
+
+def s3_through_fsspec(where: dict[str, Any]) -> FsspecStore:
+    pytest.importorskip("s3fs", minversion="2025.10")
+    return FsspecStore.from_url(
+        f"s3://bucket/{where['prefix']}",
+        storage_options={
+            "key": "test",
+            "secret": "test",
+            "client_kwargs": {"endpoint_url": where["endpoint"], "region_name": "us-east-1"},
+        },
+    )

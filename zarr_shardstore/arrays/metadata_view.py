@@ -2,7 +2,8 @@
 
 `MetadataView` strips the declaration from documents that are read, and reapplies it to documents
 that are written, also in consolidated metadata. So zarr-python works unchanged. Resizes and updates
-of attributes keep the declaration.
+of attributes keep the declaration. With ``view="shards"`` zarr gets the document of an array that
+addresses shards, see ``zarr_hooks/shards_argument.py``.
 """
 
 from __future__ import annotations
@@ -17,8 +18,14 @@ from zarr_shardstore.errors import ShardStoreError, SpecError, UnshardedWarning,
 from zarr_shardstore.format.keys import draft_candidate
 from zarr_shardstore.format.shard import Bytes, IndexDamageError, index_of_shard
 from zarr_shardstore.metadata import declaration, documents
+from zarr_shardstore.metadata.declaration import Declared, View
 from zarr_shardstore.metadata.documents import Geometry, Node, document_key, node_of_document
-from zarr_shardstore.metadata.transformer_list import SHARDING, TransformerSpec, sharding_spec
+from zarr_shardstore.metadata.transformer_list import (
+    SHARDING,
+    TransformerSpec,
+    sharding_spec,
+    sharding_transformer,
+)
 from zarr_shardstore.shards.requests import Flow, Found, Get, KeyCursor, ListDir, ListPage
 from zarr_shardstore.telemetry import warn
 
@@ -46,9 +53,10 @@ class _Stored(NamedTuple):
 class MetadataView:
     """Translation of documents between users and the base store."""
 
-    def __init__(self, policy: ShardingPolicy, reader: ArrayReader) -> None:
+    def __init__(self, policy: ShardingPolicy, reader: ArrayReader, view: View = "chunks") -> None:
         self._policy = policy
         self._reader = reader
+        self._view = view
         self._warns = policy.is_left_out
         self.created: dict[str, Dimensions] = {}
         """Names of the dimensions of arrays that were created through this store, by path."""
@@ -56,9 +64,11 @@ class MetadataView:
 
     # -------------------------------------------------------------- to user
 
-    def to_user(self, key: str, data: memoryview) -> tuple[memoryview, CachedArray]:
+    def to_user(
+        self, key: str, data: memoryview, view: View | None = None
+    ) -> tuple[memoryview, CachedArray]:
         """Return the bytes of a stored document as users see it, and its array."""
-        node = node_of_document(key)
+        node, view = node_of_document(key), view or self._view
         doc = documents.parse_json(data) if node is None else documents.parse_document(node, data)
         if doc is None:
             return data, None
@@ -69,16 +79,21 @@ class MetadataView:
         if array is None:
             shown = self._members_to_user(key.rpartition("/")[0], doc)
         else:
-            shown = self._document_to_user(doc, array)
+            shown = self._document_to_user(doc, array, view)
         return memoryview(_dumped(shown, doc, data)), array
 
-    def _document_to_user(self, doc: Document, array: StoredArray) -> Document:
-        doc = documents.without_notes(doc)
-        if array.document.declaration is None:
+    def _document_to_user(self, doc: Document, array: StoredArray, view: View) -> Document:
+        doc, how = documents.without_notes(doc), array.document.declaration
+        if how is None:
             return doc  # perhaps with a mark, which `ShardedCodecPipeline` looks for
-        doc = declaration.strip(doc, array.document.declaration)
-        is_nested = declaration.has_sharding_codec(doc)
-        return declaration.marked(doc, "passthrough") if is_nested else doc
+        doc = declaration.strip(doc, how)
+        if declaration.has_sharding_codec(doc):  # nested
+            return declaration.marked(doc, "passthrough")
+        geometry = array.document.geometry
+        is_even = geometry is not None and geometry.sides is None
+        if view == "chunks" or array.layout is None or array.node.hierarchy != "v3" or not is_even:
+            return doc
+        return declaration.shown_by_shards(doc, Declared(how, array.document.transformers))
 
     def _members_to_user(self, path: str, doc: Document) -> Document:
         changed: dict[str, Document] = {}
@@ -87,7 +102,7 @@ class MetadataView:
                 array = self._reader.read(node, member)
             except ShardStoreError:
                 continue  # one damaged document does not close the group
-            shown = member if array is None else self._document_to_user(member, array)
+            shown = member if array is None else self._document_to_user(member, array, self._view)
             if shown is not member:
                 changed[name] = shown
         return documents.with_members(doc, changed) if changed else doc
@@ -118,7 +133,8 @@ class MetadataView:
         found = {
             name: member
             for name, member in documents.members(path, doc).items()
-            if not declaration.has_sharding_codec(member[1]) and not _is_declared(member[1])
+            if declaration.mark_of(member[1]) == "flat"
+            or not (declaration.has_sharding_codec(member[1]) or _is_declared(member[1]))
         }
         if not found:
             return doc
@@ -129,7 +145,7 @@ class MetadataView:
                 old = self._parsed(node, reply.value)
             except ShardStoreError:
                 continue
-            if old.doc is not None:
+            if old.doc is not None and not declaration.has_sharding_codec(member):
                 declared = self._as_update(node, member, old)
             else:  # the array comes later, as when a store is copied in the order of keys
                 declared = yield from self._stored_array(node, member, old)
@@ -197,13 +213,33 @@ class MetadataView:
         notes: Document = {}
         if old.doc is not None and old.array is not None:
             notes = documents.notes_of(old.doc)
+            if declaration.mark_of(doc) == "flat" and old.array.layout is not None:
+                plain = declaration.without_mark(doc)
+                new = self._reader.read(node, plain)
+                if new and new.layout and old.array.layout.has_same_entries(new.layout):
+                    plain = declaration.strip(plain, "codec")
+                    how, spec = old.array.document.declaration, new.layout.spec
+                    if how is not None and spec != old.array.layout.spec:  # zarr has added shards
+                        declared = Declared(how, (sharding_transformer(spec),))
+                        return {**declaration.apply(plain, declared), **notes}
+                    kept = self._as_update(node, plain, old)
+                    if kept is not None:
+                        return kept
             # The shapes alone: zarr spells out defaults that other writers leave out.
-            shown = declaration.sharding_shapes(self._document_to_user(old.doc, old.array))
+            shown = declaration.sharding_shapes(
+                self._document_to_user(old.doc, old.array, "chunks")
+            )
             kept = self._as_update(node, declaration.without_mark(doc), old)
             if kept is not None and shown == declaration.sharding_shapes(doc):
                 return kept
         was_flat = old.array is not None and old.array.document.declaration is not None
         match self._reader.native, declaration.mark_of(doc), was_flat:
+            case "passthrough", "flat", _ if old.array is None:
+                raise UnsupportedError(
+                    f"the document of {node.path!r} comes from a store with view='shards', whose "
+                    "keys are those of chunks, and here they would be shards: copy from a store "
+                    "with view='chunks'"
+                )
             case "passthrough", "flat", _:
                 return declaration.without_mark(doc)
             case "passthrough", _, _:
@@ -238,7 +274,8 @@ class MetadataView:
                     continue
             except (ShardStoreError, LookupError, TypeError):
                 continue  # the copy is damaged or of another array
-            shown = documents.with_length(self._document_to_user(member, array), axis, length)
+            shown = self._document_to_user(member, array, "chunks")
+            shown = documents.with_length(shown, axis, length)
             changed[name] = yield from self._stored_array(node, shown, _Stored(member, array))
         return documents.with_members(doc, changed) if changed else doc
 
@@ -278,7 +315,7 @@ class MetadataView:
 
     def _declared_as_new(
         self, node: Node, doc: Document, geometry: Geometry, dims: Dimensions
-    ) -> Flow[declaration.Declared | None]:
+    ) -> Flow[Declared | None]:
         policy, ndim = self._policy, len(geometry.shape)
         dims = dims if len(dims) == ndim else ()
         declared, by_rule = policy.declaration_of(node, doc, geometry, dims), None

@@ -68,8 +68,8 @@ def check_key(key: str) -> None:
         )
     if key.endswith(SHARD_MARK):
         raise SpecError(
-            f"key {key!r} is refused: it is that of a shard, by an array object that was made with "
-            "shards= and got another codec pipeline since; open the array again, by zarr.open_array"
+            f"key {key!r} is refused: it is that of a shard, by an array object that addresses "
+            "shards and got another codec pipeline since; open the array again, by zarr.open_array"
         )
     if _OURS.search(key):
         raise SpecError(

@@ -42,6 +42,9 @@ Declaration = Literal["codec", "storage_transformers", "filters"]
 Native = Literal["flat", "passthrough"]
 """View of natively sharded arrays: by their inner chunks, or as they are stored."""
 
+View = Literal["chunks", "shards"]
+"""Grid by which sharded arrays are shown to zarr."""
+
 Document: TypeAlias = dict[str, Any]
 
 MARKER = "zarr_shardstore"
@@ -237,6 +240,14 @@ def marked(doc: Mapping[str, Any], native: Native) -> Document:
     """Mark a document for every store: zarr shards the array itself (``"passthrough"``), or zarr
     addresses shards of an array that is shown by chunks (``"flat"``, never stored)."""
     return {**doc, MARKER: {"must_understand": False, "native": native}}
+
+
+def shown_by_shards(doc: Mapping[str, Any], declared: Declared) -> Document:
+    """Return a document of plain chunks as arrays that address shards show it. Our chunk key
+    encoding makes every reader refuse it that is not `ShardedCodecPipeline` on the store."""
+    encoding = {"name": MARKER, "configuration": {"above": doc["chunk_key_encoding"]}}
+    shown = apply(doc, Declared("codec", declared.transformers))
+    return marked({**shown, "chunk_key_encoding": encoding}, "flat")
 
 
 def mark_of(doc: Mapping[str, Any]) -> Any:

@@ -166,7 +166,7 @@ def dump_document(doc: Mapping[str, Any]) -> bytes:
 
 
 def with_length(doc: Mapping[str, Any], axis: int, length: int) -> dict[str, Any]:
-    """Return the document of an array, as users see it, with another length along an axis."""
+    """Return the document of an array, by its chunks, with another length along an axis."""
     shape = doc["shape"]
     return {**doc, "shape": [*shape[:axis], length, *shape[axis + 1 :]]}
 

@@ -99,14 +99,14 @@ class Documents:
                 self._arrays.document_erased(node, layout)
 
     def of_array(self, node: Node) -> Flow[tuple[bytes, memoryview, StoredArray] | None]:
-        """Return the document of an array as it is stored and as users see it, and the array,
-        which is cached now."""
+        """Return the document of an array as it is stored and by its chunks, and the array, which
+        is cached now."""
         generation, key = self._arrays.current(), document_key(node)
         ((data, _, _),) = yield from read_documents([key])
         if data is None:
             generation.drop(node)
             return None
-        document, array = self._view.to_user(key, data)
+        document, array = self._view.to_user(key, data, "chunks")
         if isinstance(array, ShardStoreError):
             raise array
         generation.put(node, array)
@@ -118,13 +118,13 @@ class Documents:
         self, node: Node, seen: bytes, axis: int, new_length: Callable[[int], int]
     ) -> Flow[tuple[int, Mapping[str, Any]]]:
         """Grow the array of the stored document `seen`; return its length before, and its new
-        document as users see it. A document that another writer has changed is read again.
+        document by its chunks. A document that another writer has changed is read again.
 
         Raises `ShardConflictError` if it has become another array.
         """
         key, fixed = document_key(node), None
         for _ in range(_MAX_ATTEMPTS):
-            value, array = self._view.to_user(key, memoryview(seen))
+            value, array = self._view.to_user(key, memoryview(seen), "chunks")
             if isinstance(array, ShardStoreError):
                 raise array
             doc = parse_json(value)

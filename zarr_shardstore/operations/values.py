@@ -28,7 +28,7 @@ from zarr_shardstore.format.keys import check_key, check_prefix
 from zarr_shardstore.format.layout import ArrayLayout, ChunkRef, ShardRef
 from zarr_shardstore.format.ranges import ByteRange, Range, column_of_ranges
 from zarr_shardstore.format.shard import Bytes, EntryOrder
-from zarr_shardstore.metadata.declaration import Native
+from zarr_shardstore.metadata.declaration import Native, View
 from zarr_shardstore.metadata.documents import Node, document_key, is_document
 from zarr_shardstore.operations import write_buffer
 from zarr_shardstore.operations.batch import Flusher
@@ -73,6 +73,7 @@ class Operations:
         policy: ShardingPolicy,
         *,
         native: Native,
+        view: View,
         reading: ReadOptions,
         order: EntryOrder,
         strategy: WriteStrategy,
@@ -97,7 +98,7 @@ class Operations:
         self.flusher = Flusher(self.catalog, self.buffer)
         self.listing = Listing(self.flusher)
         self._refuse_links = refuse_links
-        self.view = MetadataView(policy, reader)
+        self.view = MetadataView(policy, reader, view)
         self.documents = Documents(self.arrays, self.view, self.flusher)
 
     def update_shard(

@@ -36,6 +36,7 @@ from zarr_shardstore.shards.read import ShardReads
 from zarr_shardstore.shards.requests import Flow, Modify
 from zarr_shardstore.store.options import ShardingOptions
 from zarr_shardstore.zarr_hooks.pipeline import make_default
+from zarr_shardstore.zarr_hooks.shards_argument import register_shard_keys
 
 C = TypeVar("C")
 F = TypeVar("F", bound=Callable[..., Any])
@@ -60,6 +61,8 @@ class ShardingEngine:
     def __init__(self, base: BaseStore, options: ShardingOptions) -> None:
         self.base = base
         self.options = options
+        if options.view == "shards":
+            register_shard_keys()
         backend = backend_of(base, options.backend)
         if options.strategy == "append" and not backend.can_append:
             if not isinstance(backend, LocalBackend) or options.locking != "os":
@@ -72,6 +75,7 @@ class ShardingEngine:
         self.operations = operations = Operations(
             options.policy,
             native=options.native,
+            view=options.view,
             reading=replace(
                 options.reading,
                 max_shards_at_once=backend.max_shards_at_once,
@@ -299,6 +303,14 @@ class EngineStore(Store):
         self._engine = engine
         make_default()
         return self
+
+    def _by_chunks(self) -> Self:
+        """Return the store with the view of chunks, for programs that read keys of chunks."""
+        options = self._engine.options
+        if options.view == "chunks":
+            return self
+        engine = ShardingEngine(self.base, options.with_view("chunks"))
+        return self._of(engine, self.read_only)
 
     @property
     def base(self) -> BaseStore:

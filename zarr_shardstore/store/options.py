@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, field, fields
 from types import EllipsisType
 from typing import Any, Literal, TypeAlias, get_args
@@ -16,7 +17,7 @@ from zarr_shardstore.format.shard import ZEP2_INDEX, EntryOrder, IndexFormat, ch
 from zarr_shardstore.io.backends.base import BackendOptions, Durability
 from zarr_shardstore.io.local.locks import Locking
 from zarr_shardstore.metadata import transformer_list
-from zarr_shardstore.metadata.declaration import Native
+from zarr_shardstore.metadata.declaration import Native, View
 from zarr_shardstore.metadata.transformer_list import SHARDING, TransformerSpec, transformer_specs
 from zarr_shardstore.shards.append import MAX_DEAD_SHARE
 from zarr_shardstore.shards.read import ReadOptions
@@ -42,6 +43,7 @@ class ShardingOptions:
     index_codecs: IndexCodecs = field(default=None, compare=False)
     index_location: IndexLocation = field(default=None, compare=False)
     native: Native = "flat"
+    view: View = "chunks"
     order: EntryOrder = "morton"
     strategy: Strategy = "auto"
     locking: Locking = "os"
@@ -58,6 +60,13 @@ class ShardingOptions:
     def __post_init__(self) -> None:
         if self.native not in get_args(Native):
             raise SpecError(f"native is 'flat' or 'passthrough', got {self.native!r}")
+        if self.view not in get_args(View):
+            raise SpecError(f"view is 'chunks' or 'shards', got {self.view!r}")
+        if self.view == "shards" and self.native == "passthrough":
+            raise SpecError(
+                "native='passthrough' shows native shards already, and leaves them to zarr: with "
+                "view='shards' leave native away"
+            )
         transformers = _parse_transformers(self.storage_transformers)
         can_be_codec = self.native == "flat" and transformers is None
         declaration = _parse_declaration(self.declaration, can_be_codec=can_be_codec)
@@ -92,6 +101,11 @@ class ShardingOptions:
             self.storage_transformers = transformer_list.spell_transformers(transformers)
         if index is not None:
             self.index_codecs = transformer_list.index_codecs(index)
+
+    def with_view(self, view: View) -> ShardingOptions:
+        other = copy(self)  # `replace` would parse what is parsed
+        other.view = view
+        return other
 
     @classmethod
     def among(cls, arguments: Mapping[str, Any]) -> ShardingOptions:

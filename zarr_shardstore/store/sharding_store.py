@@ -16,7 +16,7 @@ from zarr_shardstore.format.shard import EntryOrder
 from zarr_shardstore.io.backends.base import Durability
 from zarr_shardstore.io.backends.resolve import BaseStoreLike, base_store_of
 from zarr_shardstore.io.local.locks import Locking
-from zarr_shardstore.metadata.declaration import Native
+from zarr_shardstore.metadata.declaration import Native, View
 from zarr_shardstore.operations.batch import Batch
 from zarr_shardstore.operations.joint_update import Function
 from zarr_shardstore.shards.append import MAX_DEAD_SHARE
@@ -81,6 +81,9 @@ class ShardingStore(Upkeep, AppendArrays):
     native : {"flat", "passthrough"}
         Whether arrays with a ``sharding_indexed`` codec, of any writer, show their inner chunks
         or pass through as they are.
+    view : {"chunks", "shards"}
+        How zarr sees sharded arrays of Zarr v3: by plain chunks, or with the ``sharding_indexed``
+        codec, so that ``z.shards`` is the shape of their shards. See the notes.
     order : {"morton", "C", "F"}
         Order of the chunks in a shard that is written at once.
     strategy : {"auto", "append", "rewrite"}
@@ -132,6 +135,13 @@ class ShardingStore(Upkeep, AppendArrays):
     cached and one for the chunks. A write of a whole shard takes one request, a write of a part
     one read and one write. The first use of an array also reads its metadata.
 
+    With ``view="shards"`` an array that you open has ``z.shards``, and `ShardedCodecPipeline`
+    turns its operations into operations on chunks. Guarantees and stored documents stay the same.
+    A resize erases whole shards. Another pipeline, a wrapper such as ``LoggingStore``, and a copy
+    of the document in another store raise `SpecError`. Arrays of v2 and the draft, and arrays with
+    further storage transformers, show chunks. So does the object of a new array, unless it was
+    made with ``shards=``: open it again.
+
     Examples
     --------
     >>> import zarr
@@ -154,6 +164,7 @@ class ShardingStore(Upkeep, AppendArrays):
         index_codecs: IndexCodecs = None,
         index_location: IndexLocation = None,
         native: Native = "flat",
+        view: View = "chunks",
         order: EntryOrder = "morton",
         strategy: Strategy = "auto",
         locking: Locking = "os",

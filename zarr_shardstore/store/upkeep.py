@@ -81,7 +81,7 @@ class Upkeep(EngineStore):
 
         The call blocks. A write of a region that begins and ends at multiples of this shape stores
         each shard once. Shards do not exceed the grid: ask again after the array has grown. zarr's
-        ``z.shards`` is ``None``, because users of this store see plain chunks.
+        ``z.shards`` is ``None``, unless the store has ``view="shards"``.
 
         Raises `SpecError` if there is no array at `path`.
 

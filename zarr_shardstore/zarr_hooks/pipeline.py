@@ -40,7 +40,11 @@ from zarr_shardstore.zarr_hooks.array_jobs import Axes, Batch, TakesWholeOperati
 from zarr_shardstore.zarr_hooks.box import MIN_CHUNKS, ArrayBox
 from zarr_shardstore.zarr_hooks.box_jobs import BoxJob, SlabCodec, TakesBoxes
 from zarr_shardstore.zarr_hooks.chunk_codec import ChunkCodec
-from zarr_shardstore.zarr_hooks.shards_argument import ShardsArgument, drop_copied_encoding
+from zarr_shardstore.zarr_hooks.shards_argument import (
+    ShardsArgument,
+    drop_copied_encoding,
+    refuse_shards,
+)
 
 _LONGEST_PAUSE_S = 0.005
 """Pause before zarr's way of writing a part is repeated."""
@@ -132,12 +136,14 @@ class ShardedCodecPipeline(BatchedCodecPipeline):
         if type(store) is FsspecStore:  # all other stores cost no call
             store, _ = _inner_store(store)
         if not isinstance(store, TakesWholeOperations):
+            refuse_shards(array_metadata)
             usual: Any = usual_pipeline().from_array_metadata_and_store(array_metadata, store)
             return cast(Self, usual)
         usual_chain: Any = create_codec_pipeline(array_metadata)
         shards_argument = ShardsArgument.of(array_metadata, store, cls._of(usual_chain))
         if shards_argument is not None:
             return replace(cls._of(shards_argument.codec.codecs), shards_argument=shards_argument)
+        refuse_shards(array_metadata)
         return cls._of(usual_chain)
 
     @classmethod

@@ -9,6 +9,7 @@ keep these apart:
    `ShardKeyEncoding`, which ends the key of each shard with `SHARD_MARK`. An extra field marks the
    document. The store removes both. Without the mark, as from another pipeline, zarr shards the
    array.
+   A store with ``view="shards"`` shows documents that have the encoding and the mark already.
 2. `ShardsArgument` turns each shard of an array operation into an operation on its chunks.
 3. The store erases a whole shard by its marked key, as for a resize. It refuses to read or write a
    marked key, because another pipeline then uses the array object.
@@ -17,7 +18,7 @@ keep these apart:
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import prod
 from operator import mul
 from typing import Any, ClassVar, NamedTuple, cast
@@ -31,6 +32,7 @@ from zarr.core.array_spec import ArraySpec
 from zarr.core.buffer import NDBuffer, default_buffer_prototype
 from zarr.core.indexing import Indexer, get_indexer
 from zarr.core.metadata import ArrayMetadata, ArrayV3Metadata
+from zarr.registry import register_chunk_key_encoding
 from zarr.storage import StorePath
 
 from zarr_shardstore.errors import SpecError
@@ -43,6 +45,12 @@ from zarr_shardstore.zarr_hooks.array_jobs import Axes, Batch
 from zarr_shardstore.zarr_hooks.box import ArrayBox
 from zarr_shardstore.zarr_hooks.box_jobs import MAX_NBYTES_AT_ONCE, BoxJob, SlabCodec
 from zarr_shardstore.zarr_hooks.chunk_codec import ChunkCodec
+
+_REFUSAL = (
+    "this array addresses shards, which only ShardedCodecPipeline on its ShardingStore itself can "
+    "read and write: leave zarr's codec_pipeline.path as it is, and put no wrapper around the "
+    "store; otherwise open the store with view='chunks', and the array again"
+)
 
 
 class _ShardKey(str):
@@ -70,10 +78,18 @@ class ShardKeyEncoding(chunk_key_encodings.ChunkKeyEncoding):
     name: ClassVar[str] = MARKER
     above: Any
     """Encoding of the chunks."""
-    cps: tuple[Side, ...]
-    """Chunks of a shard along each dimension."""
+    cps: tuple[Side, ...] | None = field(default=None, compare=False)
+    """Chunks of a shard along each dimension; ``None`` until `ShardedCodecPipeline` has found the
+    array in its store."""
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> ShardKeyEncoding:
+        """Parse the encoding that ``view="shards"`` shows. Any other pipeline gets no key of it."""
+        return cls(chunk_key_encodings.parse_chunk_key_encoding(data["configuration"]["above"]))
 
     def encode_chunk_key(self, chunk_coords: tuple[int, ...]) -> str:
+        if self.cps is None:
+            raise SpecError(_REFUSAL)
         key = _ShardKey(self.above.encode_chunk_key(chunk_coords) + SHARD_MARK)
         key.coords, key.boxes = chunk_coords, BoxGrid(self.cps)
         key.encoding = ChunkKeyEncoding(self.above.name, getattr(self.above, "separator", "/"))
@@ -87,11 +103,23 @@ class ShardKeyEncoding(chunk_key_encodings.ChunkKeyEncoding):
         return {"name": self.name, "configuration": {"above": self.above.to_dict()}}
 
 
+def register_shard_keys() -> None:
+    """Let zarr parse the documents of a store with ``view="shards"``."""
+    register_chunk_key_encoding(MARKER, ShardKeyEncoding)
+
+
+def refuse_shards(metadata: ArrayMetadata) -> None:
+    """Refuse an array that addresses shards, in a store that does not translate its keys."""
+    if isinstance(getattr(metadata, "chunk_key_encoding", None), ShardKeyEncoding):
+        raise SpecError(_REFUSAL)
+
+
 def drop_copied_encoding(metadata: ArrayMetadata) -> None:
     """Give a new array its own keys, if zarr made it like an array that addresses shards."""
     encoding = getattr(metadata, "chunk_key_encoding", None)
-    if isinstance(encoding, ShardKeyEncoding) and MARKER not in cast(Any, metadata).extra_fields:
-        object.__setattr__(metadata, "chunk_key_encoding", encoding.above)
+    is_ours = isinstance(encoding, ShardKeyEncoding) and encoding.cps is not None
+    if is_ours and MARKER not in cast(Any, metadata).extra_fields:
+        object.__setattr__(metadata, "chunk_key_encoding", cast(Any, encoding).above)
 
 
 class _Shard(NamedTuple):
@@ -134,10 +162,12 @@ class ShardsArgument(NamedTuple):
             return None
         encoding = metadata.chunk_key_encoding
         if not isinstance(encoding, ShardKeyEncoding):
-            cps = _chunks_per_shard(metadata, codecs[0].chunk_shape)
             metadata.extra_fields.update(marked({}, "flat"))
+            encoding = ShardKeyEncoding(encoding)
+        if encoding.cps is None:
+            cps = _chunks_per_shard(metadata, codecs[0].chunk_shape)
             # The object is new, and zarr's constructor also sets its fields this way.
-            object.__setattr__(metadata, "chunk_key_encoding", ShardKeyEncoding(encoding, cps))
+            object.__setattr__(metadata, "chunk_key_encoding", replace(encoding, cps=cps))
         return cls(codecs[0], usual)
 
     async def read(

@@ -212,6 +212,20 @@ def test_sharding_that_is_left_to_zarr_is_no_declaration() -> None:
     assert declaration.without_mark(native) == declaration.without_mark(flat) == stored
 
 
+@pytest.mark.parametrize("form", ["codec", "list"])
+def test_what_is_shown_by_shards_is_for_our_pipeline_alone(form: str) -> None:
+    """Under its mark it is the form of the codec, with the keys of the chunks."""
+    doc, declared, _ = FORMS[form]
+    declared = declared._replace(transformers=tuple(transformer_specs([SHARDING], 2)))
+    shown = declaration.shown_by_shards(doc, declared)
+    assert declaration.mark_of(shown) == "flat"
+    assert shown["chunk_key_encoding"]["name"] == "zarr_shardstore"
+    assert without_mark(shown) == apply(doc, declared._replace(how="codec"))
+    assert strip(without_mark(shown), "codec") == doc
+    with pytest.raises(UnsupportedError, match="not known here"):
+        find_declaration({**shown, "zarr_shardstore": {}})
+
+
 def test_sharding_codecs_at_any_depth_are_seen() -> None:
     inner = {"name": "sharding_indexed", "configuration": {"chunk_shape": [1]}}
     outer = {"name": "sharding_indexed", "configuration": {"chunk_shape": [4], "codecs": [inner]}}

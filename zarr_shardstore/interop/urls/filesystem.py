@@ -4,6 +4,7 @@ It is chained like ``zip::``, before the URL of the store::
 
     shard::s3://bucket/v.zarr                     the stored documents declare the sharding
     shard://?chunks_per_shard=4,4::file:///new    options for new arrays
+    shard://?view=shards::file:///v.zarr          arrays with the shape of their shards
     shard://path/in/the/store::file:///v.zarr     a group, an array or a chunk
 
 fsspec finds it by the entry point ``fsspec.specs``. `ShardedCodecPipeline` takes its store, so zarr
@@ -37,7 +38,14 @@ from zarr.core.buffer import default_buffer_prototype
 from zarr.core.sync import loop as loop_of_zarr
 from zarr.core.sync import sync
 
-from zarr_shardstore.access import ShardingMapping, ShardingStore, gather_bounded, metadata, resolve
+from zarr_shardstore.access import (
+    ShardingMapping,
+    ShardingStore,
+    chunk_keys,
+    gather_bounded,
+    metadata,
+    resolve,
+)
 from zarr_shardstore.errors import SpecError, UnsupportedError
 
 _OF_FSSPEC = {"asynchronous", "batch_size", "listings_expiry_time", "max_paths"}
@@ -259,7 +267,8 @@ class ShardFileSystem(AsyncFileSystem):  # type: ignore[misc]
 
     async def _rm_file(self, path: str, **_: Any) -> None:
         key = self._strip_protocol(path)
-        if not await self.sharding_store.exists(key):
+        is_shard = key.endswith(chunk_keys.SHARD_MARK)  # zarr resizes an array that has shards
+        if not (is_shard or await self.sharding_store.exists(key)):
             raise FileNotFoundError(path)
         await self.sharding_store.delete(key)
 

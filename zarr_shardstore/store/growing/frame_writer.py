@@ -309,7 +309,7 @@ class GrowingArray:
         self._store, self._create = store, create
         # With an engine of its own, the writer alone sees the array without an end. An open batch
         # of the store buffers no frames.
-        self._engine = ShardingEngine(store.base, store._engine.options)
+        self._engine = ShardingEngine(store.base, store._engine.options.with_view("chunks"))
         self._private = store._of(self._engine, False)
         self.appends = self._engine.appends
         self._array: AsyncArray[Any] | None = None  # as it was opened or created
