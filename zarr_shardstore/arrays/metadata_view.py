@@ -260,6 +260,25 @@ class MetadataView:
             _warn_of_unsharded(node, array.unknown)
         return doc
 
+    def with_lengths(
+        self, path: str, doc: Document, ends: Mapping[Node, tuple[int, int]]
+    ) -> Flow[Document]:
+        """Return a stored document whose consolidated metadata has arrays of at least these
+        lengths, each given by its axis; the same object if it has."""
+        changed: dict[str, Document] = {}
+        for name, (node, member) in documents.members(path, doc).items():
+            axis, length = ends.get(node, (0, 0))
+            try:
+                array = self._reader.read(node, member) if node in ends else None
+                if array is None or member["shape"][axis] >= length:
+                    continue
+            except (ShardStoreError, LookupError, TypeError):
+                continue  # the copy is damaged or of another array
+            shown = self._document_to_user(member, array, "chunks")
+            shown = documents.with_length(shown, axis, length)
+            changed[name] = yield from self._stored_array(node, shown, _Stored(member, array))
+        return documents.with_members(doc, changed) if changed else doc
+
     def takes_shards(self, document: memoryview) -> bool:
         """Whether an array whose document has a sharding codec is addressed by its inner chunks."""
         doc = documents.parse_json(document)

@@ -120,6 +120,13 @@ def node_of_document(key: str) -> Node | None:
     return None
 
 
+def keys_of_groups(node: Node) -> list[str]:
+    """Return the keys of the documents above an array that may have consolidated metadata."""
+    name = {"v3": "zarr.json", "v2": ".zmetadata"}.get(node.hierarchy)
+    parts = node.path.split("/") if node.path else []
+    return ["/".join([*parts[:n], name]) for n in range(len(parts))] if name else []
+
+
 # ----------------------------------------------------------------------------- JSON
 
 
@@ -156,6 +163,12 @@ def parse_document(node: Node, data: bytes | memoryview | None) -> dict[str, Any
 
 def dump_document(doc: Mapping[str, Any]) -> bytes:
     return json.dumps(doc, indent=2).encode()
+
+
+def with_length(doc: Mapping[str, Any], axis: int, length: int) -> dict[str, Any]:
+    """Return the document of an array, by its chunks, with another length along an axis."""
+    shape = doc["shape"]
+    return {**doc, "shape": [*shape[:axis], length, *shape[axis + 1 :]]}
 
 
 # ------------------------------------------------------------------------------ notes

@@ -267,12 +267,15 @@ class DirectReads(EngineStore):
         if known is not None and arrays.get(known[0].node) is known[0]:
             reader: ChunkReader = known[1]
             return reader  # otherwise its document was read again since, or never
+        return self._new_reader_of(path)
+
+    def _new_reader_of(self, path: str) -> ChunkReader:
+        engine = self._engine
         node = engine.driver.run(array_at(engine.operations.arrays, path)).node
-        stored = self._stored_document(node)
         found = engine.driver.run(engine.operations.documents.of_array(node))
         if found is None:
             raise SpecError(f"there is no array at {path!r}: it was removed while it was opened")
-        document, array = found
+        stored, document, array = found
         reader = ChunkReader(self, node, document)
         reader.stored_document = stored
         engine.chunk_readers[path] = array, reader
@@ -391,7 +394,9 @@ class DirectArrays(DirectReads, KeyValues):
             As ``z[selection] = value`` does.
         """
         self._check_writable()
-        reader = self._current_reader_of(array_path(path))
+        self._write_box(self._current_reader_of(array_path(path)), selection, value)
+
+    def _write_box(self, reader: ChunkReader, selection: Any, value: Any) -> None:
         box = self._box(reader, selection, reads=False)
         if (
             box is None
