@@ -261,21 +261,26 @@ class MetadataView:
         return doc
 
     def with_lengths(
-        self, path: str, doc: Document, ends: Mapping[Node, tuple[int, int]]
+        self, path: str, doc: Document, ends: Mapping[Node, tuple[int, Document]]
     ) -> Flow[Document]:
-        """Return a stored document whose consolidated metadata has arrays of at least these
-        lengths, each given by its axis; the same object if it has."""
+        """Return a stored document whose consolidated metadata has arrays at least as long as in
+        these documents, each along an axis; the same object if it has."""
         changed: dict[str, Document] = {}
         for name, (node, member) in documents.members(path, doc).items():
-            axis, length = ends.get(node, (0, 0))
+            if node not in ends:
+                continue
+            axis, longer = ends[node]
+            length: int = longer["shape"][axis]
             try:
-                array = self._reader.read(node, member) if node in ends else None
+                array = self._reader.read(node, member)
                 if array is None or member["shape"][axis] >= length:
                     continue
             except (ShardStoreError, LookupError, TypeError):
                 continue  # the copy is damaged or of another array
             shown = self._document_to_user(member, array, "chunks")
             shown = documents.with_length(shown, axis, length)
+            if array.document.geometry is not None and array.document.geometry.sides:
+                shown["chunk_grid"] = longer["chunk_grid"]  # with the same chunks
             changed[name] = yield from self._stored_array(node, shown, _Stored(member, array))
         return documents.with_members(doc, changed) if changed else doc
 

@@ -183,13 +183,13 @@ def apply(doc: Mapping[str, Any], declared: Declared) -> Document:
                 raise SpecError(f"codecs is a list, got {doc.get('codecs')!r}")
             (transformer,) = declared.transformers
             spec = transformer_list.sharding_spec(transformer, _ndim(doc))
-            chunks = BoxGrid(tuple(sides_of_grid(doc) or ()))
-            if chunks.uneven:
+            cut = BoxGrid(tuple(sides_of_grid(doc) or ()))
+            if cut.uneven:
                 raise UnsupportedError(
                     "its chunks have several shapes, and those in the shards of native readers "
                     "have one shape"
                 )
-            chunk_shape = chunks.largest
+            chunk_shape = cut.largest
             shards: list[Side] = [
                 c * n if isinstance(n, int) else tuple([c * each for each in n])
                 for c, n in zip(chunk_shape, spec.boxes.sides, strict=True)

@@ -166,9 +166,17 @@ def dump_document(doc: Mapping[str, Any]) -> bytes:
 
 
 def with_length(doc: Mapping[str, Any], axis: int, length: int) -> dict[str, Any]:
-    """Return the document of an array, by its chunks, with another length along an axis."""
+    """Return the document of an array, by its chunks, with another length along an axis. A list of
+    lengths that is too short gets a chunk of the rest, as in zarr."""
     shape = doc["shape"]
-    return {**doc, "shape": [*shape[:axis], length, *shape[axis + 1 :]]}
+    new = {**doc, "shape": [*shape[:axis], length, *shape[axis + 1 :]]}
+    if format_of(doc) != "v3" or name_of(doc["chunk_grid"]) != "rectilinear":
+        return new
+    sides = list(declaration.sides_of_grid(doc) or ())
+    side = sides[axis]
+    if isinstance(side, tuple) and sum(side) < length:
+        sides[axis] = (*side, length - sum(side))
+    return declaration.with_grid(new, sides)
 
 
 # ------------------------------------------------------------------------------ notes

@@ -22,6 +22,7 @@ from zarr_shardstore.metadata.documents import (
     parse_json,
     with_length,
 )
+from zarr_shardstore.metadata.transformer_list import name_of
 from zarr_shardstore.operations.batch import Flusher
 from zarr_shardstore.shards import requests
 from zarr_shardstore.shards.requests import Flow
@@ -155,8 +156,8 @@ class Documents:
             f"other writers have changed {key!r} {_MAX_ATTEMPTS} times before it could grow"
         )
 
-    def grow_copies(self, ends: Mapping[Node, tuple[int, int]]) -> Flow[None]:
-        """Grow arrays, to lengths that are given by their axis, in the consolidated metadata of
+    def grow_copies(self, ends: Mapping[Node, tuple[int, Mapping[str, Any]]]) -> Flow[None]:
+        """Grow arrays, each along an axis as in a document of it, in the consolidated metadata of
         the groups above them. No array shrinks there."""
         keys = list(dict.fromkeys(key for node in ends for key in keys_of_groups(node)))
         while keys:
@@ -172,8 +173,12 @@ class Documents:
 
 def _fixed(doc: Mapping[str, Any], axis: int) -> dict[str, Any]:
     """Return what stays in the document of an array that grows along an axis."""
-    shape = doc["shape"]
-    return {**doc, "attributes": None, "shape": [*shape[:axis], *shape[axis + 1 :]]}
+    shape, grid = doc["shape"], doc.get("chunk_grid")
+    fixed = {**doc, "attributes": None, "shape": [*shape[:axis], *shape[axis + 1 :]]}
+    if grid is not None and name_of(grid) == "rectilinear":
+        sides = grid["configuration"]["chunk_shapes"]
+        fixed["chunk_grid"] = [*sides[:axis], *sides[axis + 1 :]]
+    return fixed
 
 
 def _swap(values: Mapping[str, tuple[bytes, bytes]]) -> Flow[list[bool]]:

@@ -28,6 +28,7 @@ from zarr.storage import StorePath
 from zarr_shardstore.arrays.array_cache import invalidate_documents
 from zarr_shardstore.errors import SpecError, UnsupportedError
 from zarr_shardstore.format.arguments import array_path
+from zarr_shardstore.format.box_grid import BoxGrid
 from zarr_shardstore.format.keys import Coords
 from zarr_shardstore.io.concurrency import codec_pool
 from zarr_shardstore.metadata.documents import Node, document_key
@@ -61,16 +62,13 @@ class ChunkReader:
         metadata: Any = array.metadata
         is_v2 = metadata.zarr_format == 2
         sides = metadata.chunks if is_v2 else getattr(metadata.chunk_grid, "chunk_shape", None)
-        if sides is None:
-            raise UnsupportedError(
-                f"the chunks of {array.path!r} differ in shape: read them through zarr"
-            )
-        self.chunk_shape: Coords = tuple(sides)
+        self.is_even = sides is not None
+        given = metadata.chunk_grid.chunk_shapes if sides is None else sides
+        self.chunks = BoxGrid(tuple([side or 1 for side in given]))
+        self.chunk_shape: Coords = self.chunks.largest if sides is None else tuple(sides)
+        """Shape of the chunks; where they differ, of the largest."""
         self._path = array.path
-        self.grid_shape = tuple(
-            math.ceil(size / side) if side else 0
-            for size, side in zip(metadata.shape, self.chunk_shape, strict=True)
-        )
+        self.grid_shape = self.chunks.shape(metadata.shape)
         self._key_of: Callable[[Coords], str] = metadata.encode_chunk_key
         (self.first_key,) = self.keys(np.zeros((1, len(self.chunk_shape)), np.int64))
         self.dtype: np.dtype[Any] = metadata.dtype.to_native_dtype()
@@ -82,7 +80,7 @@ class ChunkReader:
         self._pipeline = cast(Any, array.codec_pipeline)
         self._nbytes = max(1, math.prod(self.chunk_shape) * self.dtype.itemsize)
         codec = ChunkCodec.of(list(self._pipeline))
-        self.slabs = None if codec is None else SlabCodec.of(codec, self.spec)
+        self.slabs = SlabCodec.of(codec, self.spec) if codec is not None and self.is_even else None
 
     def coords_of(self, coords: npt.ArrayLike) -> npt.NDArray[np.int64]:
         """Return coordinates in the grid of chunks as an array of the shape n x ndim."""
@@ -225,6 +223,10 @@ class DirectReads(EngineStore):
         (2, 2, 2)
         """
         reader, wanted = self._reader(path, coords)
+        if not reader.is_even:
+            raise UnsupportedError(
+                f"the chunks of {path!r} differ in shape, so they are no array: use read_array"
+            )
         result = reader.result((len(wanted), *reader.chunk_shape), out)
         reader.read(self._encoded, wanted, result)
         return result

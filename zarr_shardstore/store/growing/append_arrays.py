@@ -29,7 +29,12 @@ from zarr_shardstore.arrays.array_cache import invalidate_documents
 from zarr_shardstore.arrays.metadata_view import read_dimension_names
 from zarr_shardstore.errors import SpecError, UnsupportedError
 from zarr_shardstore.format.arguments import array_path
-from zarr_shardstore.metadata.documents import dump_document, parse_json, with_length
+from zarr_shardstore.metadata.documents import (
+    dump_document,
+    parse_json,
+    plain_geometry,
+    with_length,
+)
 from zarr_shardstore.shards.stack import in_shared_rounds
 from zarr_shardstore.store.direct_reads import ChunkReader, DirectArrays
 from zarr_shardstore.store.engine import documented_like
@@ -81,8 +86,7 @@ class AppendArrays(DirectArrays):
         ShardConflictError
             If another writer has changed more of an array than its length.
         UnsupportedError
-            If the base store cannot replace objects, the chunks of an array differ in shape, or it
-            is an array of the draft.
+            If the base store cannot replace objects, or it is an array of the draft.
 
         Notes
         -----
@@ -136,7 +140,9 @@ class AppendArrays(DirectArrays):
             found = [reserved, *run(in_shared_rounds(flows))]
             for slab, (_, document) in zip(slabs, found, strict=True):
                 self._write_rows(slab, document, start)
-            run(documents.grow_copies({slab.reader.node: (slab.axis, stop) for slab in slabs}))
+            pairs = zip(slabs, found, strict=True)
+            ends = {s.reader.node: (s.axis, with_length(d, s.axis, stop)) for s, (_, d) in pairs}
+            run(documents.grow_copies(ends))
         except BaseException as error:
             error.add_note(f"the rows {start} to {stop - 1} of {list(arrays)} were reserved")
             raise
@@ -150,11 +156,16 @@ class AppendArrays(DirectArrays):
 
     def _write_rows(self, slab: _Slab, document: Mapping[str, Any], start: int) -> None:
         """Write the values, as into an array whose end is the end of their last chunk or later."""
-        side, stop = slab.reader.chunk_shape[slab.axis], start + slab.length
-        end = max(-(-stop // side) * side, document["shape"][slab.axis])
-        padded = dump_document(with_length(document, slab.axis, end))
-        rows = (*[slice(None)] * slab.axis, slice(start, stop), ...)
-        self._write_box(ChunkReader(self, slab.reader.node, padded), rows, slab.values)
+        node, axis, stop = slab.reader.node, slab.axis, start + slab.length
+        if stop == start:
+            return
+        geometry, end = plain_geometry(node.hierarchy, document), document["shape"][axis]
+        if geometry is not None:
+            number = geometry.chunks.number(axis, stop - 1)
+            end = max(end, geometry.chunks.bounds(axis, number)[1])
+        padded = with_length(document, axis, end)
+        rows = (*[slice(None)] * axis, slice(start, stop), ...)
+        self._write_box(ChunkReader(self, node, dump_document(padded)), rows, slab.values)
 
     def _slabs(self, arrays: Mapping[str, npt.ArrayLike], axis: int | str) -> list[_Slab]:
         if not isinstance(arrays, Mapping) or not arrays:
