@@ -319,29 +319,46 @@ def test_stores_that_cannot(tmp_path: Path) -> None:
             archive.append_arrays({"z": values(0, 1)})
 
 
-def test_arrays_that_cannot_grow() -> None:
-    """Arrays of the draft, and chunks of several shapes: nothing is changed."""
+def test_arrays_of_the_draft_do_not_grow() -> None:
     base: dict[str, bytes] = {}
     store = create(base)
     draft = {"shape": [4], "data_type": "<i8", "chunk_memory_layout": "C", "fill_value": 0}
     draft["chunk_grid"] = {"type": "regular", "chunk_shape": [2], "separator": "/"}
     base["meta/root/d.array.json"] = json.dumps(draft | {"attributes": {}}).encode()
-    grids: dict[str, Any] = {"d": None}
-    if "rectilinear_chunks" in zarr.config.get("array"):
-        zarr.create_array(store, name="r", shape=(4, 4), chunks=(2, 4), dtype="i8")
-        grid = {"kind": "inline", "chunk_shapes": [[1, 3], [4]]}
-        put_document(base, "r/zarr.json", chunk_grid={"name": "rectilinear", "configuration": grid})
-        codec = {"name": "bytes", "configuration": {"endian": "little"}}
-        put_document(base, "r/zarr.json", codecs=[codec])
-        grids["r"] = grid
     before = dict(base)
-    for path in grids:
-        with (
-            zarr.config.set({"array.rectilinear_chunks": True}),
-            pytest.raises(UnsupportedError, match=r"draft|differ in shape"),
-        ):
-            store.append_arrays({"z": values(0, 1), path: values(0, 1)})
+    with pytest.raises(UnsupportedError, match="draft"):
+        store.append_arrays({"z": values(0, 1), "d": values(0, 1)})
     assert base == before
+
+
+@pytest.mark.skipif(
+    "rectilinear_chunks" not in zarr.config.get("array"), reason="zarr before 3.2 has no lists"
+)
+@pytest.mark.parametrize("kind", ["chunks", "sharded chunks", "shards", "shards beyond the end"])
+def test_arrays_of_several_lengths(kind: str) -> None:
+    """The list gets a chunk of the rest, as in zarr; shards that are there already are filled."""
+    base: dict[str, bytes] = {}
+    with zarr.config.set({"array.rectilinear_chunks": True}):
+        store = ShardingStore(base, None if kind == "chunks" else 2)
+        group = zarr.create_group(store)
+        grid: Any = {"chunks": [[3, 1, 2], [4]]}
+        if kind.startswith("shards"):
+            grid = {"chunks": (1, 2), "shards": [[3, 1, 2], [4]]}
+        group.create_array("z", shape=(6, 4), dtype="i8", **grid)[:] = values(0, 6)
+        if kind == "shards beyond the end":
+            group["z"].resize((5, 4))  # type: ignore[union-attr]
+        zarr.consolidate_metadata(store)
+        start = int(zarr.open_array(store, path="z").shape[0])
+        for n in (1, 3, 2, 1):
+            assert store.append_arrays({"z": values(start, start + n)}) == start
+            start += n
+            for each in (store, ShardingStore(base)):
+                np.testing.assert_array_equal(stored(each), values(0, start))
+                group = zarr.open_consolidated(each)
+                np.testing.assert_array_equal(group["z"][...], values(0, start))  # type: ignore[index]
+        sizes: Any = zarr.open_array(ShardingStore(base), path="z").read_chunk_sizes
+        if kind in ("chunks", "sharded chunks"):
+            assert sizes[0] == (3, 1, 2, 1, 3, 2, 1)
 
 
 def test_an_error_names_the_rows() -> None:
