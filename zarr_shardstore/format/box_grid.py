@@ -26,8 +26,8 @@ Box: TypeAlias = tuple[tuple[int, int], ...]
 Side: TypeAlias = int | tuple[int, ...]
 """Length of all boxes along one dimension; or the length of each; after these, the largest."""
 
-MAX_EDGES = 2**20
-"""Most boxes that have lengths of their own along one dimension. More are an attack."""
+MAX_EDGES = 2**18
+"""Most boxes that have lengths of their own, along all dimensions. More are an attack."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,8 +129,10 @@ class BoxGrid:
             found.append(ids)
         return found[1] if len(found) == 2 else np.concatenate(found)
 
-    def has_same_boxes(self, other: BoxGrid, grid_shape: Sequence[int]) -> bool:
-        """Whether both cut a grid of this shape in the same way."""
+    def has_same_boxes(
+        self, other: BoxGrid, grid_shape: Sequence[int], *, but_last: bool = False
+    ) -> bool:
+        """Whether both cut a grid of this shape in the same way, perhaps `but_last` boxes."""
         if self.sides == other.sides:
             return True
         if len(self.sides) != len(other.sides):
@@ -139,20 +141,22 @@ class BoxGrid:
             if self.sides[dim] == other.sides[dim]:
                 continue
             is_uneven = isinstance(self.sides[dim], tuple) or isinstance(other.sides[dim], tuple)
-            if not length or not is_uneven:
+            if not is_uneven:
                 return False
+            if not length:
+                continue
             n = self.number(dim, length - 1)
             if n != other.number(dim, length - 1):
                 return False
-            pairs = [(self.bounds(dim, i), other.bounds(dim, i)) for i in range(n + 1)]
-            if any(mine != theirs for mine, theirs in pairs):
+            numbers = range(min(n + 1 - but_last, MAX_EDGES + 1))  # then the lengths repeat
+            if any(self.bounds(dim, i) != other.bounds(dim, i) for i in numbers):
                 return False
         return True
 
 
-def parse_side(given: Any) -> Side | None:
+def parse_side(given: Any, max_edges: int = MAX_EDGES) -> Side | None:
     """Parse a length, or a list of lengths and of pairs ``[length, count]``; ``None`` if it is no
-    such thing."""
+    such thing, or too long."""
     if isinstance(given, bool):
         return None
     if isinstance(given, int):
@@ -164,7 +168,7 @@ def parse_side(given: Any) -> Side | None:
         pair = item if isinstance(item, list | tuple) else (item, 1)
         if len(pair) != 2 or any(type(n) is not int or n < 1 for n in pair):
             return None
-        if pair[1] > MAX_EDGES - len(lengths):
+        if pair[1] > max_edges - len(lengths):
             return None
         lengths += [pair[0]] * pair[1]
     return tuple(lengths)

@@ -228,24 +228,29 @@ class Geometry(NamedTuple):
     def in_boxes(self, boxes: BoxGrid) -> Geometry:
         """Return the geometry of boxes of these chunks, as of shards."""
         sides: list[Side] = []
-        for dim, n_boxes in enumerate(boxes.shape(self.grid_shape)):
-            mine, theirs = self.chunks.sides[dim], boxes.sides[dim]
-            if isinstance(mine, int) and isinstance(theirs, int):
-                sides.append(mine * theirs)
+        chunks = self.chunks
+        for dim, n_chunks in enumerate(self.grid_shape):
+            mine, theirs = chunks.sides[dim], boxes.sides[dim]
+            if isinstance(mine, int):  # the grid may be long: it is not counted
+                listed = (theirs,) if isinstance(theirs, int) else theirs
+                sides.append(tuple([mine * n for n in listed]))
                 continue
-            ends = [boxes.bounds(dim, number)[1] for number in range(max(n_boxes, 1))]
-            starts = [self.chunks.bounds(dim, end)[0] for end in (0, *ends)]
+            last = boxes.number(dim, max(n_chunks, 1) - 1)
+            ends = [boxes.bounds(dim, number)[1] for number in range(last + 1)]
+            starts = [chunks.bounds(dim, end)[0] for end in (0, *ends)]
             sides.append(tuple([stop - start for start, stop in pairwise(starts)]))
-        chunks = BoxGrid(tuple(sides))
-        return self._replace(chunk_shape=chunks.largest, sides=chunks.uneven)
+        merged = BoxGrid(tuple(sides))
+        return self._replace(chunk_shape=merged.largest, sides=merged.uneven)
 
-    def has_same_chunks(self, other: Geometry | None) -> bool:
-        """Whether both cut the same chunks, where both arrays reach."""
+    def has_same_chunks(self, other: Geometry | None, *, but_last: bool = False) -> bool:
+        """Whether both cut the same chunks, where both arrays reach; or all `but_last` ones of
+        lists, as of an array that two writers have made longer."""
         if other is None or self.encoding != other.encoding:
             return False
         if len(self.shape) != len(other.shape):
             return False
-        return self.chunks.has_same_boxes(other.chunks, [*map(min, self.shape, other.shape)])
+        both = [*map(min, self.shape, other.shape)]
+        return self.chunks.has_same_boxes(other.chunks, both, but_last=but_last)
 
 
 @dataclass(frozen=True, slots=True)
@@ -354,7 +359,8 @@ def plain_geometry(hierarchy: Hierarchy, doc: Mapping[str, Any]) -> Geometry | N
 
 def unknown_geometry(doc: Mapping[str, Any]) -> str:
     """Return why `plain_geometry` of a document is ``None``."""
-    grid, encoding = map(name_of, (doc.get("chunk_grid"), doc.get("chunk_key_encoding")))
+    encoding = doc.get("chunk_key_encoding") and declaration.chunk_key_encoding(doc)
+    grid, encoding = map(name_of, (doc.get("chunk_grid"), encoding))
     if format_of(doc) == "v3" and isinstance(grid, str) and grid not in ("regular", "rectilinear"):
         return f"its chunk grid {grid!r} is not known here"
     if format_of(doc) == "v3" and isinstance(encoding, str) and encoding not in ("default", "v2"):

@@ -126,7 +126,7 @@ class ArrayChecker:
         self.above = [t for t in transformers if isinstance(t, stacks.ValueTransformer)]
         self.is_decodable = len(self.above) == len(transformers)
         """True if values of shards are decoded; otherwise only the index is checked."""
-        self._doc, self.geometry = doc, geometry
+        self._doc, self.geometry, self._chunks = doc, geometry, geometry.chunks
         self.nbytes = None if geometry.sides else self._nbytes_of(geometry.chunk_shape)
         """Size of each decoded chunk in bytes, if it is one number."""
         self.index_key = index_key_of(node, doc)
@@ -257,7 +257,7 @@ class ArrayChecker:
 
     def _shape_of_chunk(self, key: str) -> chunk_keys.Coords:
         coords = self.grid.layout.coords_of(key) if self.geometry.sides else None
-        return self.geometry.chunk_shape if coords is None else self.geometry.chunks.lengths(coords)
+        return self.geometry.chunk_shape if coords is None else self._chunks.lengths(coords)
 
     def _nbytes_of(self, shape: chunk_keys.Coords) -> int | None:
         return metadata.chunk_nbytes(self._doc, shape)

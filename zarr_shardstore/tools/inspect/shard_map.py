@@ -312,7 +312,8 @@ def render_figure(shards: ShardMap, file_format: Literal["png", "svg"]) -> bytes
 
 
 def _headline(shards: ShardMap) -> str:
-    of = f", {by(shards.chunks_per_shard or (1,))} chunks each" if shards.is_sharded else ""
+    most = "up to " if shards.sides else ""
+    of = f", {most}{by(shards.chunks_per_shard or (1,))} chunks each" if shards.is_sharded else ""
     return f"/{printable(shards.path)}: {by(shards.shape or (1,))} {_unit(shards.is_sharded)}{of}"
 
 
