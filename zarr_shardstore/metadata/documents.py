@@ -359,11 +359,11 @@ def plain_geometry(hierarchy: Hierarchy, doc: Mapping[str, Any]) -> Geometry | N
 
 def unknown_geometry(doc: Mapping[str, Any]) -> str:
     """Return why `plain_geometry` of a document is ``None``."""
-    encoding = doc.get("chunk_key_encoding") and declaration.chunk_key_encoding(doc)
-    grid, encoding = map(name_of, (doc.get("chunk_grid"), encoding))
+    grid, encoding = map(name_of, (doc.get("chunk_grid"), doc.get("chunk_key_encoding")))
     if format_of(doc) == "v3" and isinstance(grid, str) and grid not in ("regular", "rectilinear"):
         return f"its chunk grid {grid!r} is not known here"
-    if format_of(doc) == "v3" and isinstance(encoding, str) and encoding not in ("default", "v2"):
+    known = ("default", "v2", declaration.MARKER)
+    if format_of(doc) == "v3" and isinstance(encoding, str) and encoding not in known:
         return f"its chunk key encoding {encoding!r} is not known here"
     return "its shape, its chunk grid or its chunk keys have a form that is not known here"
 

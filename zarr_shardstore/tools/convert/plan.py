@@ -168,8 +168,8 @@ def _dimensions_of(
         dims[plan.node.path] = names if len(names) == ndim else (None,) * ndim
     for name in policy.names_without_array(dims):
         raise errors.SpecError(
-            f"there is a rule for {name!r}, and no array has such a path, or such "
-            f"dimensions; there are {find.quoted(dims)}, with the dimensions "
+            f"chunks_per_shard, or shards, has a rule for {name!r}, and no array has such a path, "
+            f"or such dimensions; there are {find.quoted(dims)}, with the dimensions "
             f"{sorted({dim for names in dims.values() for dim in names if dim})}"
         )
     return dims
@@ -265,8 +265,8 @@ def _listed_shards(
     try:
         sides = rule.sides_of(plan.geometry, dims)
     except errors.SpecError as error:
-        is_misfit = isinstance(error, policies.InsideChunkError)
-        if is_misfit and rule.names and not plan.is_named:  # as coordinates of one chunk
+        is_inside = isinstance(error, policies.InsideChunkError)
+        if is_inside and rule.names and not plan.is_named:  # as coordinates of one chunk
             return plan.spec, str(error)
         raise errors.SpecError(f"the array {plan.node.path!r}: {error}") from error
     if isinstance(sides, str):
