@@ -22,7 +22,8 @@ def layout_of(
 
 def test_each_chunk_has_an_entry_of_its_own() -> None:
     """Of a shard with as many entries as it has chunks; the key table says the same twice."""
-    for sides in [((2, 1, 3), 2), (2, (3, 1)), ((1, 2), (2, 1, 1))]:
+    cuts: list[tuple[Side, ...]] = [((2, 1, 3), 2), (2, (3, 1)), ((1, 2), (2, 1, 1))]
+    for sides in cuts:
         layout = layout_of(*sides, grid=(6, 5))
         table = KeyTable(layout)
         assert table.spec is None
