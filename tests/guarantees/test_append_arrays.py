@@ -5,13 +5,10 @@ Chunks have 8 rows, so the processes also share chunks.
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import signal
-import subprocess
-import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +16,10 @@ import numpy as np
 import pytest
 import zarr
 
-import zarr_shardstore
 from tests.support import append_until_killed
 from tests.support.append_until_killed import SHAPE
 from tests.support.convert_once import open_store
-from tests.support.processes import s3_server
+from tests.support.processes import forks_of, s3_server
 from tests.support.rounds import rounds
 from zarr_shardstore import ShardingStore, check_store
 
@@ -36,15 +32,8 @@ pytestmark = [
 class Writers:
     """Writers in processes of their own, which tell each row in one log."""
 
-    def __init__(self, process: subprocess.Popen[str], log: Path) -> None:
-        self.process, self.log = process, log
-
-    def _ask(self, request: dict[str, Any]) -> int:
-        assert self.process.stdin is not None
-        assert self.process.stdout is not None
-        self.process.stdin.write(json.dumps(request) + "\n")
-        self.process.stdin.flush()
-        return int(self.process.stdout.readline())
+    def __init__(self, ask: Callable[[dict[str, Any]], int], log: Path) -> None:
+        self._ask, self.log = ask, log
 
     def start(self, where: dict[str, Any], writer: int, n_slabs: int, **more: Any) -> int:
         request = {"where": where, "writer": writer, "n_slabs": n_slabs, "log": str(self.log)}
@@ -63,19 +52,8 @@ class Writers:
 
 @pytest.fixture
 def writers(tmp_path: Path) -> Iterator[Writers]:
-    with subprocess.Popen(
-        [sys.executable, append_until_killed.__file__],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "PYTHONPATH": str(Path(zarr_shardstore.__file__).parents[1])},
-    ) as process:
-        try:
-            assert process.stdout is not None
-            assert process.stdout.readline() == "ready\n"
-            yield Writers(process, tmp_path / "log")
-        finally:
-            process.kill()
+    with forks_of(append_until_killed.__file__) as ask:
+        yield Writers(ask, tmp_path / "log")
 
 
 def create(where: dict[str, Any], zarr_format: Any = 3) -> ShardingStore:

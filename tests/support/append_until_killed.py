@@ -88,7 +88,6 @@ def append_slabs(request: dict[str, Any]) -> None:
 
 
 def main() -> None:
-    print("ready", flush=True)
     for line in sys.stdin:
         request = json.loads(line)
         if "wait" in request:

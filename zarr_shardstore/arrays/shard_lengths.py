@@ -5,16 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, chain, pairwise
-from typing import Any, TypeAlias
+from typing import Any
 
 from zarr_shardstore.errors import SpecError
 from zarr_shardstore.format.arguments import whole_number
 from zarr_shardstore.format.box_grid import MAX_EDGES, BoxGrid, Side
+from zarr_shardstore.format.keys import Coords
 from zarr_shardstore.metadata.documents import Geometry
-
-Lengths: TypeAlias = "int | Iterable[int]"
-Shards: TypeAlias = "Sequence[Lengths] | Mapping[str | int, Lengths]"
-
 
 _TOO_MANY = f"shards of listed lengths are at most {MAX_EDGES} along a dimension"
 
@@ -33,7 +30,7 @@ class ShardLengths:
     """Whether lists have places where shards begin, after the first, instead of lengths."""
 
     @property
-    def names(self) -> bool:
+    def is_by_name(self) -> bool:
         """Whether dimensions are named, so that arrays without them are left alone."""
         return not isinstance(self.sides, tuple)
 
@@ -53,26 +50,28 @@ class ShardLengths:
 
     def sides_of(self, geometry: Geometry, dims: Sequence[str | None]) -> list[Side] | str:
         """Return the lengths in chunks for one array, or the reason why it gets none."""
-        ndim = len(geometry.shape)
+        ndim, chunks = len(geometry.shape), geometry.chunks
         if isinstance(self.sides, tuple):
             if len(self.sides) != ndim:
                 return f"it has {ndim} dimensions, and shards is for {len(self.sides)}"
-            return [self._in_chunks(geometry, *item) for item in enumerate(self.sides)]
-        names: dict[int, Side] = {}
+            given = dict(enumerate(self.sides))
+            return [self._in_chunks(chunks, geometry.shape, *item) for item in given.items()]
+        given = {}
         for name, side in self.sides.items():
             dim = (
                 name
                 if isinstance(name, int)
                 else next((i for i, each in enumerate(dims) if each == name), -1)
             )
-            if dim in names:
+            if dim in given:
                 raise SpecError(f"shards names the dimension {dim} twice, by name and by number")
             if 0 <= dim < ndim:
-                names[dim] = side
-        if not names:
+                given[dim] = side
+        if not given:
             return f"it has none of the dimensions {list(self.sides)}"
         return [
-            self._in_chunks(geometry, dim, names[dim]) if dim in names else 1 for dim in range(ndim)
+            self._in_chunks(chunks, geometry.shape, dim, given[dim]) if dim in given else 1
+            for dim in range(ndim)
         ]
 
     def names_without_array(self, arrays: Sequence[Sequence[str | None]]) -> list[str]:
@@ -83,9 +82,8 @@ class ShardLengths:
         there = {*chain.from_iterable(arrays), *range(max(map(len, arrays), default=0))}
         return [str(name) for name in self.sides if name not in there]
 
-    def _in_chunks(self, geometry: Geometry, dim: int, side: Side) -> Side:
-        chunks, n = geometry.chunks, geometry.shape[dim]
-        c = chunks.sides[dim]
+    def _in_chunks(self, chunks: BoxGrid, shape: Coords, dim: int, side: Side) -> Side:
+        c, n = chunks.sides[dim], shape[dim]
         if isinstance(side, int):
             if isinstance(c, int) and side % c == 0:
                 return side // c

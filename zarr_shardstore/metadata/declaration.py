@@ -32,7 +32,7 @@ from itertools import chain
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 from zarr_shardstore.errors import SpecError, UnsupportedError
-from zarr_shardstore.format.box_grid import MAX_EDGES, BoxGrid, Side, parse_side, spell_side
+from zarr_shardstore.format.box_grid import MAX_EDGES, BoxGrid, Side, parse_sides, spell_side
 from zarr_shardstore.format.keys import Coords
 from zarr_shardstore.format.shard import ShardingSpec
 from zarr_shardstore.metadata import transformer_list
@@ -402,15 +402,11 @@ def sides_of_grid(doc: Mapping[str, Any]) -> Sequence[Any] | None:
         return None
     if options["kind"] != "inline" or len(given) != len(shape):
         return None
-    parsed: list[Side] = []
-    n_left = MAX_EDGES
-    for text, n in zip(given, shape, strict=True):
-        side = parse_side(text, n_left)
-        if side is None or not isinstance(n, int) or (isinstance(side, tuple) and sum(side) < n):
-            return None
-        n_left -= len(side) if isinstance(side, tuple) else 0
-        parsed.append(side)
-    return parsed
+    sides = parse_sides(given)
+    if sides is None or not all(isinstance(n, int) for n in shape):
+        return None
+    pairs = zip(sides, shape, strict=True)
+    return sides if all(isinstance(side, int) or sum(side) >= n for side, n in pairs) else None
 
 
 def with_grid(doc: Mapping[str, Any], sides: Sequence[Side]) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from reprlib import repr as short
 from typing import Any
 
 from zarr_shardstore.errors import SpecError, UnsupportedError
-from zarr_shardstore.format.box_grid import MAX_EDGES, BoxGrid, Side, parse_side, spell_side
+from zarr_shardstore.format.box_grid import BoxGrid, parse_sides, spell_side
 from zarr_shardstore.format.shard import DRAFT_INDEX, IndexFormat, ShardingSpec
 
 SHARDING = "sharding"
@@ -158,17 +158,12 @@ def parse_sharding(configuration: Mapping[str, Any], ndim: int) -> ShardingSpec:
     index = index_format({"index_codecs": index_codecs(DRAFT_INDEX), **configuration})
     if not any(isinstance(side, list) for side in cps):
         return ShardingSpec(tuple(cps), index)
-    sides: list[Side] = []
-    n_left = MAX_EDGES
-    for given in cps:
-        side = parse_side(given, n_left)
-        if side is None:
-            raise SpecError(
-                "chunks_per_shard has whole numbers of at least 1, or short lists of these, got "
-                f"{short(cps)}"
-            )
-        n_left -= len(side) if isinstance(side, tuple) else 0
-        sides.append(side)
+    sides = parse_sides(cps)
+    if sides is None:
+        raise SpecError(
+            "chunks_per_shard has whole numbers of at least 1, or short lists of these, got "
+            f"{short(cps)}"
+        )
     boxes = BoxGrid(tuple(sides))
     return ShardingSpec(boxes.largest, index, boxes.uneven)
 

@@ -64,11 +64,11 @@ class ChunkReader:
         sides = metadata.chunks if is_v2 else getattr(metadata.chunk_grid, "chunk_shape", None)
         self.is_even = sides is not None
         given = metadata.chunk_grid.chunk_shapes if sides is None else sides
-        self.chunks = BoxGrid(tuple([side or 1 for side in given]))
-        self.chunk_shape: Coords = self.chunks.largest if sides is None else tuple(sides)
+        chunks = BoxGrid(tuple([side or 1 for side in given]))
+        self.chunk_shape: Coords = chunks.largest if sides is None else tuple(sides)
         """Shape of the chunks; where they differ, of the largest."""
         self._path = array.path
-        self.grid_shape = self.chunks.shape(metadata.shape)
+        self.grid_shape = chunks.shape(metadata.shape)
         self._key_of: Callable[[Coords], str] = metadata.encode_chunk_key
         (self.first_key,) = self.keys(np.zeros((1, len(self.chunk_shape)), np.int64))
         self.dtype: np.dtype[Any] = metadata.dtype.to_native_dtype()
@@ -309,8 +309,8 @@ class DirectArrays(DirectReads, KeyValues):
         """Read a part of an array: the same as ``z[selection]``, without zarr's work per chunk.
 
         Use it for many small chunks. A selection of integers and slices without steps goes to the
-        shards directly. Any other selection, and an array that zarr shards itself, goes through
-        ``z[selection]``.
+        shards directly. Any other selection, an array that zarr shards itself, and chunks of
+        several shapes go through ``z[selection]``.
 
         Parameters
         ----------
@@ -332,7 +332,7 @@ class DirectArrays(DirectReads, KeyValues):
         SpecError
             If there is no array at `path`, or `out` has another shape or type.
         UnsupportedError
-            If the chunks of the array differ in shape, or it is an array of the draft.
+            If it is an array of the draft.
         IndexError
             As ``z[selection]`` does.
 

@@ -270,7 +270,7 @@ class ShardsArgument(NamedTuple):
         cps, sides = layout.spec.chunks_per_shard, self.codec.chunk_shape
         if not isinstance(array, np.ndarray) or layout.grid_shape is None or not cps:
             return None
-        if layout.spec.sides is not None:
+        if layout.spec.sides is not None:  # a box has shards of one shape
             return None
         if spec.shape != tuple(map(mul, sides, cps)):
             return None  # the array object is stale

@@ -266,7 +266,7 @@ def _listed_shards(
         sides = rule.sides_of(plan.geometry, dims)
     except errors.SpecError as error:
         is_inside = isinstance(error, policies.InsideChunkError)
-        if is_inside and rule.names and not plan.is_named:  # as coordinates of one chunk
+        if is_inside and rule.is_by_name and not plan.is_named:  # as coordinates of one chunk
             return plan.spec, str(error)
         raise errors.SpecError(f"the array {plan.node.path!r}: {error}") from error
     if isinstance(sides, str):
