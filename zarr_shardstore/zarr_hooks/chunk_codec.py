@@ -36,6 +36,8 @@ far more memory, and making them is a small part of their time."""
 _SHORTEST_FRAME = 9
 """Bytes of a zstd frame of nothing."""
 
+_BLOSC_HEADER_NBYTES = 16
+
 _HAS_JOINT_CALLS = "multi_decompress_to_buffer" in zstandard.backend_features
 
 
@@ -49,6 +51,7 @@ class _Zstd(threading.local):
 
 _zstd = _Zstd()
 _numcodecs_zstd = numcodecs.Zstd()
+_numcodecs_blosc = numcodecs.Blosc()
 
 
 def zstd_compress_of(codec: ZstdCodec) -> Callable[[Any], bytes]:
@@ -74,6 +77,21 @@ def zstd_decompress(value: Any) -> Any:
     except zstandard.ZstdError:  # a frame without its size, several frames, or damage
         data = b""
     return data or _numcodecs_zstd.decode(value)  # frames may follow an empty one
+
+
+def _check_blosc(value: Any) -> None:
+    """Refuse Blosc data that end before their header says.
+
+    Blosc reads beyond such data, so the process may crash (numcodecs, issue 228).
+    """
+    nbytes = int.from_bytes(bytes(value[12:_BLOSC_HEADER_NBYTES]), "little")
+    if not _BLOSC_HEADER_NBYTES <= nbytes <= len(value):
+        raise RuntimeError(f"damaged Blosc data: {len(value)} bytes, of which it needs {nbytes}")
+
+
+def _blosc_decompress(value: Any) -> Any:
+    _check_blosc(value)
+    return _numcodecs_blosc.decode(value)
 
 
 def _zstd_decompress_all(values: Sequence[bytes | memoryview], nbytes: int) -> bytes | None:
@@ -119,7 +137,7 @@ def _are_one_block(data: npt.NDArray[np.uint8], segments: npt.NDArray[np.int64])
 _DECOMPRESS: dict[type[Codec], Callable[[Any], Any]] = {  # a subclass may do something else
     ZstdCodec: zstd_decompress,
     GzipCodec: numcodecs.GZip().decode,
-    BloscCodec: numcodecs.Blosc().decode,
+    BloscCodec: _blosc_decompress,
 }
 
 _KINDS = "biufc"
@@ -226,6 +244,26 @@ class ChunkCodec:
 
 
 def _blocking_steps(codec: Codec) -> tuple[_Step, _Step] | None:
+    steps = _unchecked_steps(codec)
+    if steps is None or not _is_blosc(codec):
+        return steps
+    encode, decode_any = steps
+
+    def decode(data: Buffer, spec: ArraySpec) -> Any:
+        _check_blosc(data.as_numpy_array())
+        return decode_any(data, spec)
+
+    return encode, decode
+
+
+def _is_blosc(codec: Any) -> bool:
+    """Return whether Blosc decompresses what is stored."""
+    is_of_v2 = isinstance(getattr(codec, "compressor", None), numcodecs.Blosc)
+    is_of_v3 = isinstance(codec, BloscCodec)
+    return is_of_v2 or is_of_v3 or getattr(codec, "codec_config", {}).get("id") == "blosc"
+
+
+def _unchecked_steps(codec: Codec) -> tuple[_Step, _Step] | None:
     if type(codec) is ZstdCodec:
         return _on_buffers(zstd_compress_of(codec)), _on_buffers(zstd_decompress)
     encode, decode = getattr(codec, "_encode_sync", None), getattr(codec, "_decode_sync", None)

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
+from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -18,7 +21,7 @@ from numcodecs.abc import Codec
 from numcodecs.compat import ensure_bytes
 from numpy.testing import assert_array_equal
 from zarr.abc.codec import BytesBytesCodec
-from zarr.codecs import ZstdCodec
+from zarr.codecs import BloscCodec, ZstdCodec
 from zarr.codecs._v2 import V2Codec
 from zarr.core.array_spec import ArrayConfig, ArraySpec
 from zarr.core.buffer import Buffer, default_buffer_prototype
@@ -169,3 +172,54 @@ def test_a_codec_with_methods_of_its_own_is_awaited() -> None:
         _decode_sync: Any = None
 
     assert ChunkCodec.of([Other(filters=None, compressor=None)]) is None
+
+
+BLOSC_ARRAYS: dict[str, Callable[[], dict[str, Any]]] = {
+    "v3": lambda: {"compressors": [BloscCodec()]},
+    "v3, numcodecs": lambda: {"compressors": [numcodecs_of_zarr.Blosc()]},
+    "v2": lambda: {"zarr_format": 2, "compressors": Blosc(), "filters": [Delta("<i2")]},
+}
+TRUNCATED = """
+import sys, numpy as np
+from tests.unit.zarr_hooks.test_chunk_codec import BLOSC_ARRAYS, codec_and_spec
+
+codec, spec = codec_and_spec(BLOSC_ARRAYS[sys.argv[1]]())
+chunk = spec.prototype.nd_buffer.from_numpy_array(np.arange(10_000, dtype="i2"))
+value = codec.encode(chunk, spec).to_bytes()
+plain = codec.plain(spec)
+decoders = [lambda v: codec.decode(spec.prototype.buffer.from_bytes(v), spec)]
+if plain is not None:
+    decoders.append(lambda v: plain.decode(v, spec.shape))
+for decode in decoders:
+    decode(value)
+    for damaged in (value[:n] for n in (0, 8, 15, 16, 17, 100, len(value) - 1)):
+        try:
+            decode(damaged)
+        except RuntimeError:
+            continue
+        raise AssertionError(len(damaged))
+    large = value[:12] + (2**31 - 1).to_bytes(4, "little") + value[16:]
+    try:
+        decode(large)
+    except RuntimeError:
+        print("refused")
+"""
+
+
+def codec_and_spec(options: dict[str, Any]) -> tuple[ChunkCodec, ArraySpec]:
+    """Return the codec of the chunks of an array, and their spec."""
+    z: Any = zarr.create_array({}, shape=(10_000,), chunks=(10_000,), dtype="i2", **options)
+    codec = ChunkCodec.of(list(z.async_array.codec_pipeline))
+    assert codec is not None
+    config = ArrayConfig(order="C", write_empty_chunks=True)
+    dtype = parse_dtype("i2", zarr_format=z.metadata.zarr_format)
+    return codec, ArraySpec((10_000,), dtype, np.int16(0), config, PROTOTYPE)
+
+
+@pytest.mark.parametrize("name", BLOSC_ARRAYS)
+def test_truncated_blosc_is_refused_before_it_crashes_the_process(name: str) -> None:
+    """Blosc reads as many bytes as its header says (numcodecs issue 228)."""
+    command = [sys.executable, "-c", TRUNCATED, name]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert set(done.stdout.split()) == {"refused"}
