@@ -7,7 +7,7 @@ import re
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Hashable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
@@ -27,10 +27,8 @@ from zarr_shardstore.shards import requests
 from zarr_shardstore.shards.append import MAX_DEAD_SHARE
 from zarr_shardstore.shards.requests import Request
 from zarr_shardstore.shards.shard_listing import VersionedKeys
-from zarr_shardstore.shards.shard_writer import ShardWriter
 
-Lock: TypeAlias = AbstractContextManager[bool]
-Fits: TypeAlias = Callable[[ShardWriter], bool]
+Lock: TypeAlias = AbstractContextManager[None]
 Parts: TypeAlias = Iterable[Sequence[Bytes]]
 
 MAX_CONCURRENCY = 64  # requests of one batch, and of all calls of one event loop to a base store
@@ -99,13 +97,9 @@ class Backend(ABC):
     def scope(self, key: str) -> Hashable:
         """Return the identity of an object in this process, the same through every store."""
 
-    def lock(self, key: str, fits: Fits | None = None) -> Lock | None:  # noqa: ARG002
-        """Return a lock against other processes that update an object, if there is one.
-
-        It waits. With `fits` it does not wait. It is then true only if it is free, the shard is
-        open and unchanged, and `fits` accepts its writer.
-        """
-        return None if fits is None else nullcontext(False)
+    def lock(self, key: str) -> Lock | None:  # noqa: ARG002
+        """Return a lock, which waits, against other processes that update an object."""
+        return None
 
     def optimistic(self) -> Backend | None:
         """Return a view for one update with conditional writes, if the store has such writes.

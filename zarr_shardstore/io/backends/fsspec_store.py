@@ -55,10 +55,10 @@ class FsspecBackend(ZarrBackend):
         self._is_web = "http" in getattr(fs, "protocol", ())
         self._has_inline_values = hasattr(fs, "references")
 
-    def lock(self, key: str, fits: base.Fits | None = None) -> base.Lock | None:
+    def lock(self, key: str) -> base.Lock | None:
         if not store_traits.is_in_memory(self.store) and self._options.locking != "none":
             _warn_of_other_writers()
-        return super().lock(key, fits)
+        return super().lock(key)
 
     # --------------------------------------------------------------- changes
 

@@ -68,11 +68,9 @@ class LocalBackend(base.BlockingBackend):
     def scope(self, key: str) -> Hashable:
         return ("file", self.real_root + key)
 
-    def lock(self, key: str, fits: base.Fits | None = None) -> base.Lock:
-        if fits is not None and (not self.can_append or self._is_durable):
-            return nullcontext(False)
+    def lock(self, key: str) -> base.Lock:
         if self.can_append:
-            return ShardLock(self.real_root + key, fits)
+            return ShardLock(self.real_root + key)
         return lock_to_replace(self.real_root + key, self._locking, in_this_thread=True)
 
     def path_of(self, key: str) -> str:

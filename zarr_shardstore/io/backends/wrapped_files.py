@@ -18,7 +18,7 @@ from zarr.abc.store import Store
 from zarr.storage import LocalStore, ObjectStore
 
 from zarr_shardstore.io.backends import store_traits
-from zarr_shardstore.io.backends.base import DEFAULT_OPTIONS, BackendOptions, Fits, Lock
+from zarr_shardstore.io.backends.base import DEFAULT_OPTIONS, BackendOptions, Lock
 from zarr_shardstore.io.backends.fsspec_store import FsspecBackend
 from zarr_shardstore.io.backends.local import LocalBackend
 from zarr_shardstore.io.backends.zarr_store import ZarrBackend
@@ -47,7 +47,7 @@ class WrappedFilesBackend(ZarrBackend):
         self.max_requests_at_once = None
         self._overwrites = store_traits.is_local_fsspec(store_traits.innermost(store))
 
-    def lock(self, key: str, fits: Fits | None = None) -> Lock:  # noqa: ARG002  it is async
+    def lock(self, key: str) -> Lock:
         return lock_to_replace(self._root + key, self._options.locking, overwrites=self._overwrites)
 
     def refuse_links(self, key: str) -> None:
