@@ -162,14 +162,14 @@ class FsspecBackend(ZarrBackend):
         except NotADirectoryError:  # a local file has this name
             return []
 
-    async def _listed(self, prefix: str, *, walks: bool = True) -> Listed:
+    async def _listed(self, prefix: str) -> Listed:
         paths = await self._paths_without_root("_find", prefix)
         if paths is not None:
             for path in paths:
                 if path.startswith(prefix):
                     yield path, None
             return
-        async with aclosing(super()._listed(prefix, walks=walks)) as listed:
+        async with aclosing(super()._listed(prefix)) as listed:
             async for key, version in listed:
                 yield key, version
 

@@ -112,8 +112,12 @@ class LocalBackend(base.BlockingBackend):
         value = reader.read(byte_range)
         return Found(value, reader.version_now(), reader.size)
 
-    def get_many(self, request: requests.GetMany, _: base.OpenFiles) -> list[Found]:
-        return files.read_files(self._root, request.keys)
+    def get_many(self, request: requests.GetMany, opened: base.OpenFiles) -> list[Found]:
+        founds: list[Found] = []
+        for key in request.keys:
+            founds.append(self.get(requests.Get(key), opened))
+            opened.close_one(key)
+        return founds
 
     def exists(self, request: requests.Exists, _: base.OpenFiles) -> bool:
         return files.size_of_file(self._root + request.key) is not None

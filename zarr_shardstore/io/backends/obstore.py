@@ -135,7 +135,7 @@ class ObstoreBackend(ZarrBackend):
         etag = version.etag if version.is_strong else None
         return None if etag is None else IndexCopy(found.decoded, etag, found.size)
 
-    async def _listed(self, prefix: str, *, walks: bool = True) -> Listed:  # noqa: ARG002
+    async def _listed(self, prefix: str) -> Listed:
         async for page in obstore.list(self.store.store, prefix=prefix):
             for meta in page:
                 yield meta["path"], _version_of(meta)

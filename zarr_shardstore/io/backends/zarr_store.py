@@ -334,7 +334,7 @@ class ZarrBackend(base.Backend):
         except NotImplementedError:
             if self._lacks_prefixes():
                 raise
-        keys = [key async for key, _ in self._listed(prefix, walks=False) if not is_hidden(key)]
+        keys = [key async for key, _ in self._listed(prefix) if not is_hidden(key)]
         return list(dict.fromkeys(key[len(prefix) :].split("/", 1)[0] for key in keys))
 
     def _lacks_prefixes(self) -> bool:
@@ -361,7 +361,7 @@ class ZarrBackend(base.Backend):
         except (ValueError, TypeError, NotImplementedError):  # no key can be called so
             return False
 
-    async def _listed(self, prefix: str, *, walks: bool = True) -> Listed:
+    async def _listed(self, prefix: str) -> Listed:
         """List the keys with a prefix, recursively. To close it closes the store's listing."""
         directory: str | None = prefix
         while directory is not None and "list_prefix" not in self.lacks:
@@ -382,8 +382,6 @@ class ZarrBackend(base.Backend):
                     await keys.aclose()
             # icechunk lists groups and arrays only: the directory above also has these keys.
             directory = "/".join(directory.rstrip("/").split("/")[:-1])
-        if not walks:
-            raise NotImplementedError("it lists neither directories nor prefixes")
         async for key in self._walked(prefix[: prefix.rfind("/") + 1]):
             if key.startswith(prefix):
                 yield key, None

@@ -137,20 +137,6 @@ _RESERVED = re.compile(
 )
 """Names of devices, of streams, and of other files, on Windows."""
 
-SYSTEM_CALLS = (
-    "open_new",
-    "open_to_change",
-    "open_to_read",
-    "renew_time",
-    "replace",
-    "scan",
-    "sync",
-    "truncate",
-    "unlink",
-    "write_at",
-)
-"""Functions of this module that tests replace, to fail or to stop at each of them."""
-
 
 def retried(call: Callable[P, T]) -> Callable[P, T]:
     """Return a function that repeats a call while Windows refuses it; elsewhere the call itself.
