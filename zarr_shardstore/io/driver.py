@@ -155,8 +155,8 @@ class Driver:
         end_with_the_process()
 
     def run(self, flow: Flow[T]) -> T:
-        """Run a flow in this thread; through zarr's event loop if the backend cannot block."""
-        if not self.backend.can_block:
+        """Run a flow in this thread; in zarr's event loop if the backend works in event loops."""
+        if self.backend.mode == "async":
             blocked = running_loop()
 
             async def run_in_zarrs_loop() -> T:

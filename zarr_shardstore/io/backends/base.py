@@ -43,9 +43,9 @@ _METHODS = {
 class Replies(dict[type, Callable[..., Any]]):
     """Methods of a class of backends, by the type of the request."""
 
-    def __init__(self, cls: type[Backend], suffix: str = "") -> None:
-        names = {kind: name + suffix for kind, name in _METHODS.items()}
-        super().__init__({k: getattr(cls, name) for k, name in names.items() if hasattr(cls, name)})
+    def __init__(self, cls: type[Backend]) -> None:
+        found = {kind: getattr(cls, name, None) for kind, name in _METHODS.items()}
+        super().__init__({kind: method for kind, method in found.items() if method is not None})
 
     def __missing__(self, kind: type) -> Callable[..., Any]:
         raise TypeError(f"a backend does not perform {kind.__name__}")
@@ -54,8 +54,7 @@ class Replies(dict[type, Callable[..., Any]]):
 class Backend(ABC):
     """Base store to which requests are sent in batches.
 
-    A subclass defines `scope`, and a method for each request: coroutines (mode "async"), or
-    blocking ones with `perform` ("inline" and "thread"). `RecordIndex` comes only with
+    A subclass defines `scope`, and a coroutine for each request. `RecordIndex` comes only with
     `has_lasting_versions`; `OpenShard`, `ChangeShard`, `SetWithGaps` and a `Get` with ``opened``
     only with `can_append`. The defaults are for a store without locks, versions and conditions.
 
@@ -63,17 +62,13 @@ class Backend(ABC):
     """
 
     replies: Replies
-    replies_sync: Replies
-    """Blocking methods beside coroutines, such as `get_sync`."""
 
     def __init_subclass__(cls) -> None:
-        cls.replies, cls.replies_sync = Replies(cls), Replies(cls, "_sync")
+        cls.replies = Replies(cls)
 
     mode: Literal["inline", "thread", "async"] = "async"
     """Place of the work for an async caller: the call itself, a worker thread, one hop for each
-    batch, or the event loop."""
-    can_block: bool = True
-    """Whether `perform` may be called."""
+    batch, or the event loop, where blocking callers also wait for it."""
     has_versions: bool = False
     """Whether each `Found` has the version of its object."""
     has_lasting_versions: bool = False
@@ -123,13 +118,7 @@ class Backend(ABC):
         return sync(self.perform_async(batch))
 
     async def perform_async(self, batch: list[Request]) -> list[Any]:
-        """Perform requests concurrently, or in one hop to a worker thread."""
-        match self.mode:
-            case "inline":
-                return self.perform(batch)
-            case "thread":
-                loop = asyncio.get_running_loop()
-                return await loop.run_in_executor(worker_pool(), self.perform, batch)
+        """Perform requests concurrently; return one reply for each, in order."""
         if len(batch) == 1:
             return [await self._reply_in_turn(batch[0])]
         return await gather_bounded([self._reply_in_turn(r) for r in batch], MAX_CONCURRENCY)
@@ -159,7 +148,16 @@ class Backend(ABC):
 
 
 class BlockingBackend(Backend):
-    """Backend whose methods block; it replies by `perform`."""
+    """Backend whose methods block; a subclass defines `perform`, which calls them."""
+
+    mode: Literal["inline", "thread", "async"] = "thread"
+
+    async def perform_async(self, batch: list[Request]) -> list[Any]:
+        """Perform requests in this call, or in one hop to a worker thread."""
+        if self.mode == "inline":
+            return self.perform(batch)
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(worker_pool(), self.perform, batch)
 
     @abstractmethod
     def keys(self, prefix: str, *, shows_all: bool = False) -> Iterator[str]:

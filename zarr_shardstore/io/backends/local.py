@@ -37,7 +37,6 @@ _MIN_AGE_ON_WEB_SERVERS_NS = 2_100_000_000
 class LocalBackend(base.BlockingBackend):
     """Reads files by itself; writes a temporary file and renames it, as ``LocalStore`` does."""
 
-    mode = "thread"
     has_versions = True
     has_lasting_versions = True
 

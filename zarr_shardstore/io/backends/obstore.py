@@ -261,8 +261,6 @@ class ObstoreBackend(ZarrBackend):
 class _Optimistic(base.Backend):
     """View for one update, which remembers the versions that it has read (rules 1 and 2)."""
 
-    can_block = False
-
     def __init__(self, backend: ObstoreBackend) -> None:
         self._backend = backend
         self._expected: dict[str, Version | None] = {}

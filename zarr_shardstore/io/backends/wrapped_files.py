@@ -59,16 +59,6 @@ class WrappedFilesBackend(ZarrBackend):
     def _is_linked(self, key: str) -> bool:
         return files.link_on_way(self._root, key) is not None
 
-    def get_sync(self, request: Get) -> Found:
-        path, found = self._root + request.key, None
-        before, began_ns = fs.state_of(path), time.time_ns()
-        if not _is_appended_to(path):
-            found = super().get_sync(request)
-            if request.consistent and not _is_consistent(path, before):
-                found = None
-        found = found or self._read_consistent(request)
-        return found._replace(version=_version_since(path, before, began_ns))
-
     async def delete_prefix(self, request: DeletePrefix) -> None:
         if self._removes_through_links(request.prefix):
             await asyncio.to_thread(files.remove_directory, self._root, request.prefix)
