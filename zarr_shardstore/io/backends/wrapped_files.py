@@ -37,6 +37,8 @@ class WrappedFilesBackend(ZarrBackend):
     """Reads and writes through a store's own methods, beside writers that append to its files."""
 
     locks_whole_writes = True
+    _overwrites = False
+    """Whether the store writes another shard into the same file."""
 
     def __init__(self, store: Store, options: BackendOptions = DEFAULT_OPTIONS) -> None:
         super().__init__(store, options)
@@ -45,7 +47,6 @@ class WrappedFilesBackend(ZarrBackend):
         self._root = root
         self._local = LocalBackend(LocalStore(root))
         self.max_requests_at_once = None
-        self._overwrites = store_traits.is_local_fsspec(store_traits.innermost(store))
 
     def lock(self, key: str) -> Lock:
         return lock_to_replace(self._root + key, self._options.locking, overwrites=self._overwrites)
@@ -71,19 +72,8 @@ class WrappedFilesBackend(ZarrBackend):
         return await super().list_dir(request)
 
     async def get(self, request: Get) -> Found:
-        """Read; repeat a read that may have seen half of a write of this process in place."""
         if request.together is not None:
             return await super().get(request)
-        scope = self.scope(request.key)
-        for pause_s in backoff(_PAUSE_S, _PAUSE_S, _MAX_TORN_S):
-            epoch = version_of(scope)
-            found = await self._get_checked(request)
-            if not self._overwrites or version_of(scope) == epoch:
-                break
-            await asyncio.sleep(pause_s)
-        return found
-
-    async def _get_checked(self, request: Get) -> Found:
         path, found = self._root + request.key, None
         before, began_ns = fs.state_of(path), time.time_ns()
         if not _is_appended_to(path):
@@ -112,7 +102,20 @@ class WrappedFilesBackend(ZarrBackend):
 
 
 class WrappedFsspecBackend(WrappedFilesBackend, FsspecBackend):
-    """The same for files that fsspec writes."""
+    """The same for files that fsspec writes, in place."""
+
+    _overwrites = True
+
+    async def get(self, request: Get) -> Found:
+        """Read; repeat a read that may have seen half of a write of this process."""
+        scope = self.scope(request.key)
+        for pause_s in backoff(_PAUSE_S, _PAUSE_S, _MAX_TORN_S):
+            epoch = version_of(scope)
+            found = await super().get(request)
+            if version_of(scope) == epoch:
+                break
+            await asyncio.sleep(pause_s)
+        return found
 
 
 def _is_appended_to(path: str) -> bool:

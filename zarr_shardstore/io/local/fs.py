@@ -268,9 +268,6 @@ def read_at(fd: int, start: int, stop: int) -> memoryview:
 
 def write_at(fd: int, pieces: Sequence[bytes | memoryview], offset: int) -> None:
     """Write all pieces, one after the other."""
-    is_one = len(pieces) == 1 and len(pieces[0]) <= _MAX_NBYTES
-    if is_one and at_offset.pwrite(fd, pieces[0], offset) == len(pieces[0]):
-        return  # otherwise all of it is written again
     for i in range(0, len(pieces), _MAX_BUFFERS):
         some = pieces[i : i + _MAX_BUFFERS]
         wanted = sum(map(len, some))
