@@ -122,12 +122,10 @@ class ZarrBackend(base.Backend):
             return await super()._reply(request)
 
     async def get(self, request: requests.Get) -> Found:
-        key, byte_range, together = request.key, request.byte_range, request.together
-        if together is None:
-            return await self._get(key, byte_range)
+        if request.together is None:
+            return await self._get(request.key, request.byte_range)
         alone = request._replace(together=None)
-        scope = (key, byte_range, together)
-        found, _ = await self._single_flight.join(scope, lambda: self.get(alone))
+        found, _ = await self._single_flight.join(request, lambda: self.get(alone))
         return found
 
     async def get_many(self, request: requests.GetMany) -> list[Found]:
