@@ -39,47 +39,34 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import cache
 from itertools import groupby
-from typing import Any, Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from zarr.core.sync import loop as loop_of_zarr
 
 from zarr_shardstore.errors import ShardConflictError
-from zarr_shardstore.io.backends.base import Backend
 from zarr_shardstore.io.concurrency import let_clients_leave, worker_pool, zarrs_loop
 from zarr_shardstore.shards.requests import EntryUpdate, Flow, UpdateShard
 from zarr_shardstore.synchronized import in_forked_child, synchronized
 
+if TYPE_CHECKING:
+    from zarr_shardstore.io.driver import Driver
+
 _MAX_END_S = 30.0  # longest wait of the interpreter, when it ends, for commits in zarr's event loop
 
-T = TypeVar("T")
-
-_Outcome: TypeAlias = Sequence[Exception | None] | Exception
 _Loop: TypeAlias = asyncio.AbstractEventLoop
 
 Groups: TypeAlias = Sequence[Sequence[EntryUpdate]]
 Outcomes: TypeAlias = Sequence[Exception | None]
+_Outcome: TypeAlias = Outcomes | Exception
 UpdateFlow: TypeAlias = Callable[[UpdateShard, Groups], Flow[Outcomes]]
 """The write strategy: a flow that commits groups of updates of one shard, the request's first."""
-
-
-class Committer(Protocol):
-    """Driver of a store, as the queue needs it."""
-
-    backend: Backend
-    update_flow: UpdateFlow
-
-    def run(self, flow: Flow[T], /) -> T:
-        """Run a flow in this thread."""
-
-    async def update_async(self, request: UpdateShard, groups: Groups, /) -> Outcomes:
-        """Commit groups of updates of one shard in this task."""
 
 
 @dataclass(slots=True, eq=False)
 class QueuedUpdate:
     """Update that waits for its commit by the driver of its store."""
 
-    driver: Committer
+    driver: Driver
     request: UpdateShard
     loop: _Loop | None = None
     """The event loop in which its caller waits; ``None`` for a caller that blocks."""
@@ -105,7 +92,7 @@ blocked_loop: ContextVar[_Loop | None] = ContextVar("blocked_loop", default=None
 """The event loop that is blocked by a caller of this task, so that no task of it can commit."""
 
 
-def commit(driver: Committer, request: UpdateShard) -> None:
+def commit(driver: Driver, request: UpdateShard) -> None:
     """Commit an update in this thread, or wait for the leader that does (rules 3, 4 and 7)."""
     scope = driver.backend.scope(request.shard.key)
     update = QueuedUpdate(driver, request)
@@ -121,7 +108,7 @@ def commit(driver: Committer, request: UpdateShard) -> None:
     update.done.result()
 
 
-async def commit_async(driver: Committer, request: UpdateShard) -> None:
+async def commit_async(driver: Driver, request: UpdateShard) -> None:
     """As `commit`, waiting in this task."""
     loop = asyncio.get_running_loop()
     scope = driver.backend.scope(request.shard.key)

@@ -238,6 +238,10 @@ class BackendOptions:
 
 DEFAULT_OPTIONS = BackendOptions()
 
+MIN_AGE_ON_WEB_SERVERS_S = 2.1
+"""Age at which the second of the last change, of which some servers make ETags, is a version. Some
+file systems know times to two seconds."""
+
 PART_NBYTES = 8 * 1024 * 1024
 """Size of a part of an upload; S3 takes 10,000 of them, 80 GB."""
 

@@ -30,9 +30,6 @@ from zarr_shardstore.shards.shard_writer import ShardWriter
 
 _Disturbed: TypeAlias = Literal["disturbed"] | None
 
-_MIN_AGE_ON_WEB_SERVERS_NS = 2_100_000_000
-"""Age at which the time of a file is its version: some file systems know times to two seconds."""
-
 
 class LocalBackend(base.BlockingBackend):
     """Reads files by itself; writes a temporary file and renames it, as ``LocalStore`` does."""
@@ -186,7 +183,7 @@ class LocalBackend(base.BlockingBackend):
 
     def record_index(self, request: requests.RecordIndex, _: base.OpenFiles) -> Recorded:
         if request.waits:
-            time.sleep(_MIN_AGE_ON_WEB_SERVERS_NS / 1e9)
+            time.sleep(base.MIN_AGE_ON_WEB_SERVERS_S)
         path = self._root + request.shard.key
         before = fs.state_of(path)
         found: FoundIndex
@@ -195,7 +192,7 @@ class LocalBackend(base.BlockingBackend):
         if before is None or found.decoded is None or os.path.exists(beside(path, JOURNAL_SUFFIX)):
             return None
         size, mtime_ns = before[1:]
-        is_young = time.time_ns() - mtime_ns < _MIN_AGE_ON_WEB_SERVERS_NS
+        is_young = time.time() - mtime_ns / 1e9 < base.MIN_AGE_ON_WEB_SERVERS_S
         if is_young or fs.state_of(path) != before:
             return "young"
         return IndexCopy(found.decoded, mtime_ns // 1_000_000_000, size)
