@@ -20,6 +20,7 @@ import zarr
 from zarr.core.buffer import Buffer
 from zarr.storage import LocalStore, MemoryStore
 
+from tests.support.kit.process import SYSTEM_CALLS
 from zarr_shardstore import ShardedCodecPipeline, ShardingMapping, ShardingStore
 from zarr_shardstore.io.local import fs
 
@@ -50,7 +51,7 @@ def counting() -> Iterator[Counter[str]]:
 
         return counted_call
 
-    calls = {name: getattr(fs, name) for name in fs.SYSTEM_CALLS}
+    calls = {name: getattr(fs, name) for name in SYSTEM_CALLS}
     for name, call in calls.items():
         setattr(fs, name, counted(name, call))
     try:

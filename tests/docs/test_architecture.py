@@ -38,7 +38,7 @@ ROOMS = {
     "core": 21_451,
     "core/format": 1_685,
     "core/metadata": 1_185,
-    "core/shards": 2_510,
+    "core/shards": 2_454,
     "core/arrays": 1_710,
     "core/operations": 2_425,
     "core/io": 6_072,

@@ -20,7 +20,6 @@ from zarr.storage import LocalStore
 
 import zarr_shardstore
 from zarr_shardstore import ShardingMapping, ShardingStore
-from zarr_shardstore.io import update_queue
 from zarr_shardstore.io.concurrency import worker_pool
 from zarr_shardstore.io.local.cached_files import index_cache
 
@@ -143,8 +142,7 @@ def test_an_append(root: Path) -> None:
     assert files <= 20
 
 
-async def test_an_async_append(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(update_queue, "_MAX_INLINE_S", 60)  # it is noted what is called
+async def test_an_async_append(root: Path) -> None:
     store = await ShardingStore.open(root, chunks_per_shard=4)
     for value in (b"\x02", b"\x03"):
         await store.set("a/c/15/15", cpu.Buffer.from_bytes(value))

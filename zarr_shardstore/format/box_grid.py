@@ -76,8 +76,6 @@ class BoxGrid:
 
     def shape(self, grid_shape: Sequence[int]) -> Coords:
         """Return the number of boxes along each dimension of a grid, which may cut the last."""
-        if self.uneven is None:
-            return tuple([-(-n // side) for n, side in zip(grid_shape, self.largest, strict=True)])
         return tuple([self.number(dim, end - 1) + 1 for dim, end in enumerate(grid_shape)])
 
     def lengths(self, coords: Coords) -> Coords:

@@ -12,14 +12,14 @@ Source: sharding storage transformer draft, "Key & value transformation" (floor 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import product
 from typing import NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from zarr_shardstore.format.box_grid import Box, BoxGrid
+from zarr_shardstore.format.box_grid import Box
 from zarr_shardstore.format.keys import ChunkKeyEncoding, Coords
 from zarr_shardstore.format.shard import ShardingSpec
 
@@ -227,26 +227,19 @@ class KeyTable:
     """Cache of `ArrayLayout.chunk` for the keys of one array of at least one dimension.
 
     Keys of one row of chunks differ in their last coordinate only, so a key is cut there. The table
-    has what each part adds to the shard key and to the entry id. Each number is parsed once.
+    has what each part adds to the shard key and to the entry id.
 
     Thread safety: may be used from any thread.
     """
 
     def __init__(self, layout: ArrayLayout) -> None:
         self.layout = layout
-        self._prefix = layout.prefix + layout.encoding.marker
         self._cut = layout.encoding.separator
         self.spec = None if layout.spec.sides else layout.spec
         """Sharding of every shard, if they are alike."""
         self._rows: dict[str, tuple[str, int]] = {}
         self._last: dict[str, tuple[str, int, int]] = {}
         self._shards: dict[str, ShardRef] = {}
-        self._of_rows: KeyTable | None = None
-        if layout.spec.ndim > 1:  # a row is a key with a dimension less
-            grid_shape = None if layout.grid_shape is None else layout.grid_shape[:-1]
-            rows = BoxGrid(layout.spec.boxes.sides[:-1])
-            spec = ShardingSpec(rows.largest, layout.spec.index, rows.uneven)
-            self._of_rows = KeyTable(replace(layout, grid_shape=grid_shape, spec=spec))
 
     def translate(self, key: str) -> tuple[str, int] | None:
         """Return shard key and entry id of a chunk key; ``None`` for any other key."""
@@ -256,7 +249,7 @@ class KeyTable:
             return None
         start, end = self._rows.get(row), self._last.get(last)
         if start is None or end is None:  # an exception would be slow for keys of other arrays
-            return self._translate_new(key, row, last)
+            return self._parse(key, row, last)
         return start[0] + end[0], start[1] * end[2] + end[1]
 
     def shard(self, key: str) -> ShardRef:
@@ -268,21 +261,8 @@ class KeyTable:
             _add(self._shards, key, shard)
         return shard
 
-    def _translate_new(self, key: str, row: str, last: str) -> tuple[str, int] | None:
-        """Translate a key of which a part is not in the table, and add its parts."""
-        if not key.startswith(self._prefix):
-            return None
-        end = self._last.get(last)
-        if self._of_rows is None or end is None:
-            return self._parse(key, row, last)
-        place = self._of_rows.translate(row)
-        if place is None:
-            return None
-        start = place[0] + self._cut
-        _add(self._rows, row, (start, place[1]))
-        return start + end[0], place[1] * end[2] + end[1]
-
     def _parse(self, key: str, row: str, last: str) -> tuple[str, int] | None:
+        """Translate a key of which a part is not in the table, and add its parts."""
         layout = self.layout
         coords = layout.coords_of(key)
         if coords is None or not layout.has_chunk(coords):

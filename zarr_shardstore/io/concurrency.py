@@ -136,7 +136,7 @@ async def map_in_threads(
     def take_turns() -> None:
         try:
             while not is_stopped and (start := next(starts, None)) is not None:
-                threads_of.submit(_nothing)  # raises if the interpreter ends
+                threads_of.submit(int)  # raises if the interpreter ends
                 run = slice(start, start + length)
                 results[run] = work(items[run])
         except BaseException:
@@ -145,10 +145,6 @@ async def map_in_threads(
 
     await in_threads([take_turns] * n, threads_of, stop)
     return results
-
-
-def _nothing() -> None:
-    """Do nothing."""
 
 
 async def in_threads(

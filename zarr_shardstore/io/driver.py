@@ -23,7 +23,6 @@ from zarr_shardstore.io.backends.store_traits import note_cause
 from zarr_shardstore.io.concurrency import PerLoop, backoff, raise_first, worker_pool
 from zarr_shardstore.io.local.fs import max_shards_of_a_write
 from zarr_shardstore.io.update_queue import (
-    FitsInline,
     Groups,
     Outcomes,
     UpdateFlow,
@@ -144,28 +143,20 @@ class Counters:
 class Driver:
     """Runs flows against a backend.
 
-    Without `fits_inline` event loops commit nothing inline, see the protocol of the update queue.
-
     Thread safety: all methods may be called from any thread and any task.
     """
 
     def __init__(
-        self,
-        backend: Backend,
-        update_flow: UpdateFlow,
-        counters: Counters | None = None,
-        fits_inline: FitsInline = lambda *_: False,
+        self, backend: Backend, update_flow: UpdateFlow, counters: Counters | None = None
     ) -> None:
         self.backend = backend
         self.counters = counters or Counters()
-        self.inline_from = 0.0
         self.update_flow = update_flow
-        self.fits_inline = fits_inline
         end_with_the_process()
 
     def run(self, flow: Flow[T]) -> T:
-        """Run a flow in this thread; through zarr's event loop if the backend cannot block."""
-        if not self.backend.can_block:
+        """Run a flow in this thread; in zarr's event loop if the backend works in event loops."""
+        if self.backend.mode == "async":
             blocked = running_loop()
 
             async def run_in_zarrs_loop() -> T:

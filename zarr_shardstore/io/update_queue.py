@@ -14,19 +14,16 @@ Theory of operation
 5. *Locks stay in their thread.* The thread that locks a shard commits and unlocks it. Only for
    async base stores a worker waits for the file lock. A commit that holds a shard lock never waits
    for the worker pool: all workers may be blocked on that lock.
-6. *An event loop never blocks.* It waits for no lock. It commits inline only few and small updates,
-   by a strategy that writes small pieces. The shard must be open, ours and lockable immediately.
-   Otherwise a worker thread does the whole commit.
-7. *Slow disks.* After an inline commit that took longer than `_MAX_INLINE_S`, the next ones of its
-   store go to worker threads. They do so for `_WORKER_TIME_RATIO` times as long.
-8. *An event loop may end or block.* The queue remembers the loop in which its leader is a task. If
+6. *An event loop never blocks.* It waits for no lock and no disk: a worker thread does the whole
+   commit.
+7. *An event loop may end or block.* The queue remembers the loop in which its leader is a task. If
    that loop is closed, its waiting updates fail. A caller that blocks this very loop is refused:
    its wait would never end. If no caller waits in the leader's loop any more, the lead moves to a
    loop in which one does. Otherwise it moves to zarr's own, which never ends.
-9. *Cancelled callers.* A caller that is cancelled does not cancel the commit of its update. At the
+8. *Cancelled callers.* A caller that is cancelled does not cancel the commit of its update. At the
    end of the process the commits in zarr's loop end first: `_end_zarrs_loop`. Then the threads of
    clients leave the interpreter: `let_clients_leave`.
-10. *Fork.* The child has neither the parent's leaders nor its threads, so it begins without queues.
+9. *Fork.* The child has neither the parent's leaders nor its threads, so it begins without queues.
 
 Thread safety: all functions may be called from any thread and any task.
 """
@@ -35,66 +32,41 @@ from __future__ import annotations
 
 import asyncio
 import atexit
-import time
 from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import Future
 from contextlib import nullcontext, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from functools import cache, partial
+from functools import cache
 from itertools import groupby
-from typing import Any, Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from zarr.core.sync import loop as loop_of_zarr
 
 from zarr_shardstore.errors import ShardConflictError
-from zarr_shardstore.io.backends.base import Backend, Fits
 from zarr_shardstore.io.concurrency import let_clients_leave, worker_pool, zarrs_loop
 from zarr_shardstore.shards.requests import EntryUpdate, Flow, UpdateShard
-from zarr_shardstore.shards.shard_writer import ShardWriter
-from zarr_shardstore.shards.updates import nbytes_of
 from zarr_shardstore.synchronized import in_forked_child, synchronized
 
-_MAX_INLINE_UPDATES = 64  # each takes some µs
-_MAX_INLINE_NBYTES = 256 * 1024  # are copied in about 50 µs
-_MAX_INLINE_S = 0.001  # several times what a commit inline takes on a local disk
-_WORKER_TIME_RATIO = 100
+if TYPE_CHECKING:
+    from zarr_shardstore.io.driver import Driver
+
 _MAX_END_S = 30.0  # longest wait of the interpreter, when it ends, for commits in zarr's event loop
 
-T = TypeVar("T")
-
-_Outcome: TypeAlias = Sequence[Exception | None] | Exception
 _Loop: TypeAlias = asyncio.AbstractEventLoop
 
 Groups: TypeAlias = Sequence[Sequence[EntryUpdate]]
 Outcomes: TypeAlias = Sequence[Exception | None]
+_Outcome: TypeAlias = Outcomes | Exception
 UpdateFlow: TypeAlias = Callable[[UpdateShard, Groups], Flow[Outcomes]]
 """The write strategy: a flow that commits groups of updates of one shard, the request's first."""
-FitsInline: TypeAlias = Callable[[UpdateShard, Sequence[EntryUpdate], ShardWriter], bool]
-"""Whether the strategy only writes small pieces of some updates into the open shard."""
-
-
-class Committer(Protocol):
-    """Driver of a store, as the queue needs it."""
-
-    backend: Backend
-    update_flow: UpdateFlow
-    fits_inline: FitsInline
-    inline_from: float
-    """Time from which event loops may commit inline, by the monotonic clock in s."""
-
-    def run(self, flow: Flow[T], /) -> T:
-        """Run a flow in this thread."""
-
-    async def update_async(self, request: UpdateShard, groups: Groups, /) -> Outcomes:
-        """Commit groups of updates of one shard in this task."""
 
 
 @dataclass(slots=True, eq=False)
 class QueuedUpdate:
     """Update that waits for its commit by the driver of its store."""
 
-    driver: Committer
+    driver: Driver
     request: UpdateShard
     loop: _Loop | None = None
     """The event loop in which its caller waits; ``None`` for a caller that blocks."""
@@ -120,8 +92,8 @@ blocked_loop: ContextVar[_Loop | None] = ContextVar("blocked_loop", default=None
 """The event loop that is blocked by a caller of this task, so that no task of it can commit."""
 
 
-def commit(driver: Committer, request: UpdateShard) -> None:
-    """Commit an update in this thread, or wait for the leader that does (rules 3, 4 and 8)."""
+def commit(driver: Driver, request: UpdateShard) -> None:
+    """Commit an update in this thread, or wait for the leader that does (rules 3, 4 and 7)."""
     scope = driver.backend.scope(request.shard.key)
     update = QueuedUpdate(driver, request)
     try:
@@ -136,7 +108,7 @@ def commit(driver: Committer, request: UpdateShard) -> None:
     update.done.result()
 
 
-async def commit_async(driver: Committer, request: UpdateShard) -> None:
+async def commit_async(driver: Driver, request: UpdateShard) -> None:
     """As `commit`, waiting in this task."""
     loop = asyncio.get_running_loop()
     scope = driver.backend.scope(request.shard.key)
@@ -147,7 +119,7 @@ async def commit_async(driver: Committer, request: UpdateShard) -> None:
                 # One turn of the loop: siblings that are ready to write join this commit.
                 await asyncio.sleep(0)
             except (asyncio.CancelledError, GeneratorExit):
-                _lead_apart(scope, update, None)
+                _lead_apart(scope, update, None)  # the caller's loop may be about to end
                 raise
             _lead_apart(scope, update, loop)
     except (asyncio.CancelledError, GeneratorExit):
@@ -162,10 +134,7 @@ async def commit_async(driver: Committer, request: UpdateShard) -> None:
 
 
 def _lead_apart(scope: Hashable, update: QueuedUpdate, loop: _Loop | None) -> None:
-    """Lead apart from the caller, which may be cancelled without harm to the others.
-
-    Without a `loop` it is interrupted, perhaps by the garbage collector: it commits nothing inline.
-    """
+    """Lead apart from the caller, which may be cancelled without harm to the others."""
     match update.driver.backend.mode:
         case "inline":
             while groups := _groups(_take(scope, update)):
@@ -173,13 +142,9 @@ def _lead_apart(scope: Hashable, update: QueuedUpdate, loop: _Loop | None) -> No
                     _commit(group)
         case "thread":
             _claim(scope, update, update, None)  # callers that block this loop may wait from now on
-            taken = _take(scope, update)
-            if loop is not None and _commit_inline(taken):
-                taken = _take(scope, update)
-            if taken:
-                _lead_in_thread(scope, update, taken)
+            _lead_in_thread(scope, update, _take(scope, update))
         case "async":
-            if loop is None:  # the caller's may be about to end; zarr's does not
+            if loop is None:  # zarr's does not end
                 _lead_in_loop(scope, update, zarrs_loop())
                 return
             task = loop.create_task(_lead_async(scope, update))
@@ -266,7 +231,7 @@ def end_with_the_process() -> None:
 
 
 def _end_zarrs_loop() -> None:
-    """Wait for the commits in zarr's event loop, and cancel its other tasks (rule 9)."""
+    """Wait for the commits in zarr's event loop, and cancel its other tasks (rule 8)."""
     loop = loop_of_zarr[0]
 
     async def end() -> None:
@@ -289,38 +254,17 @@ def state_of_queue(scope: Hashable) -> tuple[int, bool]:
     return _n_closed[hash(scope) % len(_n_closed)], scope in _queues
 
 
-def _commit(group: Sequence[QueuedUpdate], fits: Fits | None = None) -> bool:
-    """Commit one group; with `fits` only if `Backend.lock` says so. Return whether that was so."""
+def _commit(group: Sequence[QueuedUpdate]) -> None:
+    """Commit one group under the lock of its shard."""
     driver, request = group[0].driver, group[0].request
     try:
-        with driver.backend.lock(request.shard.key, fits) or nullcontext(True) as is_locked:
-            if not is_locked:
-                return False
+        with driver.backend.lock(request.shard.key) or nullcontext():
             updates = [update.request.updates for update in group]
             outcome: _Outcome = driver.run(driver.update_flow(request, updates))
     except Exception as error:
         outcome = error
     _settle(group, outcome)
     del group, outcome  # or they and the traceback of an error keep each other, and so the lock
-    return True
-
-
-def _commit_inline(taken: Sequence[QueuedUpdate]) -> bool:
-    """Commit in the event loop if that is predicted to be little work (rule 6)."""
-    driver, request = taken[0].driver, taken[0].request
-    begun = time.monotonic()
-    lengths = [len(update.request.updates) for update in taken]
-    # A request without updates flushes the write buffer of a batch: perhaps a whole shard.
-    if begun < driver.inline_from or sum(lengths) > _MAX_INLINE_UPDATES or 0 in lengths:
-        return False
-    updates = [part for update in taken for part in update.request.updates]
-    if sum(map(nbytes_of, updates)) > _MAX_INLINE_NBYTES or len(_groups(taken)) > 1:
-        return False
-    is_done = _commit(taken, partial(driver.fits_inline, request, updates))
-    took = time.monotonic() - begun
-    if took > _MAX_INLINE_S:
-        driver.inline_from = begun + took * _WORKER_TIME_RATIO
-    return is_done
 
 
 def _groups(taken: Sequence[QueuedUpdate]) -> list[list[QueuedUpdate]]:
@@ -375,7 +319,7 @@ def _take(scope: Hashable, leader: object) -> list[QueuedUpdate]:
 
 @_synchronized
 def _claim(scope: Hashable, leader: object, heir: object, loop: _Loop | None) -> bool:
-    """Lead a queue in the place of its leader, if that has not failed; `loop` is as in rule 8."""
+    """Lead a queue in the place of its leader, if that has not failed; `loop` is as in rule 7."""
     queue = _queues.get(scope)
     if queue is None or queue.leader is not leader:
         return False

@@ -19,16 +19,9 @@ _N_BUCKETS = 1 << 14
 reader one more look, never a wrong byte."""
 
 
-class _Unstable:
-    """Version of an object that was being written: it does not even equal itself."""
+UNSTABLE: object = float("nan")
+"""Version of an object that was being written: it does not even equal itself."""
 
-    __hash__ = None  # type: ignore[assignment]
-
-    def __eq__(self, other: object) -> bool:
-        return False
-
-
-UNSTABLE = _Unstable()
 _Loop: TypeAlias = asyncio.AbstractEventLoop
 
 _synchronized = synchronized()

@@ -38,13 +38,12 @@ from zarr_shardstore.operations.listing import Listing, raise_first
 from zarr_shardstore.operations.locate import Owner, shard_id
 from zarr_shardstore.operations.write_buffer import WriteBuffer
 from zarr_shardstore.shards import requests, stack
-from zarr_shardstore.shards.append import append_to_shard, fits_inline
+from zarr_shardstore.shards.append import append_to_shard
 from zarr_shardstore.shards.index_reads import rounds_of
 from zarr_shardstore.shards.read import ReadOptions, ShardReads, read_entries, read_groups
 from zarr_shardstore.shards.requests import EntryUpdate, Flow, Piece
 from zarr_shardstore.shards.rewrite import rewrite_shard, rewrite_value
 from zarr_shardstore.shards.shard_listing import GridDirectory
-from zarr_shardstore.shards.shard_writer import ShardWriter
 from zarr_shardstore.shards.stack import WriteStrategy
 from zarr_shardstore.shards.updates import (
     EntryBlock,
@@ -114,18 +113,6 @@ class Operations:
         if not request.below:
             return flow
         return stack.run_through((*request.below, stack.InCommit()), flow)
-
-    def fits_inline(
-        self, request: requests.UpdateShard, updates: Sequence[EntryUpdate], opened: ShardWriter
-    ) -> bool:
-        """Whether `update_shard` only writes these updates into the gap of an opened shard."""
-        return (
-            self._strategy == "append"
-            and isinstance(request.shard, ShardRef)
-            and not request.below
-            and not (self.buffer.is_active and self.buffer.get(request.shard.key))
-            and fits_inline(request.shard, updates, opened, self._max_dead_nbytes)
-        )
 
     # --------------------------------------------------------------- reads
 

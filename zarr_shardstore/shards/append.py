@@ -27,7 +27,6 @@ from zarr_shardstore.shards.rewrite import KEEP_HINT, rewrite_shard
 from zarr_shardstore.shards.shard_writer import ShardWriter, start_of_index
 from zarr_shardstore.shards.updates import (
     apply_groups,
-    nbytes_of,
     replaced_entries,
     replaced_first,
 )
@@ -81,36 +80,6 @@ def append_to_shard(
     elif values:
         yield from _store(shard, values, order)
     return outcomes
-
-
-def fits_inline(
-    shard: ShardRef,
-    updates: Sequence[EntryUpdate],
-    writer: ShardWriter,
-    max_dead_nbytes: int | None,
-) -> bool:
-    """Return whether `append_to_shard` certainly only writes into the gap of an opened shard."""
-    if writer.shard != shard or len(updates) >= shard.n_grid_entries:
-        return False
-    n_added = 0
-    removed: set[int] = set()
-    replaced: dict[int, Bytes | None] = {}
-    for i, update in updates:
-        if writer.entry(i) is None:
-            n_added += not isinstance(update, requests.Delete)
-            continue
-        replaced[i] = None
-        if isinstance(update, requests.Delete):
-            removed.add(i)
-        elif not isinstance(update, requests.Set):
-            return False
-    n_full = writer.n_full
-    return (
-        writer.fits(sum(map(nbytes_of, updates)))
-        and len(removed) < writer.n_present
-        and (writer.n_present >= n_full or writer.n_present + n_added < n_full)
-        and (max_dead_nbytes is None or writer.dead_with(replaced) <= max_dead_nbytes)
-    )
 
 
 def seal_shard(

@@ -218,7 +218,15 @@ def _read_spans(
             unverified.append((reads, found))
     if plans or unverified:
         if options.max_requests_at_once is not None:
-            _merge_spans(plans, options.max_requests_at_once, options)
+            merged = merge_spans(
+                [plan.spans for plan in plans],
+                options.max_requests_at_once,
+                max_gap_bytes=_MAX_GAP_FACTOR * options.max_gap_bytes,
+                max_unwanted_bytes=_MAX_UNWANTED_NBYTES_OF_READ,
+                max_coalesced_bytes=options.max_coalesced_bytes,
+            )
+            for plan, spans in zip(plans, merged, strict=True):
+                plan.spans = spans
         span_reads = [(plan, span) for plan in plans for span in plan.spans]
         batch: list[Request] = [
             Get(plan.reads.shard.key, Range(span.start, span.stop)) for plan, span in span_reads
@@ -264,20 +272,6 @@ def _cut_or_plan(
         max_coalesced_bytes=options.max_coalesced_bytes,
     )
     return _ShardPlan(reads, found, wanted_or_empty, spans) if spans else None
-
-
-def _merge_spans(plans: Sequence[_ShardPlan], n: int, options: ReadOptions) -> None:
-    """Read longer gaps along, so that the spans are at most `n`, if limits allow it."""
-    if sum(len(plan.spans) for plan in plans) > n:
-        merged = merge_spans(
-            [plan.spans for plan in plans],
-            n,
-            max_gap_bytes=_MAX_GAP_FACTOR * options.max_gap_bytes,
-            max_unwanted_bytes=_MAX_UNWANTED_NBYTES_OF_READ,
-            max_coalesced_bytes=options.max_coalesced_bytes,
-        )
-        for plan, spans in zip(plans, merged, strict=True):
-            plan.spans = spans
 
 
 def _blame_entries(span_reads: Sequence[tuple[_ShardPlan, Span]]) -> Flow[None]:

@@ -163,9 +163,8 @@ def compact_shard(shard: ShardRef, *, order: EntryOrder) -> Flow[None]:
         return
     size: int | None
     (size,) = yield [requests.GetSize(shard.key)]
-    ids = index.present_ids()
     spec = shard.spec
-    if size == int(index.fields[ids, 1].sum()) + spec.index_nbytes and len(ids):
+    if size is not None and index.is_packed(size, spec) and len(index.present_ids()):
         return
     found: requests.Found
     (found,) = yield [requests.Get(shard.key)]

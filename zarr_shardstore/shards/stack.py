@@ -25,7 +25,7 @@ from zarr_shardstore.format import checksum
 from zarr_shardstore.format.keys import ChunkKeyEncoding, Coords
 from zarr_shardstore.format.layout import ArrayLayout, ChunkRef
 from zarr_shardstore.format.ranges import column_of_ranges, resolve_range
-from zarr_shardstore.format.shard import Bytes
+from zarr_shardstore.format.shard import CHECKSUM_NBYTES, Bytes
 from zarr_shardstore.metadata.transformer_list import parse_sharding
 from zarr_shardstore.shards.index_reads import found_index, index_get, read_indexes
 from zarr_shardstore.shards.read import ReadOptions, read_entries
@@ -419,8 +419,6 @@ def sharding(configuration: Mapping[str, Any], array: ArrayContext) -> ShardingT
 
 # ------------------------------------------------------------------------ crc32c
 
-_CHECKSUM_NBYTES = 4
-
 
 @dataclass(frozen=True, slots=True)
 class Crc32cTransformer(ValueTransformer):
@@ -437,15 +435,15 @@ class Crc32cTransformer(ValueTransformer):
 
     def encode(self, key: str, value: bytes | memoryview) -> bytes:  # noqa: ARG002
         """Return the value and its checksum."""
-        return b"".join([value, checksum.crc32c(value).to_bytes(_CHECKSUM_NBYTES, "little")])
+        return b"".join([value, checksum.crc32c(value).to_bytes(CHECKSUM_NBYTES, "little")])
 
     def decode(self, key: str, stored: bytes | memoryview) -> memoryview:
         """Return the value without its checksum, without a copy."""
         view = memoryview(stored)
-        if len(view) < _CHECKSUM_NBYTES:
+        if len(view) < CHECKSUM_NBYTES:
             raise CorruptValueError(f"{len(view)} bytes are too few for a checksum", key=key)
-        value = view[:-_CHECKSUM_NBYTES]
-        written = int.from_bytes(view[-_CHECKSUM_NBYTES:], "little")
+        value = view[:-CHECKSUM_NBYTES]
+        written = int.from_bytes(view[-CHECKSUM_NBYTES:], "little")
         computed = checksum.crc32c(value)
         if written != computed:
             raise CorruptValueError(

@@ -63,18 +63,6 @@ class EntryBlock(Sequence[EntryUpdate]):
         return dict(zip(ids.tolist(), self._values, strict=True))
 
 
-def nbytes_of(update: EntryUpdate) -> float:
-    """Return the bytes of new values in an update; infinity if they are not known."""
-    match update[1]:
-        case Set(_, value) | requests.SetIfNotExists(_, value):
-            return len(value)
-        case requests.SetPartial(_, pieces):
-            return sum(len(piece) for _, piece in pieces)
-        case Delete():
-            return 0
-    return math.inf
-
-
 def replaces_value(update: Update) -> bool:
     """Whether the new value is independent of the stored one."""
     return isinstance(update, Set | Delete)

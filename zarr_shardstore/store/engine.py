@@ -87,7 +87,7 @@ class ShardingEngine:
             max_dead_share=options.max_dead_share,
             refuse_links=backend.refuse_links,
         )
-        self.driver = Driver(backend, operations.update_shard, fits_inline=operations.fits_inline)
+        self.driver = Driver(backend, operations.update_shard)
         self._buffer, self._arrays = operations.buffer, operations.arrays
         self._count_hit = self.driver.counters.count_fast_read
         self.root: str | None = None
@@ -109,7 +109,7 @@ class ShardingEngine:
             view, old = object.__new__(ShardingEngine), self.driver
             vars(view).update(vars(self))  # `copy` would leave out the open batch
             handing_on = backend.with_buffers(cls)
-            view.driver = Driver(handing_on, old.update_flow, old.counters, old.fits_inline)
+            view.driver = Driver(handing_on, old.update_flow, old.counters)
             view._call_batcher = CallBatcher(view.get_many)
             self._views[cls] = view
         return self._views[cls]

@@ -37,6 +37,18 @@ _LIMITS = {
 }
 
 
+SYSTEM_CALLS: tuple[str, ...] = (
+    "open_new",
+    "open_to_change",
+    "open_to_read",
+    "renew_time",
+    "replace",
+    "scan",
+)
+SYSTEM_CALLS += ("sync", "truncate", "unlink", "write_at")
+"""Functions of `io.local.fs` between which a killed process leaves a state."""
+
+
 @contextmanager
 def tuned(**limits: float) -> Iterator[None]:
     """Change limits of the package, so that a small test reaches them.
@@ -79,7 +91,7 @@ def system_calls(wrap: Callable[[str, Callable[..., Any]], Callable[..., Any]]) 
         ``scan``, ``sync``, ``truncate``, ``unlink``, and ``write_at(fd, pieces, offset)``. The
         first argument is a path or a file descriptor.
     """
-    calls: dict[str, Any] = {name: wrap(name, getattr(fs, name)) for name in fs.SYSTEM_CALLS}
+    calls: dict[str, Any] = {name: wrap(name, getattr(fs, name)) for name in SYSTEM_CALLS}
     with mock.patch.multiple(fs, **calls):
         yield
 

@@ -26,7 +26,7 @@ from zarr_shardstore.format.shard import (
     index_of_shard,
     split_shard,
 )
-from zarr_shardstore.shards.append import append_to_shard, fits_inline, seal_shard
+from zarr_shardstore.shards.append import append_to_shard, seal_shard
 from zarr_shardstore.shards.requests import (
     ChangeShard,
     Delete,
@@ -635,52 +635,6 @@ def test_a_shard_that_must_grow_is_compacted_if_it_is_mostly_dead() -> None:
     assert model.writer is not None
     assert model.writer.dead_nbytes == 0
     assert model.entries() == {0: VALUE, 1: b"x", 2: bytes(1000)}
-
-
-# ------------------------------------------------------------------- commits in the event loop
-
-
-@pytest.mark.parametrize(
-    ("updates", "limit", "fits"),
-    [
-        ([set_entry(2, VALUE)], None, True),
-        ([set_entry(0, VALUE), delete_entry(1)], None, True),
-        ([delete_entry(3)], 0, True),
-        ([set_entry(2, bytes(16 * 68 - 8))], None, True),
-        ([set_entry(2, bytes(16 * 68 - 7))], None, False),  # larger than the gap
-        ([patch_entry(2, ((0, b"x"),))], None, True),  # nothing to read
-        ([patch_entry(0, ((0, b"x"),))], None, False),
-        ([set_entry(0, b"x", only_if_missing=True)], None, False),
-        ([set_entry(2, b"x", only_if_missing=True)], None, True),
-        ([map_entry(2, lambda old: old)], None, False),  # its size is not known
-        ([delete_entry(0), delete_entry(1)], None, False),  # nothing would be left
-        ([delete_entry(0)], None, True),
-        ([set_entry(2, b"x"), set_entry(3, b"x")], None, False),  # it would be full
-        ([set_entry(i, b"x") for i in (0, 0, 0, 0)], None, False),  # perhaps all are replaced
-        ([set_entry(0, b"x")], 8, True),
-        ([set_entry(0, b"x")], 7, False),  # too many dead bytes
-    ],
-)
-def test_what_fits_inline_only_writes_into_the_gap(
-    updates: list[EntryUpdate], limit: int | None, fits: bool
-) -> None:
-    model = begun(n=4)
-    model.commit(ADDED)
-    assert model.writer is not None
-    assert fits_inline(model.shard, updates, model.writer, limit) is fits
-    assert not fits_inline(shard_of(5), updates, model.writer, limit)
-    if fits:
-        model.commit(updates, max_dead_nbytes=limit)
-        assert model.kinds() in ([OpenShard, ChangeShard], [OpenShard])
-
-
-def test_a_full_shard_takes_new_values_inline() -> None:
-    model = begun(n=3)
-    model.commit(ADDED)
-    model.commit([set_entry(2, VALUE)])
-    model.commit([set_entry(1, bytes(600))])
-    assert model.writer is not None
-    assert fits_inline(model.shard, [set_entry(0, b"x")], model.writer, None)
 
 
 # ------------------------------------------------------------------- damage

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import pytest
@@ -19,13 +18,11 @@ from zarr_shardstore.shards.requests import (
     Set,
     SetIfNotExists,
     SetPartial,
-    Update,
 )
 from zarr_shardstore.shards.rewrite import rewrite_shard
 from zarr_shardstore.shards.updates import (
     EntryBlock,
     check_pieces,
-    nbytes_of,
     new_value,
     replaced_first,
 )
@@ -33,20 +30,6 @@ from zarr_shardstore.shards.updates import (
 
 def same(old: Any) -> Any:
     return old
-
-
-UPDATES: list[tuple[Update, float]] = [
-    (Set("k", b"abc"), 3),
-    (SetIfNotExists("k", b"abc"), 3),
-    (SetPartial("k", ((1, b"ab"), (9, b"c"))), 3),
-    (Modify("k", same), math.inf),
-    (Delete("k"), 0),
-]
-
-
-@pytest.mark.parametrize(("update", "nbytes"), UPDATES)
-def test_the_size_of_an_update_is_known_but_for_a_function(update: Update, nbytes: float) -> None:
-    assert nbytes_of((7, update)) == nbytes
 
 
 def test_the_first_update_of_an_entry_decides_whether_its_value_counts() -> None:

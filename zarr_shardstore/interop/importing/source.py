@@ -31,13 +31,12 @@ from zarr.core.sync import sync
 from zarr.storage import MemoryStore
 
 from zarr_shardstore.access import (
-    PerLoop,
     backends,
     byte_ranges,
     chunk_keys,
+    concurrency,
     file_keys,
     fs,
-    gather_bounded,
     index_reads,
     metadata,
     requests,
@@ -118,7 +117,7 @@ class SourceFiles:
         self.states: dict[str, tuple[int, int, int]] = {}
         """Size, time and inode of each local file at its first read."""
         self._stores: dict[str, Store] = {}
-        self._slots = PerLoop(lambda: asyncio.Semaphore(backends.MAX_CONCURRENCY))
+        self._slots = concurrency.PerLoop(lambda: asyncio.Semaphore(backends.MAX_CONCURRENCY))
 
     def _object(self, url: str) -> tuple[Store, str]:
         directory, _, name = url.rpartition("/")
@@ -158,7 +157,7 @@ class SourceFiles:
         if all(file_path(url) is not None for url, *_ in ranges):
             return [self.read(*each) for each in ranges]
         replies = [self._read_object(*each) for each in ranges]
-        return sync(gather_bounded(replies, backends.MAX_CONCURRENCY))
+        return sync(concurrency.gather_bounded(replies, backends.MAX_CONCURRENCY))
 
     async def _read_object(self, url: str, start: int, stop: int) -> bytes | memoryview:
         if start == stop:

@@ -17,9 +17,9 @@ from zarr_shardstore.access import (
     LocalBackend,
     ShardingStore,
     chunk_keys,
+    concurrency,
     declarations,
     file_keys,
-    gather_bounded,
     metadata,
     open_base,
 )
@@ -115,7 +115,9 @@ class ServedStore:
             except ShardStoreError:
                 return path, {}
 
-        nodes = await gather_bounded(list(map(documents_of, sorted(paths))), _NODES_AT_ONCE)
+        nodes = await concurrency.gather_bounded(
+            list(map(documents_of, sorted(paths))), _NODES_AT_ONCE
+        )
         return [(path, docs) for path, docs in nodes if docs]
 
     async def _values(self, keys: list[str]) -> list[bytes | None]:

@@ -35,14 +35,12 @@ from fsspec.asyn import AsyncFileSystem
 from fsspec.spec import AbstractBufferedFile
 from zarr.abc.store import ByteRequest, OffsetByteRequest, RangeByteRequest, SuffixByteRequest
 from zarr.core.buffer import default_buffer_prototype
-from zarr.core.sync import loop as loop_of_zarr
-from zarr.core.sync import sync
 
 from zarr_shardstore.access import (
     ShardingMapping,
     ShardingStore,
     chunk_keys,
-    gather_bounded,
+    concurrency,
     metadata,
     resolve,
 )
@@ -108,9 +106,7 @@ class ShardFileSystem(AsyncFileSystem):  # type: ignore[misc]
     @property
     def loop(self) -> asyncio.AbstractEventLoop:
         """zarr's event loop, because a client works in one loop. After a fork there is another."""
-        while loop_of_zarr[0] is None:
-            sync(asyncio.sleep(0))  # zarr makes its loop for the first call
-        return loop_of_zarr[0]
+        return concurrency.zarrs_loop()
 
     # -------------------------------------------------------------------- paths
 
@@ -227,7 +223,7 @@ class ShardFileSystem(AsyncFileSystem):  # type: ignore[misc]
                 sizes[key] = await store.getsize(key)
 
         left = [ask(key) for key in keys if key not in sizes]
-        await gather_bounded(left, _N_SIZES_AT_ONCE)
+        await concurrency.gather_bounded(left, _N_SIZES_AT_ONCE)
         return [sizes.get(key) for key in keys]
 
     async def _du(

@@ -7,7 +7,7 @@ import re
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Hashable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
@@ -27,10 +27,8 @@ from zarr_shardstore.shards import requests
 from zarr_shardstore.shards.append import MAX_DEAD_SHARE
 from zarr_shardstore.shards.requests import Request
 from zarr_shardstore.shards.shard_listing import VersionedKeys
-from zarr_shardstore.shards.shard_writer import ShardWriter
 
-Lock: TypeAlias = AbstractContextManager[bool]
-Fits: TypeAlias = Callable[[ShardWriter], bool]
+Lock: TypeAlias = AbstractContextManager[None]
 Parts: TypeAlias = Iterable[Sequence[Bytes]]
 
 MAX_CONCURRENCY = 64  # requests of one batch, and of all calls of one event loop to a base store
@@ -45,9 +43,9 @@ _METHODS = {
 class Replies(dict[type, Callable[..., Any]]):
     """Methods of a class of backends, by the type of the request."""
 
-    def __init__(self, cls: type[Backend], suffix: str = "") -> None:
-        names = {kind: name + suffix for kind, name in _METHODS.items()}
-        super().__init__({k: getattr(cls, name) for k, name in names.items() if hasattr(cls, name)})
+    def __init__(self, cls: type[Backend]) -> None:
+        found = {kind: getattr(cls, name, None) for kind, name in _METHODS.items()}
+        super().__init__({kind: method for kind, method in found.items() if method is not None})
 
     def __missing__(self, kind: type) -> Callable[..., Any]:
         raise TypeError(f"a backend does not perform {kind.__name__}")
@@ -56,8 +54,7 @@ class Replies(dict[type, Callable[..., Any]]):
 class Backend(ABC):
     """Base store to which requests are sent in batches.
 
-    A subclass defines `scope`, and a method for each request: coroutines (mode "async"), or
-    blocking ones with `perform` ("inline" and "thread"). `RecordIndex` comes only with
+    A subclass defines `scope`, and a coroutine for each request. `RecordIndex` comes only with
     `has_lasting_versions`; `OpenShard`, `ChangeShard`, `SetWithGaps` and a `Get` with ``opened``
     only with `can_append`. The defaults are for a store without locks, versions and conditions.
 
@@ -65,17 +62,13 @@ class Backend(ABC):
     """
 
     replies: Replies
-    replies_sync: Replies
-    """Blocking methods beside coroutines, such as `get_sync`."""
 
     def __init_subclass__(cls) -> None:
-        cls.replies, cls.replies_sync = Replies(cls), Replies(cls, "_sync")
+        cls.replies = Replies(cls)
 
     mode: Literal["inline", "thread", "async"] = "async"
     """Place of the work for an async caller: the call itself, a worker thread, one hop for each
-    batch, or the event loop."""
-    can_block: bool = True
-    """Whether `perform` may be called."""
+    batch, or the event loop, where blocking callers also wait for it."""
     has_versions: bool = False
     """Whether each `Found` has the version of its object."""
     has_lasting_versions: bool = False
@@ -99,13 +92,9 @@ class Backend(ABC):
     def scope(self, key: str) -> Hashable:
         """Return the identity of an object in this process, the same through every store."""
 
-    def lock(self, key: str, fits: Fits | None = None) -> Lock | None:  # noqa: ARG002
-        """Return a lock against other processes that update an object, if there is one.
-
-        It waits. With `fits` it does not wait. It is then true only if it is free, the shard is
-        open and unchanged, and `fits` accepts its writer.
-        """
-        return None if fits is None else nullcontext(False)
+    def lock(self, key: str) -> Lock | None:  # noqa: ARG002
+        """Return a lock, which waits, against other processes that update an object."""
+        return None
 
     def optimistic(self) -> Backend | None:
         """Return a view for one update with conditional writes, if the store has such writes.
@@ -129,13 +118,7 @@ class Backend(ABC):
         return sync(self.perform_async(batch))
 
     async def perform_async(self, batch: list[Request]) -> list[Any]:
-        """Perform requests concurrently, or in one hop to a worker thread."""
-        match self.mode:
-            case "inline":
-                return self.perform(batch)
-            case "thread":
-                loop = asyncio.get_running_loop()
-                return await loop.run_in_executor(worker_pool(), self.perform, batch)
+        """Perform requests concurrently; return one reply for each, in order."""
         if len(batch) == 1:
             return [await self._reply_in_turn(batch[0])]
         return await gather_bounded([self._reply_in_turn(r) for r in batch], MAX_CONCURRENCY)
@@ -165,7 +148,16 @@ class Backend(ABC):
 
 
 class BlockingBackend(Backend):
-    """Backend whose methods block; it replies by `perform`."""
+    """Backend whose methods block; a subclass defines `perform`, which calls them."""
+
+    mode: Literal["inline", "thread", "async"] = "thread"
+
+    async def perform_async(self, batch: list[Request]) -> list[Any]:
+        """Perform requests in this call, or in one hop to a worker thread."""
+        if self.mode == "inline":
+            return self.perform(batch)
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(worker_pool(), self.perform, batch)
 
     @abstractmethod
     def keys(self, prefix: str, *, shows_all: bool = False) -> Iterator[str]:
@@ -245,6 +237,10 @@ class BackendOptions:
 
 
 DEFAULT_OPTIONS = BackendOptions()
+
+MIN_AGE_ON_WEB_SERVERS_S = 2.1
+"""Age at which the second of the last change, of which some servers make ETags, is a version. Some
+file systems know times to two seconds."""
 
 PART_NBYTES = 8 * 1024 * 1024
 """Size of a part of an upload; S3 takes 10,000 of them, 80 GB."""

@@ -55,10 +55,10 @@ class FsspecBackend(ZarrBackend):
         self._is_web = "http" in getattr(fs, "protocol", ())
         self._has_inline_values = hasattr(fs, "references")
 
-    def lock(self, key: str, fits: base.Fits | None = None) -> base.Lock | None:
+    def lock(self, key: str) -> base.Lock | None:
         if not store_traits.is_in_memory(self.store) and self._options.locking != "none":
             _warn_of_other_writers()
-        return super().lock(key, fits)
+        return super().lock(key)
 
     # --------------------------------------------------------------- changes
 
@@ -162,14 +162,14 @@ class FsspecBackend(ZarrBackend):
         except NotADirectoryError:  # a local file has this name
             return []
 
-    async def _listed(self, prefix: str, *, walks: bool = True) -> Listed:
+    async def _listed(self, prefix: str) -> Listed:
         paths = await self._paths_without_root("_find", prefix)
         if paths is not None:
             for path in paths:
                 if path.startswith(prefix):
                     yield path, None
             return
-        async with aclosing(super()._listed(prefix, walks=walks)) as listed:
+        async with aclosing(super()._listed(prefix)) as listed:
             async for key, version in listed:
                 yield key, version
 

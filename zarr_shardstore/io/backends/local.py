@@ -30,14 +30,10 @@ from zarr_shardstore.shards.shard_writer import ShardWriter
 
 _Disturbed: TypeAlias = Literal["disturbed"] | None
 
-_MIN_AGE_ON_WEB_SERVERS_NS = 2_100_000_000
-"""Age at which the time of a file is its version: some file systems know times to two seconds."""
-
 
 class LocalBackend(base.BlockingBackend):
     """Reads files by itself; writes a temporary file and renames it, as ``LocalStore`` does."""
 
-    mode = "thread"
     has_versions = True
     has_lasting_versions = True
 
@@ -68,11 +64,9 @@ class LocalBackend(base.BlockingBackend):
     def scope(self, key: str) -> Hashable:
         return ("file", self.real_root + key)
 
-    def lock(self, key: str, fits: base.Fits | None = None) -> base.Lock:
-        if fits is not None and (not self.can_append or self._is_durable):
-            return nullcontext(False)
+    def lock(self, key: str) -> base.Lock:
         if self.can_append:
-            return ShardLock(self.real_root + key, fits)
+            return ShardLock(self.real_root + key)
         return lock_to_replace(self.real_root + key, self._locking, in_this_thread=True)
 
     def path_of(self, key: str) -> str:
@@ -114,8 +108,12 @@ class LocalBackend(base.BlockingBackend):
         value = reader.read(byte_range)
         return Found(value, reader.version_now(), reader.size)
 
-    def get_many(self, request: requests.GetMany, _: base.OpenFiles) -> list[Found]:
-        return files.read_files(self._root, request.keys)
+    def get_many(self, request: requests.GetMany, opened: base.OpenFiles) -> list[Found]:
+        founds: list[Found] = []
+        for key in request.keys:
+            founds.append(self.get(requests.Get(key), opened))
+            opened.close_one(key)
+        return founds
 
     def exists(self, request: requests.Exists, _: base.OpenFiles) -> bool:
         return files.size_of_file(self._root + request.key) is not None
@@ -185,7 +183,7 @@ class LocalBackend(base.BlockingBackend):
 
     def record_index(self, request: requests.RecordIndex, _: base.OpenFiles) -> Recorded:
         if request.waits:
-            time.sleep(_MIN_AGE_ON_WEB_SERVERS_NS / 1e9)
+            time.sleep(base.MIN_AGE_ON_WEB_SERVERS_S)
         path = self._root + request.shard.key
         before = fs.state_of(path)
         found: FoundIndex
@@ -194,7 +192,7 @@ class LocalBackend(base.BlockingBackend):
         if before is None or found.decoded is None or os.path.exists(beside(path, JOURNAL_SUFFIX)):
             return None
         size, mtime_ns = before[1:]
-        is_young = time.time_ns() - mtime_ns < _MIN_AGE_ON_WEB_SERVERS_NS
+        is_young = time.time() - mtime_ns / 1e9 < base.MIN_AGE_ON_WEB_SERVERS_S
         if is_young or fs.state_of(path) != before:
             return "young"
         return IndexCopy(found.decoded, mtime_ns // 1_000_000_000, size)

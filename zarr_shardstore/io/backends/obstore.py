@@ -53,7 +53,6 @@ from zarr_shardstore.shards import requests
 from zarr_shardstore.shards.requests import Found, FoundIndex, Recorded, Request
 from zarr_shardstore.telemetry import warn
 
-_MIN_AGE_ON_WEB_SERVERS_S = 2.0  # their ETags are made of the size and the second of the change
 _N_PUTS = 4  # attempts of a write: often the first takes a connection that the server has closed
 _LONGEST_PAUSE_S = 1.0  # between two attempts; half of it on average
 _WRITE_ID = "shardwriteid"  # name of the ids in the metadata: Azure takes letters only
@@ -135,7 +134,7 @@ class ObstoreBackend(ZarrBackend):
         etag = version.etag if version.is_strong else None
         return None if etag is None else IndexCopy(found.decoded, etag, found.size)
 
-    async def _listed(self, prefix: str, *, walks: bool = True) -> Listed:  # noqa: ARG002
+    async def _listed(self, prefix: str) -> Listed:
         async for page in obstore.list(self.store.store, prefix=prefix):
             for meta in page:
                 yield meta["path"], _version_of(meta)
@@ -156,7 +155,7 @@ class ObstoreBackend(ZarrBackend):
         version = _version_of(reply.meta, reply.attributes.get(_WRITE_ID))
         modified = reply.meta["last_modified"]
         if self._is_web_server and modified is not None:
-            is_young = time.time() - modified.timestamp() < _MIN_AGE_ON_WEB_SERVERS_S
+            is_young = time.time() - modified.timestamp() < base.MIN_AGE_ON_WEB_SERVERS_S
             version = None if is_young else version
         return Found(memoryview(value), version, reply.meta["size"])
 
@@ -260,8 +259,6 @@ class ObstoreBackend(ZarrBackend):
 
 class _Optimistic(base.Backend):
     """View for one update, which remembers the versions that it has read (rules 1 and 2)."""
-
-    can_block = False
 
     def __init__(self, backend: ObstoreBackend) -> None:
         self._backend = backend

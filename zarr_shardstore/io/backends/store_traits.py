@@ -104,7 +104,7 @@ def directory_of(store: Store) -> str | None:
 def _directory(store: Store) -> str | None:
     if isinstance(store, LocalStore):
         return str(store.root)
-    if isinstance(store, FsspecStore) and is_local_fsspec(store):
+    if isinstance(store, FsspecStore) and "file" in _protocols(store):
         return str(LocalFileSystem._strip_protocol(file_system_of(store.fs, store.path)[1]))
     if isinstance(store, ObjectStore) and type(store.store).__name__ == "LocalStore":
         return str(getattr(store.store, "prefix", None) or "/")
@@ -159,11 +159,6 @@ def deletes_only_by_key(store: Store) -> bool:
         and cls.delete is not WrapperStore.delete
         and cls.delete_dir is WrapperStore.delete_dir
     )
-
-
-def is_local_fsspec(store: Store) -> bool:
-    """Whether fsspec writes the objects into local files, in place."""
-    return isinstance(store, FsspecStore) and "file" in _protocols(store)
 
 
 def _protocols(store: FsspecStore) -> tuple[str, ...]:

@@ -18,7 +18,7 @@ from zarr.abc.store import Store
 from zarr.storage import LocalStore, ObjectStore
 
 from zarr_shardstore.io.backends import store_traits
-from zarr_shardstore.io.backends.base import DEFAULT_OPTIONS, BackendOptions, Fits, Lock
+from zarr_shardstore.io.backends.base import DEFAULT_OPTIONS, BackendOptions, Lock
 from zarr_shardstore.io.backends.fsspec_store import FsspecBackend
 from zarr_shardstore.io.backends.local import LocalBackend
 from zarr_shardstore.io.backends.zarr_store import ZarrBackend
@@ -37,6 +37,8 @@ class WrappedFilesBackend(ZarrBackend):
     """Reads and writes through a store's own methods, beside writers that append to its files."""
 
     locks_whole_writes = True
+    _overwrites = False
+    """Whether the store writes another shard into the same file."""
 
     def __init__(self, store: Store, options: BackendOptions = DEFAULT_OPTIONS) -> None:
         super().__init__(store, options)
@@ -45,9 +47,8 @@ class WrappedFilesBackend(ZarrBackend):
         self._root = root
         self._local = LocalBackend(LocalStore(root))
         self.max_requests_at_once = None
-        self._overwrites = store_traits.is_local_fsspec(store_traits.innermost(store))
 
-    def lock(self, key: str, fits: Fits | None = None) -> Lock:  # noqa: ARG002  it is async
+    def lock(self, key: str) -> Lock:
         return lock_to_replace(self._root + key, self._options.locking, overwrites=self._overwrites)
 
     def refuse_links(self, key: str) -> None:
@@ -58,16 +59,6 @@ class WrappedFilesBackend(ZarrBackend):
 
     def _is_linked(self, key: str) -> bool:
         return files.link_on_way(self._root, key) is not None
-
-    def get_sync(self, request: Get) -> Found:
-        path, found = self._root + request.key, None
-        before, began_ns = fs.state_of(path), time.time_ns()
-        if not _is_appended_to(path):
-            found = super().get_sync(request)
-            if request.consistent and not _is_consistent(path, before):
-                found = None
-        found = found or self._read_consistent(request)
-        return found._replace(version=_version_since(path, before, began_ns))
 
     async def delete_prefix(self, request: DeletePrefix) -> None:
         if self._removes_through_links(request.prefix):
@@ -81,19 +72,8 @@ class WrappedFilesBackend(ZarrBackend):
         return await super().list_dir(request)
 
     async def get(self, request: Get) -> Found:
-        """Read; repeat a read that may have seen half of a write of this process in place."""
         if request.together is not None:
             return await super().get(request)
-        scope = self.scope(request.key)
-        for pause_s in backoff(_PAUSE_S, _PAUSE_S, _MAX_TORN_S):
-            epoch = version_of(scope)
-            found = await self._get_checked(request)
-            if not self._overwrites or version_of(scope) == epoch:
-                break
-            await asyncio.sleep(pause_s)
-        return found
-
-    async def _get_checked(self, request: Get) -> Found:
         path, found = self._root + request.key, None
         before, began_ns = fs.state_of(path), time.time_ns()
         if not _is_appended_to(path):
@@ -122,7 +102,20 @@ class WrappedFilesBackend(ZarrBackend):
 
 
 class WrappedFsspecBackend(WrappedFilesBackend, FsspecBackend):
-    """The same for files that fsspec writes."""
+    """The same for files that fsspec writes, in place."""
+
+    _overwrites = True
+
+    async def get(self, request: Get) -> Found:
+        """Read; repeat a read that may have seen half of a write of this process."""
+        scope = self.scope(request.key)
+        for pause_s in backoff(_PAUSE_S, _PAUSE_S, _MAX_TORN_S):
+            epoch = version_of(scope)
+            found = await super().get(request)
+            if version_of(scope) == epoch:
+                break
+            await asyncio.sleep(pause_s)
+        return found
 
 
 def _is_appended_to(path: str) -> bool:

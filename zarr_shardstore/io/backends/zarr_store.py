@@ -11,13 +11,11 @@ import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Hashable, Sequence
 from contextlib import suppress
 from copy import copy
-from functools import partial
 from typing import Any, TypeAlias, TypeVar
 
-from zarr.abc.store import RangeByteRequest, Store
+from zarr.abc.store import Store
 from zarr.core.buffer import Buffer, BufferPrototype, cpu
-from zarr.core.sync import sync
-from zarr.storage import MemoryStore, WrapperStore
+from zarr.storage import MemoryStore
 
 from zarr_shardstore.errors import UnsupportedError
 from zarr_shardstore.format.ranges import ByteRange, Range, Suffix, resolve_range
@@ -53,18 +51,16 @@ class ZarrBackend(base.Backend):
 
     def __init__(self, store: Store, options: base.BackendOptions = base.DEFAULT_OPTIONS) -> None:
         self.store = store
-        self._store: Any = store  # with methods that only some stores have, see `can_block`
         self._inner = store_traits.innermost(store)
         self._options = options
         self._place, self._path = store_traits.scope_of_store(store)
         self._single_flight: SingleFlight[Found] = SingleFlight()
         self._prototype = cpu.buffer_prototype
         self.slots = PerLoop(lambda: asyncio.Semaphore(base.MAX_CONCURRENCY))
-        self.can_block = _has_sync_surface(store)
         if not store_traits.is_in_memory(store):
             self.max_requests_at_once = base.MAX_CONCURRENCY
         self._indexes: RemoteIndexes | None = None
-        if options.is_static and not self.can_block:  # zarr's stores that block are not remote
+        if options.is_static:
             identity = object()
             self._indexes = RemoteIndexes(self.read, lambda key: (identity, key), is_static=True)
 
@@ -101,49 +97,6 @@ class ZarrBackend(base.Backend):
         why = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
         raise UnsupportedError(f"{self!r} cannot {what} ({why})") from error
 
-    # ------------------------------------------------------------ blocking
-
-    def perform(self, batch: list[Request], _: base.OpenFiles | None = None) -> list[Any]:
-        try:
-            return [self._reply_sync(request) for request in batch]
-        except Exception as error:
-            self._refuse(batch, error)
-            raise
-
-    def _reply_sync(self, request: Request) -> Any:
-        method = self.replies_sync.get(type(request))
-        return sync(self._reply(request)) if method is None else method(self, request)
-
-    def get_sync(self, request: requests.Get) -> Found:
-        get = partial(self._store.get_sync, request.key, prototype=self._prototype_for(request.key))
-        found = _found_of(get(byte_range=byte_request_of(request.byte_range)))
-        if self._is_cut(found, request.byte_range) or _is_longer(found, request.byte_range):
-            found = _part_of(_found_of(get()), request.byte_range)
-        return found
-
-    def get_index_sync(self, request: requests.GetIndex) -> FoundIndex:
-        return found_index(request, self.get_sync(index_get(request)))
-
-    def exists_sync(self, request: requests.Exists) -> bool:
-        return self._store.get_sync(request.key, byte_range=RangeByteRequest(0, 1)) is not None
-
-    def set_sync(self, request: requests.Set) -> None:
-        self._store.set_sync(request.key, self._buffer(request.key, request.value))
-
-    def delete_sync(self, request: requests.Delete) -> None:
-        if request.placeholder is None:
-            self._store.delete_sync(request.key)
-        else:
-            sync(self._reply(request))
-
-    def _is_cut(self, found: Found, byte_range: ByteRange | None) -> bool:
-        """Whether zarr 3.1 may have cut a value that is shorter than the requested suffix."""
-        if not isinstance(self.store, MemoryStore) or not isinstance(byte_range, Suffix):
-            return False
-        return found.value is not None and len(found.value) < byte_range.nbytes
-
-    # --------------------------------------------------------------- async
-
     async def perform_async(self, batch: list[Request]) -> list[Any]:
         try:
             return await super().perform_async(batch)
@@ -169,12 +122,10 @@ class ZarrBackend(base.Backend):
             return await super()._reply(request)
 
     async def get(self, request: requests.Get) -> Found:
-        key, byte_range, together = request.key, request.byte_range, request.together
-        if together is None:
-            return await self._get(key, byte_range)
+        if request.together is None:
+            return await self._get(request.key, request.byte_range)
         alone = request._replace(together=None)
-        scope = (key, byte_range, together)
-        found, _ = await self._single_flight.join(scope, lambda: self.get(alone))
+        found, _ = await self._single_flight.join(request, lambda: self.get(alone))
         return found
 
     async def get_many(self, request: requests.GetMany) -> list[Found]:
@@ -258,7 +209,12 @@ class ZarrBackend(base.Backend):
         """Make one request for an object, or a range of it."""
         prototype = self._prototype_for(key)
         found = _found_of(await self.store.get(key, prototype, byte_request_of(byte_range)))
-        if self._is_cut(found, byte_range):
+        if (
+            isinstance(self.store, MemoryStore)  # zarr 3.1 cuts a value shorter than the suffix
+            and isinstance(byte_range, Suffix)
+            and found.value is not None
+            and len(found.value) < byte_range.nbytes
+        ):
             found = _part_of(_found_of(await self.store.get(key, prototype)), byte_range)
         return found
 
@@ -334,7 +290,7 @@ class ZarrBackend(base.Backend):
         except NotImplementedError:
             if self._lacks_prefixes():
                 raise
-        keys = [key async for key, _ in self._listed(prefix, walks=False) if not is_hidden(key)]
+        keys = [key async for key, _ in self._listed(prefix) if not is_hidden(key)]
         return list(dict.fromkeys(key[len(prefix) :].split("/", 1)[0] for key in keys))
 
     def _lacks_prefixes(self) -> bool:
@@ -361,7 +317,7 @@ class ZarrBackend(base.Backend):
         except (ValueError, TypeError, NotImplementedError):  # no key can be called so
             return False
 
-    async def _listed(self, prefix: str, *, walks: bool = True) -> Listed:
+    async def _listed(self, prefix: str) -> Listed:
         """List the keys with a prefix, recursively. To close it closes the store's listing."""
         directory: str | None = prefix
         while directory is not None and "list_prefix" not in self.lacks:
@@ -382,8 +338,6 @@ class ZarrBackend(base.Backend):
                     await keys.aclose()
             # icechunk lists groups and arrays only: the directory above also has these keys.
             directory = "/".join(directory.rstrip("/").split("/")[:-1])
-        if not walks:
-            raise NotImplementedError("it lists neither directories nor prefixes")
         async for key in self._walked(prefix[: prefix.rfind("/") + 1]):
             if key.startswith(prefix):
                 yield key, None
@@ -398,27 +352,6 @@ async def next_page(listed: Listed, n_keys: int, *, shows_all: bool = False) -> 
             if len(page) == n_keys:
                 break
     return VersionedKeys([key for key, _ in page], [version for _, version in page])
-
-
-def _has_sync_surface(store: Store) -> bool:
-    """Whether get_sync, set_sync and delete_sync of a store all work now.
-
-    A wrapper that overrides ``get`` alone inherits the ``get_sync`` of the wrapped store.
-    """
-    layers = [store]
-    while isinstance(layers[-1], WrapperStore):
-        layers.append(layers[-1]._store)
-    return bool(getattr(store, "_supports_sync_io", True)) and all(
-        _defines(layer, f"{name}_sync") >= _defines(layer, name) > 0
-        for layer in layers
-        for name in ("get", "set", "delete")
-    )
-
-
-def _defines(store: Store, name: str) -> int:
-    """Return the number of classes from the root to that which defines a method; 0 without one."""
-    classes = type(store).__mro__
-    return next((len(classes) - i for i, cls in enumerate(classes) if name in vars(cls)), 0)
 
 
 def _found_of(value: Buffer | None) -> Found:

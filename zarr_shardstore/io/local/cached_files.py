@@ -329,12 +329,7 @@ def keep_open(path: str) -> None:
     while len(_open) > most:
         oldest, _ = _open.popitem(last=False)
         file = find_file(oldest)
-        if file is None:
-            continue
-        if file.was_used:  # a second chance
-            file.was_used = False
-            _open[oldest] = None
-        else:
+        if file is not None:
             file.handle = None
 
 

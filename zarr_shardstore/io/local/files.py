@@ -12,7 +12,7 @@ import errno
 import os
 import re
 import stat
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from itertools import islice
 
@@ -22,7 +22,6 @@ from zarr_shardstore.io.local import fs
 from zarr_shardstore.io.local.fs import NO_FILE, opening
 from zarr_shardstore.io.local.locks import LOCK_SUFFIX
 from zarr_shardstore.io.local.shard_files import JOURNAL_SUFFIX as JOURNAL_SUFFIX
-from zarr_shardstore.shards.requests import Found
 
 # Temporary files, as LocalStore names them, locks, and journals. A killed writer leaves them.
 _SIDE_FILE = re.compile(
@@ -42,25 +41,6 @@ def is_hidden(name: str) -> bool:
     """Whether a file is not to be listed, by its name or its key."""
     is_private = _SIDE_FILE.search(name) is not None or is_consolidated_index_key(name)
     return is_private or name.startswith(QUARANTINE)
-
-
-def read_files(root: str, keys: Sequence[str]) -> list[Found]:
-    """Read whole files, with the sizes the file system states; a pipe or device is no file."""
-    founds: list[Found] = []
-    for key in keys:
-        try:
-            fd = fs.open_to_read(root + key)
-        except NO_FILE:
-            founds.append(Found(None, None))
-            continue
-        try:
-            status = os.fstat(fd)
-            is_file = stat.S_ISREG(status.st_mode)
-            value = fs.read_at(fd, 0, status.st_size) if is_file else None
-            founds.append(Found(value, None, None if value is None else status.st_size))
-        finally:
-            os.close(fd)
-    return founds
 
 
 def tidy(top: str) -> None:

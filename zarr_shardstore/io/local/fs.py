@@ -137,20 +137,6 @@ _RESERVED = re.compile(
 )
 """Names of devices, of streams, and of other files, on Windows."""
 
-SYSTEM_CALLS = (
-    "open_new",
-    "open_to_change",
-    "open_to_read",
-    "renew_time",
-    "replace",
-    "scan",
-    "sync",
-    "truncate",
-    "unlink",
-    "write_at",
-)
-"""Functions of this module that tests replace, to fail or to stop at each of them."""
-
 
 def retried(call: Callable[P, T]) -> Callable[P, T]:
     """Return a function that repeats a call while Windows refuses it; elsewhere the call itself.
@@ -282,9 +268,6 @@ def read_at(fd: int, start: int, stop: int) -> memoryview:
 
 def write_at(fd: int, pieces: Sequence[bytes | memoryview], offset: int) -> None:
     """Write all pieces, one after the other."""
-    is_one = len(pieces) == 1 and len(pieces[0]) <= _MAX_NBYTES
-    if is_one and at_offset.pwrite(fd, pieces[0], offset) == len(pieces[0]):
-        return  # otherwise all of it is written again
     for i in range(0, len(pieces), _MAX_BUFFERS):
         some = pieces[i : i + _MAX_BUFFERS]
         wanted = sum(map(len, some))

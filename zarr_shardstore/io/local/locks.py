@@ -104,14 +104,6 @@ class KeptLock:
             self.close()
             raise
 
-    def try_acquire(self) -> bool:
-        """Take the lock if it is free and its file is open; return whether it is taken."""
-        try:
-            return bool(self._fds) and self._try()
-        except BaseException:
-            self.close()
-            raise
-
     def _try(self) -> bool:
         """Take the lock if it is free. Close the file if it has lost its name (rule 2)."""
         if not self._fds:

@@ -21,7 +21,6 @@ from itertools import islice
 from zarr_shardstore.io.local.fs import close_when_short, max_shards_of_writers
 from zarr_shardstore.io.local.locks import Locking, locked
 from zarr_shardstore.io.local.shard_files import ShardFile, end_journal, repair
-from zarr_shardstore.shards.shard_writer import ShardWriter
 from zarr_shardstore.synchronized import in_forked_child, synchronized
 
 _MAX_UNSEALED = 1024  # shards with a journal and a lock file: two more files each on the disk
@@ -139,34 +138,25 @@ close_when_short(open_shards.close_idle)
 in_forked_child(open_shards.reset_after_fork)
 
 
-class ShardLock(AbstractContextManager[bool]):
-    """The lock of one shard, with `fits` as in `Backend.lock`.
+class ShardLock(AbstractContextManager[None]):
+    """The lock of one shard.
 
     An exception may come at any line of `__exit__`, or just before it. `__exit__` then ends the
     lock again, because the traceback of the exception keeps this object. Otherwise the finalizer
     ends it, so the registry has only a token of this object.
     """
 
-    __slots__ = ("_file", "_fits", "_path", "_token")
+    __slots__ = ("_file", "_path", "_token")
 
-    def __init__(self, path: str, fits: Callable[[ShardWriter], bool] | None = None) -> None:
+    def __init__(self, path: str) -> None:
         self._path = path
-        self._fits = fits
         self._token = object()
         self._file: ShardFile | None = None
 
-    def __enter__(self) -> bool:
-        if self._fits is not None and self._path not in open_shards.files:
-            return False
+    def __enter__(self) -> None:
         try:
-            file = self._file = open_shards.begin_use(self._path, self._token)
-            if self._fits is None:
-                file.acquire()
-            elif not file.try_acquire(self._fits):
-                self._file = None
-                open_shards.end_use(self._path)
-                return False
-            return True
+            self._file = open_shards.begin_use(self._path, self._token)
+            self._file.acquire()
         except BaseException:
             # Not by the finalizer: as long as the exception is kept, it keeps this object.
             open_shards.give_up(self._path, self._token)
@@ -198,7 +188,7 @@ class ShardLock(AbstractContextManager[bool]):
 @contextmanager
 def lock_to_replace(
     path: str, locking: Locking, *, in_this_thread: bool = False, overwrites: bool = False
-) -> Iterator[bool]:
+) -> Iterator[None]:
     """Lock a shard file that is replaced as a whole.
 
     `in_this_thread`: only this thread reads the shard for that. `overwrites`: the new shard is
@@ -211,7 +201,7 @@ def lock_to_replace(
             # Not before: a repair changes the file in its place.
             open_shards.replaced[path] = threading.get_ident() if in_this_thread else None
             open_shards.count_overwrite(overwrites)
-            yield True
+            yield
         finally:
             open_shards.replaced.pop(path, None)
             open_shards.count_overwrite(overwrites)

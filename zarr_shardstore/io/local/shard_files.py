@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from typing import Any, Literal
 
@@ -68,19 +68,6 @@ class ShardFile:
         except BaseException:
             self.release()
             raise
-
-    def try_acquire(self, fits: Callable[[ShardWriter], bool]) -> bool:
-        """Take the lock, if that is possible in the way of `Backend.lock`."""
-        writer = self._writer
-        if writer is None or not self._lock.try_acquire():
-            return False
-        is_ours = False
-        try:
-            is_ours = self._fd is not None and self._is_ours() and fits(writer)
-        finally:
-            if not is_ours:
-                self._lock.release()
-        return is_ours
 
     def release(self) -> None:
         """Release the lock. Its file stays as long as the shard has a journal."""

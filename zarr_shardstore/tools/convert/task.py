@@ -380,7 +380,7 @@ def _values_in_shards(location: ArrayLocation, region: ArrayRegion) -> StoredVal
 def _cut(base: BaseStoreHandle, sizes: _Ints) -> Iterator[tuple[int, int]]:
     """Cut values into rounds; one that is larger than a round is alone."""
     # Where a request costs little, small rounds stay in the cache of the processor.
-    is_near = base.backend.can_block and base.backend.max_requests_at_once is None
+    is_near = base.backend.mode != "async" and base.backend.max_requests_at_once is None
     nbytes = ROUND_NBYTES // 4 if is_near else ROUND_NBYTES
     ends = np.cumsum(sizes)
     start = 0
