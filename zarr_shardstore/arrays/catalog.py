@@ -39,6 +39,16 @@ class TransformedKey(NamedTuple):
     key: str
     array: StoredArray
 
+    def chunk(self) -> ChunkRef | None:
+        """Return the chunk that the key names, if the stack has a sharding."""
+        layout, _ = self.array.sharding
+        return None if layout is None else layout.chunk_of_key(self.key)
+
+    def shard(self) -> ShardRef | None:
+        """Return the shard that the key names, if the stack has a sharding."""
+        layout, _ = self.array.sharding
+        return None if layout is None else layout.shard_of_key(self.key)
+
 
 _Found: TypeAlias = (
     "ChunkRef | ShardRef | TransformedKey | InvalidChunkKey | ShardStoreError | None"

@@ -50,6 +50,12 @@ class StoredArray(NamedTuple):
     unknown: str = ""
     """Why keys of the array pass: zarr shards it in an unknown form."""
 
+    @property
+    def sharding(self) -> tuple[ArrayLayout | None, stacks.Stack]:
+        """Layout of the sharding in the stack, if there is one, and the transformers below it."""
+        found = stacks.split_at_sharding(self.stack)
+        return (None, ()) if found is None else (found[0].layout, found[1])
+
     def coords_of(self, key: str) -> Coords | None:
         """Return the coordinates that a chunk key spells, also outside the grid."""
         geometry, prefix = self.document.geometry, self.node.chunk_prefix
