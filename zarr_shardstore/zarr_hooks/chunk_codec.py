@@ -108,11 +108,6 @@ class PlainCodec(NamedTuple):
     """``None``: this codec only decodes."""
     decompress: Callable[[bytes | memoryview], Any] | None
 
-    def encode(self, values: npt.NDArray[Any]) -> bytes:
-        """Return the bytes of the values of a chunk, in any memory layout and byte order."""
-        assert self.compress is not None
-        return self.compress(np.ascontiguousarray(values, self.dtype))
-
     def decode(self, value: bytes | memoryview, shape: tuple[int, ...]) -> npt.NDArray[Any]:
         """Return the chunk that bytes encode, in the stored byte order."""
         data = value if self.decompress is None else self.decompress(value)

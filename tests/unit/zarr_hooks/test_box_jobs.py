@@ -22,6 +22,7 @@ from zarr.core.buffer import default_buffer_prototype
 from zarr.core.sync import sync
 
 from zarr_shardstore import CorruptShardError, ShardingStore
+from zarr_shardstore.io import concurrency
 from zarr_shardstore.zarr_hooks import box_jobs, pipeline
 from zarr_shardstore.zarr_hooks.box import ArrayBox
 from zarr_shardstore.zarr_hooks.box_jobs import BoxJob, SlabCodec
@@ -274,6 +275,7 @@ def test_a_cancelled_write_stores_no_later_values(
     tmp_path: Path, n: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A caller that is cancelled may use its array again."""
+    monkeypatch.setattr(concurrency, "_INLINE_NBYTES", 0)  # `slow` waits for the event loop
     store = ShardingStore(tmp_path, chunks_per_shard=(4, 4))
     z = zarr.create_array(store, name="z", shape=(64, 64 * n), chunks=(16, 16), dtype="u2")
     values = np.ones(z.shape, "u2")
