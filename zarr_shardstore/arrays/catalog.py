@@ -39,16 +39,6 @@ class TransformedKey(NamedTuple):
     key: str
     array: StoredArray
 
-    def chunk(self) -> ChunkRef | None:
-        """Return the chunk that the key names, if the stack has a sharding."""
-        layout, _ = self.array.sharding
-        return None if layout is None else layout.chunk_of_key(self.key)
-
-    def shard(self) -> ShardRef | None:
-        """Return the shard that the key names, if the stack has a sharding."""
-        layout, _ = self.array.sharding
-        return None if layout is None else layout.shard_of_key(self.key)
-
 
 _Found: TypeAlias = (
     "ChunkRef | ShardRef | TransformedKey | InvalidChunkKey | ShardStoreError | None"
@@ -217,9 +207,8 @@ class Catalog:
 
     def _by_rule(self, node: Node, key: str, suffix: str, in_grid: bool) -> _Found:
         """Cut a key of an array without a document, by the spelling of the key itself."""
-        style: chunk_keys.Style = "default" if suffix.startswith("c") else "v2"
-        if node.hierarchy == "draft":
-            style = "draft"
+        of_v3: chunk_keys.Style = "default" if suffix.startswith("c") else "v2"
+        style = "draft" if node.hierarchy == "draft" else of_v3
         encoding = chunk_keys.ChunkKeyEncoding(style, "." if "." in suffix else "/")
         coords = tuple(map(int, re.findall("[0-9]+", suffix)))
         try:

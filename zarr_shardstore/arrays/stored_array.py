@@ -72,9 +72,8 @@ class StoredArray(NamedTuple):
         """Whether the path of a directory of this array spells a coordinate."""
         geometry = self.document.geometry
         rest = directory[len(self.node.chunk_prefix) :].removesuffix("/")
-        if geometry is None:
-            return False
-        return bool(rest and geometry.encoding.decode_leading(rest, len(geometry.shape)))
+        spells = geometry and rest and geometry.encoding.decode_leading(rest, len(geometry.shape))
+        return bool(spells)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,8 +101,7 @@ class ArrayReader:
                 return None
             if document.declaration is None and MARKER in doc:
                 self.sharded_by_zarr.add(node.chunk_prefix)
-            found = document.geometry
-            grid_shape = found and found.grid_shape
+            grid_shape = document.geometry and document.geometry.grid_shape
             stack = self._stack(document, grid_shape, doc)
         except (SpecError, UnsupportedError) as error:
             text = f"the document of the array {node.path!r}: {error}"

@@ -259,7 +259,9 @@ def _may_hold(
             keeping_keys = stack.ValueTransformer | stack.ShardingTransformer
             if not all(isinstance(transformer, keeping_keys) for transformer in array.stack):
                 return True
-            return _may_hold(key, found.shard(), prefix)
+            layout, _ = array.sharding
+            shard = None if layout is None else layout.shard_of_key(key)
+            return _may_hold(key, shard, prefix)
     return True
 
 

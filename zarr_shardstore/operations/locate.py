@@ -74,8 +74,10 @@ def shard_ids(catalog: Catalog, keys: Sequence[str]) -> Flow[list[Hashable]]:
 
 
 def shard_id(key: str, owner: Owner) -> Hashable:
-    chunk = owner.chunk() if isinstance(owner, TransformedKey) else owner
-    return chunk.shard.key if isinstance(chunk, ChunkRef) else key
+    if isinstance(owner, TransformedKey):
+        layout, _ = owner.array.sharding
+        owner = None if layout is None else layout.chunk_of_key(key)
+    return owner.shard.key if isinstance(owner, ChunkRef) else key
 
 
 def locate(flusher: Flusher, keys: Sequence[str]) -> Flow[list[Location]]:
@@ -108,7 +110,7 @@ def _chunk_of(key: str, owner: object) -> ChunkRef | None:
             f"storage transformers of the array {owner.array.node.path!r} change the stored bytes "
             f"of {key!r}, so they are at no place: read it through the store"
         )
-    return owner.chunk()
+    return layout.chunk_of_key(key)
 
 
 def chunks_initialized(flusher: Flusher, path: str, region: Region) -> Flow[npt.NDArray[np.bool_]]:

@@ -62,8 +62,11 @@ def shards_below(
                 errors.append(found)  # a bad document: the shards of its array are unknown
             case ShardRef():
                 shards.append((found, ()))
-            case TransformedKey() if (shard := found.shard()) is not None:
-                shards.append((shard, found.array.sharding[1]))
+            case TransformedKey(key, array):
+                layout, below = array.sharding
+                shard = None if layout is None else layout.shard_of_key(key)
+                if shard is not None:
+                    shards.append((shard, below))
     return shards, errors
 
 

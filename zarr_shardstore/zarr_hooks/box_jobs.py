@@ -101,37 +101,30 @@ class SlabCodec(NamedTuple):
     def encode(self, slab: Array) -> Values:
         """Return the encoded chunks of a contiguous slab; ``None`` for those to be left out."""
         empty = self._empty(slab)
-        if empty:
-            values: list[Any] = [None] * len(slab)
-            kept = np.delete(np.arange(len(slab)), empty)
-            for i, value in zip(kept.tolist(), self._encode_all(slab[kept]), strict=True):
-                values[i] = value
-            return values
-        return self._encode_all(slab)
+        encode: Callable[[Array], bytes | None] = self._encode_one
+        if self.plain is not None and self.plain.compress is not None:
+            encode = self.plain.compress
+        return [None if i in empty else encode(chunk) for i, chunk in enumerate(slab)]
 
-    def _encode_all(self, slab: Array) -> Values:
-        spec, plain = self.spec, self.plain
-        if plain is not None and plain.compress is not None:
-            return list(map(plain.compress, slab))
-        make = spec.prototype.nd_buffer.from_ndarray_like
-        encoded = [self.codec.encode(make(chunk), spec) for chunk in slab]
-        return [None if value is None else own_bytes(value) for value in encoded]
+    def _encode_one(self, chunk: Array) -> bytes | None:
+        buffer = self.spec.prototype.nd_buffer.from_ndarray_like(chunk)
+        value = self.codec.encode(buffer, self.spec)
+        return None if value is None else own_bytes(value)
 
-    def _empty(self, slab: Array) -> Sequence[int]:
+    def _empty(self, slab: Array) -> set[int]:
         """Return the positions of the chunks that have only fill values, if the array omits them.
         Most chunks differ in their first element."""
         spec, kind = self.spec, slab.dtype.kind
         if spec.config.write_empty_chunks:
-            return ()
+            return set()
         if kind not in "biuf":
-            return [i for i, chunk in enumerate(slab) if is_empty(chunk, spec)]
+            return {i for i, chunk in enumerate(slab) if is_empty(chunk, spec)}
         rows, fill = slab.reshape(len(slab), -1), fill_value_of(spec)
         firsts = rows[:, 0]
         found = np.flatnonzero((firsts == fill) | (firsts != firsts))  # or are NaN
         if kind == "f":
-            return [i for i in found.tolist() if is_empty(slab[i], spec)]
-        are_empty = (rows[found] == fill).all(axis=1)
-        return [*found[are_empty].tolist()]
+            return {i for i in found.tolist() if is_empty(slab[i], spec)}
+        return {*found[(rows[found] == fill).all(axis=1)].tolist()}
 
     def decode(self, values: Values, out: Array) -> None:
         """Decode chunks into a view of the shape grid x chunk."""
@@ -173,12 +166,10 @@ class BoxJob(NamedTuple):
     """Array to fill, or to write, with an axis for each dimension."""
 
     @classmethod
-    def of(
-        cls, store: Any, box: ArrayBox, codec: SlabCodec, array: Array, *, reads: bool
-    ) -> BoxJob | None:
+    def of(cls, store: Any, box: ArrayBox, codec: SlabCodec, array: Array) -> BoxJob | None:
         """Return the job for an array of the shape of the box, or for one value to write."""
         array = np.asarray(array)  # no subclass, which may have a shape of its own
-        if not reads and not array.shape:
+        if not array.shape and box.shape:
             array = np.broadcast_to(array, box.shape)
         fits = array.shape == box.shape
         return cls(store, box, codec, box.with_all_axes(array)) if fits else None

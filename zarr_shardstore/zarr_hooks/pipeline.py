@@ -266,7 +266,7 @@ async def _box_of(
     layout = await store._layout_of(batch[0][0].path, reads=reads)
     box = None if layout is None else ArrayBox.of_batch(batch, layout)
     slabs = SlabCodec.of(codec, batch[0][1])
-    return None if box is None else BoxJob.of(store, box, slabs, array, reads=reads)
+    return None if box is None else BoxJob.of(store, box, slabs, array)
 
 
 class _ChangedMeanwhileError(Exception):

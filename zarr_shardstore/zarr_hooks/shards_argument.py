@@ -281,7 +281,7 @@ class ShardsArgument(NamedTuple):
             return None
         box = found._replace(layout=layout, chunk_shape=sides)
         slabs = SlabCodec.of(codec, self.codec._get_chunk_spec(spec))
-        return BoxJob.of(store, box, slabs, array, reads=reads)
+        return BoxJob.of(store, box, slabs, array)
 
     def _shard(self, position: int, ref: ShardRef, item: tuple[Any, ...]) -> _Shard:
         path, spec, inside, outside, is_complete = item
