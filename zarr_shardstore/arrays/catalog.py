@@ -207,9 +207,8 @@ class Catalog:
 
     def _by_rule(self, node: Node, key: str, suffix: str, in_grid: bool) -> _Found:
         """Cut a key of an array without a document, by the spelling of the key itself."""
-        style: chunk_keys.Style = "default" if suffix.startswith("c") else "v2"
-        if node.hierarchy == "draft":
-            style = "draft"
+        of_v3: chunk_keys.Style = "default" if suffix.startswith("c") else "v2"
+        style = "draft" if node.hierarchy == "draft" else of_v3
         encoding = chunk_keys.ChunkKeyEncoding(style, "." if "." in suffix else "/")
         coords = tuple(map(int, re.findall("[0-9]+", suffix)))
         try:

@@ -186,8 +186,7 @@ class ShardingPolicy:
         self, node: Node, doc: Mapping[str, Any], geometry: Geometry, dims: Dimensions = ()
     ) -> Declared | None:
         """Return the declaration of a new array, given its document; ``None``: plain chunks."""
-        ndim, rule = len(geometry.shape), self.rule_of(node.path, dims)
-        grid = geometry.grid_shape
+        ndim, grid, rule = len(geometry.shape), geometry.grid_shape, self.rule_of(node.path, dims)
         cps: Coords | None
         if isinstance(rule, str | ByteBudget) and ndim:
             # The size after compression is not known yet.

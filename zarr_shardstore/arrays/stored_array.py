@@ -50,6 +50,12 @@ class StoredArray(NamedTuple):
     unknown: str = ""
     """Why keys of the array pass: zarr shards it in an unknown form."""
 
+    @property
+    def sharding(self) -> tuple[ArrayLayout | None, stacks.Stack]:
+        """Layout of the sharding in the stack, if there is one, and the transformers below it."""
+        found = stacks.split_at_sharding(self.stack)
+        return (None, ()) if found is None else (found[0].layout, found[1])
+
     def coords_of(self, key: str) -> Coords | None:
         """Return the coordinates that a chunk key spells, also outside the grid."""
         geometry, prefix = self.document.geometry, self.node.chunk_prefix
@@ -66,9 +72,8 @@ class StoredArray(NamedTuple):
         """Whether the path of a directory of this array spells a coordinate."""
         geometry = self.document.geometry
         rest = directory[len(self.node.chunk_prefix) :].removesuffix("/")
-        if geometry is None:
-            return False
-        return bool(rest and geometry.encoding.decode_leading(rest, len(geometry.shape)))
+        spells = geometry and rest and geometry.encoding.decode_leading(rest, len(geometry.shape))
+        return bool(spells)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,8 +101,7 @@ class ArrayReader:
                 return None
             if document.declaration is None and MARKER in doc:
                 self.sharded_by_zarr.add(node.chunk_prefix)
-            found = document.geometry
-            grid_shape = found and found.grid_shape
+            grid_shape = document.geometry and document.geometry.grid_shape
             stack = self._stack(document, grid_shape, doc)
         except (SpecError, UnsupportedError) as error:
             text = f"the document of the array {node.path!r}: {error}"

@@ -22,7 +22,6 @@ from zarr_shardstore.format.layout import ArrayLayout, ShardRef
 from zarr_shardstore.metadata.documents import Node
 from zarr_shardstore.operations.write_buffer import WriteBuffer
 from zarr_shardstore.shards.requests import Flow, Set, UpdateShard
-from zarr_shardstore.shards.stack import split_at_sharding
 
 DEFAULT_MAX_NBYTES = 256 * 1024 * 1024
 """A few shards of the recommended 10 to 100 MB."""
@@ -219,9 +218,10 @@ class Flusher:
                 case ShardRef() if layout.has_same_entries(now.layout):
                     commits.append(UpdateShard(now, ()))
                     continue
-                case TransformedKey(_, array) if split := split_at_sharding(array.stack):
-                    if layout.has_same_entries(split[0].layout):
-                        commits.append(UpdateShard(buffered.shard, (), split[1]))
+                case TransformedKey():
+                    declared, below = now.array.sharding
+                    if declared is not None and layout.has_same_entries(declared):
+                        commits.append(UpdateShard(buffered.shard, (), below))
                         continue
                 case None if not any(
                     isinstance(state, Set)

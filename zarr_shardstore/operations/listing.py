@@ -177,8 +177,10 @@ class Listing:
             yield from self._flusher.flush_below(prefix)
         directory = yield from self._catalog.directory_of(prefix, or_own=True, is_strict=False)
         if isinstance(directory, GridDirectory):
-            return (yield from _list_grid_directory(directory, prefix, is_exact))
-        if directory is None and not self._catalog.may_lack_metadata(prefix):
+            listed = yield from _list_grid_directory(directory, prefix, is_exact)
+            if listed is not None:
+                return listed
+        elif directory is None and not self._catalog.may_lack_metadata(prefix):
             (names,) = yield [ListDir(prefix)]
             return dict.fromkeys(names)
         kinds: dict[str, Kind] = {}
@@ -254,11 +256,11 @@ def _may_hold(
             # A shard outside a grid that has shrunk also counts, if the prefix has the array.
             return found.layout.prefix.startswith(prefix) or bool(found.boxes_with(prefix))
         case TransformedKey(key, array):
-            split = stack.split_at_sharding(array.stack)
-            others = [t for t in array.stack if split is None or t is not split[0]]
-            if not all(isinstance(transformer, stack.ValueTransformer) for transformer in others):
-                return True  # the others may change keys
-            shard = None if split is None else split[0].layout.shard_of_key(key)
+            keeping_keys = stack.ValueTransformer | stack.ShardingTransformer
+            if not all(isinstance(transformer, keeping_keys) for transformer in array.stack):
+                return True
+            layout, _ = array.sharding
+            shard = None if layout is None else layout.shard_of_key(key)
             return _may_hold(key, shard, prefix)
     return True
 
@@ -269,9 +271,8 @@ def _nbytes_of(located: Located) -> int:
         case ShardRef() as shard:
             return shard.spec.index_nbytes
         case TransformedKey(_, array):
-            found = stack.split_at_sharding(array.stack)
-            n_keys = found[0].layout.spec.n_entries if found else 1
-            return n_keys * _TRANSFORMED_KEY_NBYTES
+            layout, _ = array.sharding
+            return _TRANSFORMED_KEY_NBYTES * (1 if layout is None else layout.spec.n_entries)
     return 0
 
 
@@ -280,25 +281,21 @@ def _nbytes_of(located: Located) -> int:
 
 def _list_grid_directory(
     directory: GridDirectory, prefix: str, is_exact: bool
-) -> Flow[dict[str, Kind]]:
+) -> Flow[dict[str, Kind] | None]:
+    """Return the names, or ``None`` if only the indexes of all shards below have them."""
     directories = dict.fromkeys([directory.base_directory, prefix])
     listings: list[list[str]] = yield [ListDir(each) for each in directories]
     translated, relayed = listings[0], listings[-1]
     kinds: dict[str, Kind] = {}
     shards: list[ShardRef] = []
-    is_vague = False
     for name in translated:
         shard = directory.shard_of_name(name)
         if shard is not None:
             shards.append(shard)
         possible = directory.expand_name(name) or []
         if len(possible) > MAX_NAMES or (is_exact and possible not in ([], [name])):
-            is_vague = True
-        else:
-            kinds |= dict.fromkeys(possible, "prefix")
-    if is_vague:
-        names = yield from _directories_with_chunks(directory)
-        kinds |= dict.fromkeys(names, "prefix")
+            return None
+        kinds |= dict.fromkeys(possible, "prefix")
     indexes = yield from read_indexes(shards, cache=False)
     for shard, index in zip(shards, indexes, strict=True):
         if index is not None:
@@ -307,24 +304,6 @@ def _list_grid_directory(
         if directory.expand_name(name) is None and directory.shard_of_name(name) is None:
             kinds.setdefault(name, None)
     return kinds
-
-
-def _directories_with_chunks(directory: GridDirectory) -> Flow[list[str]]:
-    names: dict[str, None] = {}
-    layout, pages = directory.layout, KeyPages([directory.base_directory])
-    while pages.has_more:
-        page = yield from pages.next_page()
-        pairs = zip(page, page.versions, strict=True)
-        shards = [(s, version) for key, version in pairs if (s := layout.shard_of_key(key))]
-        for part in rounds_of(shards, lambda _: layout.spec.index_nbytes):
-            refs, versions = [shard for shard, _ in part], [version for _, version in part]
-            indexes = yield from try_read_indexes(refs, versions, cache=False)
-            for shard, index in zip(refs, indexes, strict=True):
-                if isinstance(index, CorruptShardError):
-                    raise index
-                if index is not None:
-                    names |= dict.fromkeys(directory.names_of_directories(shard, index))
-    return list(names)
 
 
 def as_directory(prefix: str) -> str:

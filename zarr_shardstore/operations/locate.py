@@ -23,7 +23,7 @@ from zarr_shardstore.operations.batch import Flusher
 from zarr_shardstore.operations.walk import ObjectGrid, Walk, read_stored, sizes_of
 from zarr_shardstore.shards.index_reads import read_indexes
 from zarr_shardstore.shards.requests import Flow
-from zarr_shardstore.shards.stack import in_shared_rounds, split_at_sharding
+from zarr_shardstore.shards.stack import in_shared_rounds
 
 Owner: TypeAlias = "ChunkRef | TransformedKey | InvalidChunkKey | None"
 """The chunk or transformed key that a key names; ``None``: the key passes through."""
@@ -43,7 +43,7 @@ def array_at(arrays: ArrayCache, path: str) -> Flow[StoredArray]:
         array = (yield from arrays.lookup([node]))[node]
         if isinstance(array, ShardStoreError):
             raise array
-        if array is not None and split_at_sharding(array.stack) is not None:
+        if array is not None and array.sharding[0] is not None:
             return array
         found = found or array
     if found is None:
@@ -55,10 +55,10 @@ def shard_shape(arrays: ArrayCache, path: str) -> Flow[Coords | None]:
     """Return the shape of the shards in elements, clipped to the grid, or of the largest;
     ``None``: not sharded."""
     array = yield from array_at(arrays, path)
-    split, geometry = split_at_sharding(array.stack), array.document.geometry
-    if split is None or geometry is None:
+    (layout, _), geometry = array.sharding, array.document.geometry
+    if layout is None or geometry is None:
         return None
-    spec = split[0].layout.spec
+    spec = layout.spec
     if geometry.sides or spec.sides:
         return geometry.in_boxes(spec.boxes).chunk_shape
     cps = spec.chunks_per_shard
@@ -70,17 +70,14 @@ def shard_ids(catalog: Catalog, keys: Sequence[str]) -> Flow[list[Hashable]]:
     """Return ids of keys, a hint for writers of whole shards: chunks of one have equal ids."""
     yield from catalog.chunks_of(keys[:1])  # which makes a key table for the others
     pairs = zip(keys, (yield from catalog.chunks_of(keys)), strict=True)
-    return [o.shard.key if isinstance(o, ChunkRef) else shard_id(key, o) for key, o in pairs]
+    return [shard_id(*pair) for pair in pairs]
 
 
 def shard_id(key: str, owner: Owner) -> Hashable:
-    match owner:
-        case ChunkRef():
-            return owner.shard.key
-        case TransformedKey(_, array) if (split := split_at_sharding(array.stack)) is not None:
-            chunk = split[0].layout.chunk_of_key(key)
-            return key if chunk is None else chunk.shard.key
-    return key
+    if isinstance(owner, TransformedKey):
+        layout, _ = owner.array.sharding
+        owner = None if layout is None else layout.chunk_of_key(key)
+    return owner.shard.key if isinstance(owner, ChunkRef) else key
 
 
 def locate(flusher: Flusher, keys: Sequence[str]) -> Flow[list[Location]]:
@@ -107,13 +104,13 @@ def locate(flusher: Flusher, keys: Sequence[str]) -> Flow[list[Location]]:
 def _chunk_of(key: str, owner: object) -> ChunkRef | None:
     if not isinstance(owner, TransformedKey):
         return owner if isinstance(owner, ChunkRef) else None
-    split = split_at_sharding(owner.array.stack)
-    if split is None or split[1]:
+    layout, below = owner.array.sharding
+    if layout is None or below:
         raise UnsupportedError(
             f"storage transformers of the array {owner.array.node.path!r} change the stored bytes "
             f"of {key!r}, so they are at no place: read it through the store"
         )
-    return split[0].layout.chunk_of_key(key)
+    return layout.chunk_of_key(key)
 
 
 def chunks_initialized(flusher: Flusher, path: str, region: Region) -> Flow[npt.NDArray[np.bool_]]:
@@ -122,7 +119,7 @@ def chunks_initialized(flusher: Flusher, path: str, region: Region) -> Flow[npt.
     Cost: a listing of the smallest directory with all shards of the region, and their indexes.
     """
     array = yield from array_at(flusher.catalog.arrays, path)
-    if split_at_sharding(array.stack) is None:
+    if array.sharding[0] is None:
         raise SpecError(f"the array {array.node.path!r} is not sharded")
     yield from flusher.flush_array(array.node)
     grid = ObjectGrid.of_array(array)

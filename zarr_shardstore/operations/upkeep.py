@@ -29,7 +29,7 @@ from zarr_shardstore.shards.append import seal_shard
 from zarr_shardstore.shards.index_reads import rounds_of
 from zarr_shardstore.shards.requests import EntryUpdate, Flow, Set
 from zarr_shardstore.shards.rewrite import compact_shard
-from zarr_shardstore.shards.stack import InCommit, Stack, run_through, split_at_sharding
+from zarr_shardstore.shards.stack import InCommit, Stack, run_through
 
 
 def commit_compaction(
@@ -63,10 +63,10 @@ def shards_below(
             case ShardRef():
                 shards.append((found, ()))
             case TransformedKey(key, array):
-                split = split_at_sharding(array.stack)
-                shard = None if split is None else split[0].layout.shard_of_key(key)
-                if split is not None and shard is not None:
-                    shards.append((shard, split[1]))
+                layout, below = array.sharding
+                shard = None if layout is None else layout.shard_of_key(key)
+                if shard is not None:
+                    shards.append((shard, below))
     return shards, errors
 
 
@@ -139,10 +139,8 @@ def _nodes_of(layout: ArrayLayout, array_cache: ArrayCache) -> Flow[list[Node]]:
     else:
         nodes = [Node("v3", layout.path), Node("v2", layout.path)]
     states = yield from array_cache.lookup(nodes)
-    splits = {
-        n: split_at_sharding(a.stack) for n, a in states.items() if isinstance(a, StoredArray)
-    }
-    return [node for node in nodes if (split := splits.get(node)) and split[0].layout == layout]
+    arrays = {n: a for n, a in states.items() if isinstance(a, StoredArray)}
+    return [n for n in nodes if n in arrays and arrays[n].sharding[0] == layout]
 
 
 def _declare(nodes: Sequence[Node], array_cache: ArrayCache) -> Flow[None]:

@@ -169,12 +169,11 @@ class Operations:
         (reply,) = yield from self._perform([(requests.Exists(key), owner)])
         return bool(reply)
 
-    def get_size(self, key: str) -> Flow[int | None]:
-        """Return the size of a value in bytes; ``None`` if there is none. No chunk is read."""
-        return (yield from self.get_sizes([key]))[0]
-
     def get_sizes(self, keys: Sequence[str]) -> Flow[list[int | None]]:
-        """As `get_size`, for many values in one round, and one for documents."""
+        """Return the sizes of values in bytes, ``None`` if missing; no chunk is read.
+
+        Cost: one round, and one for documents.
+        """
         for key in keys:
             check_key(key)
         documents = [key for key in keys if is_document(key)]

@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from operator import attrgetter
-from typing import Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from zarr_shardstore.errors import ShardConflictError
 from zarr_shardstore.format.layout import ArrayLayout, ChunkRef, ShardRef
@@ -38,18 +38,14 @@ from zarr_shardstore.shards.stack import Stack
 from zarr_shardstore.shards.updates import new_value, replaces_value
 from zarr_shardstore.synchronized import in_forked_child, synchronized
 
+if TYPE_CHECKING:
+    from zarr_shardstore.operations.batch import Batch
+
 NewState: TypeAlias = Set | Delete
 """The new state of an entry, independent of its stored value."""
 
 _ENTRY_NBYTES = 100
 """Memory of an erased or an empty entry, in bytes: the objects that represent it."""
-
-
-class Block(Protocol):
-    """A `Batch` as its buffer sees it."""
-
-    max_nbytes: int
-    is_leaving: bool
 
 
 _synchronized = synchronized()
@@ -116,7 +112,7 @@ class WriteBuffer:
         """Smallest limit of the open blocks; ``None``: new updates are not buffered."""
         self._shards: dict[str, BufferedShard] = {}
         self._full: dict[str, None] = {}
-        self._blocks: list[weakref.ref[Block]] = []
+        self._blocks: list[weakref.ref[Batch]] = []
         _buffers.add(self)
 
     @_synchronized
@@ -226,14 +222,14 @@ class WriteBuffer:
     # --------------------------------------------------------------- blocks
 
     @_synchronized
-    def enter(self, block: Block) -> None:
+    def enter(self, block: Batch) -> None:
         """Buffer updates from now on."""
         self.is_active = True
         self._blocks.append(weakref.ref(block, lambda _: self.end(None)))
         self._set_state()
 
     @_synchronized
-    def leave(self, block: Block) -> list[str]:
+    def leave(self, block: Batch) -> list[str]:
         """Stop buffering for a block; return the keys of the shards that it must flush."""
         if not self.has_open(block):
             return []  # a child process: the parent has the block
@@ -242,7 +238,7 @@ class WriteBuffer:
         return list(self._shards)
 
     @_synchronized
-    def end(self, block: Block | None) -> None:
+    def end(self, block: Batch | None) -> None:
         """Remove a block, and those that exist no more; with the last one, drop what is buffered.
 
         A commit that has begun continues.
@@ -252,7 +248,7 @@ class WriteBuffer:
             self.drop("")
         self._set_state()
 
-    def has_open(self, block: Block) -> bool:
+    def has_open(self, block: Batch) -> bool:
         """Whether a block is open and not about to end."""
         return not block.is_leaving and any(ref() is block for ref in self._blocks)
 

@@ -63,14 +63,6 @@ class GridDirectory(NamedTuple):
             stop = min(stop, layout.grid_shape[dim])
         return self._directory_names(range(first, min(stop, first + MAX_NAMES + 1)))
 
-    def names_of_directories(self, shard: ShardRef, index: ShardIndex) -> list[str]:
-        """Return the names of the directories here that have chunks of a shard below."""
-        ids = entries_present(shard, index, self.leading)
-        dim, cps = len(self.leading), shard.spec.chunks_per_shard
-        first, _ = self.layout.spec.boxes.bounds(dim, shard.coords[dim])
-        numbers = np.unique(np.unravel_index(ids, cps)[dim]).tolist()
-        return self._directory_names(first + n for n in numbers)
-
     def names_of_entries(self, shard: ShardRef, index: ShardIndex) -> list[str]:
         """Return the names in this directory of the chunks of one of its shards."""
         ids = entries_present(shard, index, self.leading)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from inspect import getdoc, isfunction
@@ -19,7 +18,7 @@ from zarr.core.buffer import Buffer, cpu
 from zarr.storage import LocalStore
 
 from zarr_shardstore.arrays.stored_array import StoredArray
-from zarr_shardstore.errors import ReadOnlyError, ShardStoreError, SpecError, UnsupportedError
+from zarr_shardstore.errors import ReadOnlyError, SpecError, UnsupportedError
 from zarr_shardstore.format.ranges import ByteRange, column_of_ranges, resolve_range
 from zarr_shardstore.io.backends.fsspec_store import FsspecBackend
 from zarr_shardstore.io.backends.local import LocalBackend
@@ -31,7 +30,6 @@ from zarr_shardstore.io.local.cached_files import MISS, CachedValue, find_file
 from zarr_shardstore.io.local.fs import warn_of_rewrites
 from zarr_shardstore.operations.upkeep import commit_compaction, compact_below, consolidate_below
 from zarr_shardstore.operations.values import Operations
-from zarr_shardstore.shards.index_reads import try_read_indexes
 from zarr_shardstore.shards.read import ShardReads
 from zarr_shardstore.shards.requests import Flow, Modify
 from zarr_shardstore.store.options import ShardingOptions
@@ -44,12 +42,6 @@ T = TypeVar("T")
 Bytes: TypeAlias = bytes | memoryview
 Value: TypeAlias = Buffer | bytes | bytearray | memoryview
 KeyRange: TypeAlias = tuple[str, ByteRange | None]
-
-_MIN_TO_WARM = 8
-"""Chunks of one shard in one call from which on its index is read before the chunks."""
-
-_SHARDS_AT_ONCE = 64
-"""Shards whose indexes are read together; half of the number of cached open files."""
 
 
 class ShardingEngine:
@@ -184,10 +176,6 @@ class ShardingEngine:
         keys = [key for key, _ in key_ranges]
         byte_ranges = column_of_ranges([byte_range for _, byte_range in key_ranges])
         groups = self._arrays.current().reads_by_shard(keys, byte_ranges)
-        if not groups and len(keys) >= _MIN_TO_WARM:
-            with suppress(ShardStoreError):  # the flow will raise it
-                self.driver.run(self.operations.catalog.chunks_of(keys[:1]))
-            groups = self._arrays.current().reads_by_shard(keys, byte_ranges)
         for reads, found in zip(groups, self._get_groups_cached(groups, root), strict=True):
             if found is not None:
                 for i, value in zip(reads.positions, found, strict=True):
@@ -199,11 +187,6 @@ class ShardingEngine:
         self, groups: Sequence[ShardReads], root: str
     ) -> list[Sequence[bytes | memoryview | None] | None]:
         """Return the values of each group; ``None`` for a miss."""
-        # For many chunks of a shard outside the cache, the index is read before the chunks.
-        large = [reads.shard for reads in groups if len(reads) >= _MIN_TO_WARM]
-        cold = [shard for shard in large if find_file(root + shard.key) is None]
-        for first in range(0, len(cold), _SHARDS_AT_ONCE):
-            self.driver.run(try_read_indexes(cold[first : first + _SHARDS_AT_ONCE]))
         found: list[Sequence[bytes | memoryview | None] | None] = []
         for reads in groups:
             path = root + reads.shard.key

@@ -181,7 +181,7 @@ class KeyValues(WholeOperations):
 
         Raises `FileNotFoundError` if the key is missing.
         """
-        size = await self._run(self._engine.operations.get_size(key), only_reads=True)
+        (size,) = await self._run(self._engine.operations.get_sizes([key]), only_reads=True)
         if size is None:
             raise FileNotFoundError(key)
         return size

@@ -138,9 +138,7 @@ class ObspecStore:
         (found,) = yield [(path, None if is_whole else wanted)]
         value = _checked(path, wanted, found)
         n = len(value)
-        size = n if is_whole else (yield self.store._engine.operations.get_size(path))
-        if size is None:
-            raise FileNotFoundError(path)
+        size = n if is_whole else (yield from self._head(path))["size"]
         start = wanted.start if isinstance(wanted, Range | StartFrom) else max(0, size - n)
         return GetResult(value, _meta(path, size), (start, start + n))
 
@@ -177,7 +175,7 @@ class ObspecStore:
 
     def _head(self, path: str) -> Steps[ObjectMeta]:
         """Return the size of a value, for a chunk from the index."""
-        size = yield self.store._engine.operations.get_size(path)
+        (size,) = yield self.store._engine.operations.get_sizes([path])
         if size is None:
             raise FileNotFoundError(path)
         return _meta(path, size)

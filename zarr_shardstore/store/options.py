@@ -58,10 +58,10 @@ class ShardingOptions:
     reading: ReadOptions = field(init=False)
 
     def __post_init__(self) -> None:
-        if self.native not in get_args(Native):
-            raise SpecError(f"native is 'flat' or 'passthrough', got {self.native!r}")
-        if self.view not in get_args(View):
-            raise SpecError(f"view is 'chunks' or 'shards', got {self.view!r}")
+        _check_choice("native", self.native, Native)
+        _check_choice("view", self.view, View)
+        _check_choice("strategy", self.strategy, Strategy)
+        check_order(self.order)
         if self.view == "shards" and self.native == "passthrough":
             raise SpecError(
                 "native='passthrough' shows native shards already, and leaves them to zarr: with "
@@ -70,10 +70,6 @@ class ShardingOptions:
         transformers = _parse_transformers(self.storage_transformers)
         can_be_codec = self.native == "flat" and transformers is None
         declaration = _parse_declaration(self.declaration, can_be_codec=can_be_codec)
-        check_order(self.order)
-        if self.strategy not in get_args(Strategy):
-            names = ", ".join(map(repr, get_args(Strategy)))
-            raise SpecError(f"strategy is one of {names}, got {self.strategy!r}")
         limits: dict[str, Any] = {}
         for name in ("max_dead_bytes", "max_gap_bytes", "max_coalesced_bytes"):
             if (limit := getattr(self, name)) is not None:
@@ -118,6 +114,12 @@ class ShardingOptions:
         return [f"{name}={value!r}" for name, (value, usual) in given.items() if value != usual]
 
 
+def _check_choice(name: str, given: object, choices: Any) -> None:
+    if given not in get_args(choices):
+        names = " or ".join(map(repr, get_args(choices)))
+        raise SpecError(f"{name} is {names}, got {given!r}")
+
+
 def _parse_nbytes(given: object) -> policies.ByteBudget:
     """Parse `shard_nbytes`: a whole number, or a text such as ``"64 MB"`` or ``"64MiB"``."""
     if isinstance(given, str):
@@ -129,8 +131,8 @@ def _parse_nbytes(given: object) -> policies.ByteBudget:
 
 
 def _parse_declaration(given: Any, *, can_be_codec: bool) -> policies.V3Declaration:
-    if given not in (None, *get_args(policies.V3Declaration)):
-        raise SpecError(f"declaration is 'codec' or 'storage_transformers', got {given!r}")
+    if given is not None:
+        _check_choice("declaration", given, policies.V3Declaration)
     if given == "codec" and not can_be_codec:
         raise SpecError(
             "arrays declared by the codec are native sharded arrays: with "

@@ -17,7 +17,6 @@ from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
-import numpy.typing as npt
 from zarr.core.array_spec import ArraySpec
 from zarr.core.buffer import Buffer, BufferPrototype, NDBuffer
 
@@ -74,11 +73,6 @@ class ChunkPart(NamedTuple):
         chunk[self.inside] = part
         return None if is_empty(chunk, spec) else chunk
 
-    def whole_chunk_in(self, values: npt.NDArray[Any]) -> npt.NDArray[Any] | None:
-        """Return the values of the chunk, as a view, if the part is all of a chunk."""
-        chunk = values[self.outside] if self.is_complete and values.shape else values
-        return chunk if self.is_complete and chunk.shape == self.spec.shape else None
-
     def put(self, chunk: ChunkValues | None, out: ChunkValues, drop_axes: Axes) -> None:
         """Put this part of a chunk, or of the fill value, into the result of a read."""
         if chunk is None:
@@ -101,6 +95,11 @@ class TakesWholeOperations(Protocol):
     async def _get_values(
         self, keys: Sequence[str], prototype: Prototype = None
     ) -> Sequence[Value | None]: ...
+
+
+def statuses(are_stored: Iterable[bool]) -> tuple[Any, ...]:
+    """Return the reply of a pipeline to a read: whether each chunk is stored."""
+    return tuple([{"status": "present" if each else "missing"} for each in are_stored])
 
 
 class ReadJob(NamedTuple):
@@ -143,11 +142,7 @@ class WriteJob(NamedTuple):
 
     store: TakesWholeOperations
     codec: ChunkCodec
-    plain: PlainCodec | None
-    """Codec of chunks as numpy arrays, if `value` is one and the codec encodes."""
     value: NDBuffer
-    array: Any
-    """`value` as a numpy array, if it is one."""
     drop_axes: Axes
     encoding: asyncio.Lock
     """Lets one unit be encoded at a time, while others are stored."""
@@ -166,14 +161,7 @@ class WriteJob(NamedTuple):
 
     def _encode_all(self, items: Sequence[tuple[ChunkPart, Value | None]]) -> list[NewValue]:
         """Return the new values of chunks, or the updates of the stored values."""
-        new: list[NewValue] = []
-        for part, old in items:
-            values = None if self.plain is None else part.whole_chunk_in(self.array)
-            if self.plain is None or values is None:
-                new.append(self._encode(part, old))
-            else:
-                new.append(None if is_empty(values, part.spec) else self.plain.encode(values))
-        return new
+        return [self._encode(*item) for item in items]
 
     def _encode(self, part: ChunkPart, old: Value | None) -> NewValue:
         new = self._chunk_with(part, old)

@@ -36,7 +36,7 @@ from zarr_shardstore.io.driver import MAX_CONFLICT_S
 from zarr_shardstore.shards.requests import swap
 from zarr_shardstore.telemetry import warn
 from zarr_shardstore.zarr_hooks import array_jobs
-from zarr_shardstore.zarr_hooks.array_jobs import Axes, Batch, TakesWholeOperations, Value
+from zarr_shardstore.zarr_hooks.array_jobs import Axes, Batch, TakesWholeOperations, Value, statuses
 from zarr_shardstore.zarr_hooks.box import MIN_CHUNKS, ArrayBox
 from zarr_shardstore.zarr_hooks.box_jobs import BoxJob, SlabCodec, TakesBoxes
 from zarr_shardstore.zarr_hooks.chunk_codec import ChunkCodec
@@ -180,15 +180,12 @@ class ShardedCodecPipeline(BatchedCodecPipeline):
         plain = codec.plain(batch[0][1]) if isinstance(array, np.ndarray) else None
         box = await _box_of(store, codec, batch, array, drop_axes, reads=True)
         if box is not None:
-            there = await box.read()
-            if there.all():
-                return (_PRESENT,) * len(batch)
-            return tuple([_PRESENT if p else _MISSING for p in there.ravel().tolist()])
+            return statuses((await box.read()).ravel().tolist())
         is_present = dict.fromkeys(range(len(batch)), False)
         await array_jobs.run_in_units(
             array_jobs.ReadJob(store, codec, plain, out, drop_axes, is_present), batch
         )
-        return tuple([_PRESENT if p else _MISSING for p in is_present.values()])
+        return statuses(is_present.values())
 
     async def write(self, batch_info: Iterable[Any], value: NDBuffer, drop_axes: Axes = ()) -> None:
         """Write `value` into all chunks of a selection; each shard is committed once."""
@@ -201,17 +198,13 @@ class ShardedCodecPipeline(BatchedCodecPipeline):
         if store is None or codec is None:
             await super().write(batch, value, drop_axes)
             return
-        array: Any = value.as_ndarray_like()
-        plain = codec.plain(batch[0][1]) if isinstance(array, np.ndarray) else None
-        if plain is not None and plain.compress is None:
-            plain = None
-        box = await _box_of(store, codec, batch, array, drop_axes, reads=False)
+        box = await _box_of(store, codec, batch, value.as_ndarray_like(), drop_axes, reads=False)
         if box is not None:
             is_complete = np.array(list(map(itemgetter(4), batch)))
             batch = [batch[i] for i in await box.write(is_complete)]
             if not batch:
                 return
-        job = array_jobs.WriteJob(store, codec, plain, value, array, drop_axes, asyncio.Lock())
+        job = array_jobs.WriteJob(store, codec, value, drop_axes, asyncio.Lock())
         await array_jobs.run_in_units(job, batch)
 
     async def write_batch(
@@ -257,9 +250,6 @@ class ShardedCodecPipeline(BatchedCodecPipeline):
         return store if is_one else None
 
 
-_PRESENT, _MISSING = {"status": "present"}, {"status": "missing"}
-
-
 async def _box_of(
     store: TakesWholeOperations,
     codec: ChunkCodec,
@@ -276,7 +266,7 @@ async def _box_of(
     layout = await store._layout_of(batch[0][0].path, reads=reads)
     box = None if layout is None else ArrayBox.of_batch(batch, layout)
     slabs = SlabCodec.of(codec, batch[0][1])
-    return None if box is None else BoxJob.of(store, box, slabs, array, reads=reads)
+    return None if box is None else BoxJob.of(store, box, slabs, array)
 
 
 class _ChangedMeanwhileError(Exception):

@@ -42,7 +42,7 @@ from zarr_shardstore.format.keys import SHARD_MARK, ChunkKeyEncoding, Coords
 from zarr_shardstore.format.layout import ShardRef, chunk_grid_shape
 from zarr_shardstore.io.concurrency import run_within
 from zarr_shardstore.metadata.declaration import MARKER, marked
-from zarr_shardstore.zarr_hooks.array_jobs import Axes, Batch
+from zarr_shardstore.zarr_hooks.array_jobs import Axes, Batch, statuses
 from zarr_shardstore.zarr_hooks.box import ArrayBox
 from zarr_shardstore.zarr_hooks.box_jobs import MAX_NBYTES_AT_ONCE, BoxJob, SlabCodec
 from zarr_shardstore.zarr_hooks.chunk_codec import ChunkCodec
@@ -188,8 +188,7 @@ class ShardsArgument(NamedTuple):
         if box is not None:
             there = await box.read()
             places = [box.box.slices_of(part.chunks) for part in box.box.shards()]
-            found = [bool(there[place].any()) for place in places]
-            return tuple([{"status": "present" if each else "missing"} for each in found])
+            return statuses(bool(there[place].any()) for place in places)
         shards = self._shards(refs, batch)
         is_present = [False] * len(batch)
 
@@ -209,7 +208,7 @@ class ShardsArgument(NamedTuple):
                 out[outside] = part.squeeze(axis=drop_axes) if drop_axes else part
 
         await run_within(MAX_NBYTES_AT_ONCE, ((s.nbytes, s) for s in shards), read_shard)
-        return tuple({"status": "present" if there else "missing"} for there in is_present)
+        return statuses(is_present)
 
     async def write(
         self, pipeline: CodecPipeline, batch: Batch, value: NDBuffer, drop_axes: Axes
@@ -282,7 +281,7 @@ class ShardsArgument(NamedTuple):
             return None
         box = found._replace(layout=layout, chunk_shape=sides)
         slabs = SlabCodec.of(codec, self.codec._get_chunk_spec(spec))
-        return BoxJob.of(store, box, slabs, array, reads=reads)
+        return BoxJob.of(store, box, slabs, array)
 
     def _shard(self, position: int, ref: ShardRef, item: tuple[Any, ...]) -> _Shard:
         path, spec, inside, outside, is_complete = item

@@ -22,6 +22,7 @@ from zarr.core.buffer import default_buffer_prototype
 from zarr.core.sync import sync
 
 from zarr_shardstore import CorruptShardError, ShardingStore
+from zarr_shardstore.io import concurrency
 from zarr_shardstore.zarr_hooks import box_jobs, pipeline
 from zarr_shardstore.zarr_hooks.box import ArrayBox
 from zarr_shardstore.zarr_hooks.box_jobs import BoxJob, SlabCodec
@@ -252,10 +253,8 @@ def test_shards_in_part() -> None:
 
 
 @pytest.mark.parametrize("n", [1, 2, 8])
-@pytest.mark.parametrize("hop", [0, 2**18])
-def test_local_files(tmp_path: Path, n: int, hop: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Few shards are read and written by units, many each in one thread, small ones in one hop."""
-    monkeypatch.setattr(box_jobs, "_HOP_NBYTES", hop)
+def test_local_files(tmp_path: Path, n: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One unit, or several."""
     monkeypatch.setattr(box_jobs, "_RUN_NBYTES", 128)
     monkeypatch.setattr(box_jobs, "WRITE_NBYTES", 1024)
     monkeypatch.setattr(box_jobs, "_LOCAL_READ_NBYTES", 1024)
@@ -276,6 +275,7 @@ def test_a_cancelled_write_stores_no_later_values(
     tmp_path: Path, n: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A caller that is cancelled may use its array again."""
+    monkeypatch.setattr(concurrency, "_INLINE_NBYTES", 0)  # `slow` waits for the event loop
     store = ShardingStore(tmp_path, chunks_per_shard=(4, 4))
     z = zarr.create_array(store, name="z", shape=(64, 64 * n), chunks=(16, 16), dtype="u2")
     values = np.ones(z.shape, "u2")
