@@ -26,7 +26,6 @@ from zarr_shardstore.access import (
     layouts,
     metadata,
     open_base,
-    walks,
 )
 from zarr_shardstore.errors import (
     ShardStoreError,
@@ -43,7 +42,12 @@ from zarr_shardstore.tools.check.findings import (
     Level,
     finding,
 )
-from zarr_shardstore.tools.check.objects import ArrayCheck, check_objects, checker_of
+from zarr_shardstore.tools.check.objects import (
+    ArrayCheck,
+    ArrayChecker,
+    check_objects,
+    checker_of,
+)
 from zarr_shardstore.tools.check.side_files import check_side_files
 from zarr_shardstore.tools.convert.job import check_reach, own_threads, run_all
 from zarr_shardstore.tools.convert.report import OnProgress, Progress
@@ -169,9 +173,7 @@ class _Check:
         self.selected, self.is_whole = selected, is_whole
         self.result = CheckResult()
         self.tasks: dict[metadata.Node, ArrayCheck] = {}
-        self.grids: dict[metadata.Node, walks.ObjectGrid] = {}
-        self.index_keys: dict[metadata.Node, str] = {}
-        """Declared consolidated indexes."""
+        self.checkers: dict[metadata.Node, ArrayChecker] = {}
         self.n_objects: Counter[metadata.Node] = Counter()
         self._owners: dict[str, list[metadata.Node]] = {}
         """Arrays by the prefix of their keys, the v3 one first."""
@@ -223,9 +225,7 @@ class _Check:
             kind: Kind = "unchecked" if isinstance(error, UnsupportedError) else "document"
             yield finding(kind, key, str(error), **more)
             return
-        self.tasks[node], self.grids[node] = task, checker.grid
-        if checker.index_key is not None:
-            self.index_keys[node] = checker.index_key
+        self.tasks[node], self.checkers[node] = task, checker
         if checker.unchecked and self.level != "index":
             yield finding("unchecked", key, checker.unchecked, **more)
 
@@ -267,7 +267,7 @@ class _Check:
             if not isinstance(node, metadata.Node):
                 continue
             self.n_objects[node] += 1
-            if not self.grids[node].is_sharded and self.level == "index":
+            if not self.checkers[node].grid.is_sharded and self.level == "index":
                 self.result.n_objects += 1
                 self.result.n_chunks += 1
                 continue
@@ -278,12 +278,13 @@ class _Check:
             yield check_objects, self.tasks[node], keys
 
     def _n_at_once(self, node: metadata.Node) -> int:
-        if not self.grids[node].is_sharded:
-            nbytes = self.tasks[node].checker.nbytes or 1024 * 1024
+        checker = self.checkers[node]
+        if not checker.grid.is_sharded:
+            nbytes = checker.nbytes or 1024 * 1024
         elif self.level != "index":
             return 1
         else:
-            nbytes = self.grids[node].layout.spec.index_nbytes
+            nbytes = checker.grid.layout.spec.index_nbytes
         return max(1, min(_OBJECTS_PER_TASK, _NBYTES_PER_TASK // max(1, nbytes)))
 
     def _keys(self) -> Iterator[str]:
@@ -308,13 +309,14 @@ class _Check:
             prefix = prefix[: prefix.rfind("/", 0, -1) + 1]
         nodes = self._owners.get(prefix, [])
         for node in nodes:
-            grid = self.grids.get(node)
-            coords = None if grid is None else grid.layout.coords_of(key)
-            if grid is not None and coords is not None:
-                if layouts.is_inside(coords, grid.shape):
-                    return node
-                text = f"it lies outside the grid {list(grid.shape)} of the array"
-                return finding("outside_grid", key, text, array=node.path)
+            checker = self.checkers.get(node)
+            if checker is None or (coords := checker.grid.layout.coords_of(key)) is None:
+                continue
+            shape = checker.grid.shape
+            if layouts.is_inside(coords, shape):
+                return node
+            text = f"it lies outside the grid {list(shape)} of the array"
+            return finding("outside_grid", key, text, array=node.path)
         return self._other_key(key, nodes)
 
     def _other_key(self, key: str, nodes: list[metadata.Node]) -> Finding | None:
@@ -327,10 +329,12 @@ class _Check:
         if key.startswith(self._converted):
             return None
         if consolidated_index.is_consolidated_index_key(key):
-            is_declared = any(self.index_keys.get(node) == key for node in nodes)
+            checkers = (self.checkers.get(node) for node in nodes)
+            is_declared = any(each is not None and each.index_key == key for each in checkers)
+            if is_declared or not (self.is_whole or nodes):
+                return None
             text = "no document declares this consolidated index: readers do not know of it"
-            is_ours = not is_declared and (self.is_whole or nodes)
-            return finding("consolidated_index", key, text) if is_ours else None
+            return finding("consolidated_index", key, text)
         if name in find.DOCUMENTS or node_of_meta_key(key) is not None:
             return None
         if nodes and all(node in self.tasks for node in nodes):
@@ -354,13 +358,15 @@ class _Check:
                     text = "this level of the image has no chunk, and another level has some"
                     key = metadata.document_key(node)
                     yield finding("empty_level", key, text, array=node.path)
-        for node, key in self.index_keys.items():
-            if self.n_objects[node] and self.tasks[node].checker.copies(self.base) is None:
-                is_there = self.base.sizes([key]) != [None]
-                text = "the document declares a consolidated index, and there is none"
-                text += " that can be read" if is_there else ": consolidate again"
-                more = {"array": node.path, "repairable": is_there}
-                yield finding("consolidated_index", key, text, **more)
+        for node, checker in self.checkers.items():
+            index_key = checker.index_key
+            if not index_key or not self.n_objects[node] or checker.has_consolidated_index():
+                continue
+            is_there = self.base.sizes([index_key]) != [None]
+            text = "the document declares a consolidated index, and there is none"
+            text += " that can be read" if is_there else ": consolidate again"
+            more = {"array": node.path, "repairable": is_there}
+            yield finding("consolidated_index", index_key, text, **more)
 
 
 class _Notes(AbstractContextManager["_Notes"]):

@@ -215,7 +215,7 @@ class _Repair:
 
     def _make_checker(self, node: metadata.Node) -> ArrayChecker | None:
         with suppress(ShardStoreError):
-            return ArrayChecker(node, self._docs[node], "decode")
+            return ArrayChecker(self.base, node, self._docs[node], "decode")
         return None
 
     def _checkers_of(self, key: str) -> list[ArrayChecker]:
@@ -233,7 +233,7 @@ class _Repair:
             return RepairAction(key, "left", "the documents of its array contradict each other")
         if not checker.grid.is_sharded:
             old, result = self._read(key), CheckResult()  # in this order: a later write counts
-            checker.check_values(self.base, [key], result)
+            checker.check_values([key], result)
             if old is None or not result.findings:
                 return RepairAction(key, "left", "it is whole or missing now")
             return self._replace_value(checker, key, old, result.findings[0].message)
@@ -250,7 +250,7 @@ class _Repair:
         if old is None:
             return self._exchange(key, None, "its journal has no shard")
         now = CheckResult()
-        checker.check_shards(self.base, [key], now, None)
+        checker.check_shards([key], now, has_copies=False)
         if not now.findings and not has_journal:
             return RepairAction(key, "left", "it is whole now")
         return self._rewrite(checker, shard, key, old)
@@ -310,14 +310,9 @@ class _Repair:
     def _evidence(self, checker: ArrayChecker, shard: layouts.ShardRef) -> dict[str, Any]:
         """Return the keyword arguments of `salvage`, also from the consolidated index."""
         evidence: dict[str, Any] = {"guesses": self.keep == "salvage", "order": self.order}
-        copies = checker.copies(self.base)
-        copy = (
-            None
-            if copies is None
-            else copies.find(shard.key[len(shard.layout.prefix) :], shard.spec.n_entries)
-        )
+        copy = checker.copy_of(shard)
         if copy is not None:
-            (found,) = checker.read_indexes(self.base, [shard], consistent=True)
+            (found,) = checker.read_indexes([shard], consistent=True)
             if not isinstance(found, Exception):
                 is_current = is_version_of(self.base, shard.key, copy, found) is True
                 evidence |= {"copy": copy, "is_current": is_current and found.size == copy.size}
@@ -444,7 +439,7 @@ class _Replica:
         checkers = []
         for found in arrays_at(self.base, path):
             with suppress(ShardStoreError):
-                checkers.append(ArrayChecker(found.node, found.doc, "decode"))
+                checkers.append(ArrayChecker(self.base, found.node, found.doc, "decode"))
         return checkers
 
 

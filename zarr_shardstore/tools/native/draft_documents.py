@@ -23,16 +23,8 @@ chunk_memory_layout ``F`` a ``transpose`` codec that reverses the dimensions
 compressor                the last codec
 fill_value ``null``       the zero of the data type, ``NaT`` for times
 (dimension_names)         dimension_names; zarr-python 2.18 ignores it
-
-The functions never change their argument.
-
-Source
-====
 other members             not shown; kept where the same array is written again
 ========================  =================================================================
-
-Source
-====
 
 The functions never change their argument.
 

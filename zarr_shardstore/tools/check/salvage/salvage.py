@@ -16,7 +16,7 @@ from zarr_shardstore.access import (
     shard_format,
     walks,
 )
-from zarr_shardstore.tools.check.objects import ArrayChecker, specs_of_index
+from zarr_shardstore.tools.check.objects import ArrayChecker, is_sound, specs_of_index
 from zarr_shardstore.tools.check.salvage.damaged_shard import (
     ORDERS,
     DamagedShard,
@@ -92,8 +92,8 @@ def _valid_indexes(spec: Spec, data: memoryview) -> Iterator[tuple[Index, Spec]]
             index = shard_format.index_of_shard(data, new)
         except shard_format.IndexDamageError:
             continue
-        is_sound = len(index.present_ids()) and not len(index.damaged_ids(len(data), new))
-        if is_sound and (new.index.checksum or new == spec or index.is_packed(len(data), new)):
+        is_whole = new.index.checksum or new == spec or index.is_packed(len(data), new)
+        if is_whole and is_sound(index, new, len(data)):
             yield index, new
         elif new == spec:
             doubtful.append((index, new))
