@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import time
-import uuid
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
@@ -42,12 +41,7 @@ from zarr_shardstore.tools.check.findings import (
     Level,
     finding,
 )
-from zarr_shardstore.tools.check.objects import (
-    ArrayCheck,
-    ArrayChecker,
-    check_objects,
-    checker_of,
-)
+from zarr_shardstore.tools.check.objects import ArrayChecker, check_objects
 from zarr_shardstore.tools.check.side_files import check_side_files
 from zarr_shardstore.tools.convert.job import check_reach, own_threads, run_all
 from zarr_shardstore.tools.convert.report import OnProgress, Progress
@@ -140,7 +134,6 @@ def check_store(
     result = check.result
     with ExitStack() as stack:
         workers = stack.enter_context(own_threads()) if executor is None else executor
-        stack.callback(checker_of.cache_clear)
         head = {"store": base.describe(), "level": level, "paths": selected}
         kept = None if notes is None else stack.enter_context(_Notes(notes, base, head))
         result.findings += check.documents()
@@ -154,7 +147,7 @@ def check_store(
     return CheckReport(base.describe(), level, found, len(selected), *counts, seconds, base, among)
 
 
-_Call: TypeAlias = tuple[Any, ArrayCheck, list[str]]
+_Call: TypeAlias = tuple[Any, ArrayChecker, list[str]]
 
 
 class _Check:
@@ -172,7 +165,6 @@ class _Check:
         self.base, self.level, self.contents = base, level, contents
         self.selected, self.is_whole = selected, is_whole
         self.result = CheckResult()
-        self.tasks: dict[metadata.Node, ArrayCheck] = {}
         self.checkers: dict[metadata.Node, ArrayChecker] = {}
         self.n_objects: Counter[metadata.Node] = Counter()
         self._owners: dict[str, list[metadata.Node]] = {}
@@ -182,9 +174,7 @@ class _Check:
         self._levels: dict[metadata.Node, list[metadata.Node]] = {}
         self._converted: tuple[str, ...] = (STAGING,)
         """Prefixes of keys of conversions, which have findings of their own."""
-        self._broken = tuple(array.node.chunk_prefix for array in contents.broken)
         self._side_files: list[str] = []
-        self._run = uuid.uuid4().hex
 
     # -------------------------------------------------------------- documents
 
@@ -212,9 +202,8 @@ class _Check:
 
     def _prepare(self, node: metadata.Node, found: find.FoundArray) -> Iterator[Finding]:
         key, more = metadata.document_key(node), {"array": node.path}
-        task = ArrayCheck(self.base, node, json.dumps(found.doc), self.level, self._run)
         try:
-            checker = task.checker
+            checker = ArrayChecker(self.base, node, found.doc, self.level)
         except UnfinishedConversionError as error:
             if is_locked(self.base, f"{STAGING}lock"):
                 yield finding("in_use", key, str(error), **more)
@@ -225,7 +214,7 @@ class _Check:
             kind: Kind = "unchecked" if isinstance(error, UnsupportedError) else "document"
             yield finding(kind, key, str(error), **more)
             return
-        self.tasks[node], self.checkers[node] = task, checker
+        self.checkers[node] = checker
         if checker.unchecked and self.level != "index":
             yield finding("unchecked", key, checker.unchecked, **more)
 
@@ -273,9 +262,9 @@ class _Check:
                 continue
             waiting.setdefault(node, []).append(key)
             if len(waiting[node]) >= self._n_at_once(node):
-                yield check_objects, self.tasks[node], waiting.pop(node)
+                yield check_objects, self.checkers[node], waiting.pop(node)
         for node, keys in waiting.items():
-            yield check_objects, self.tasks[node], keys
+            yield check_objects, self.checkers[node], keys
 
     def _n_at_once(self, node: metadata.Node) -> int:
         checker = self.checkers[node]
@@ -337,14 +326,16 @@ class _Check:
             return finding("consolidated_index", key, text)
         if name in find.DOCUMENTS or node_of_meta_key(key) is not None:
             return None
-        if nodes and all(node in self.tasks for node in nodes):
+        if nodes and all(node in self.checkers for node in nodes):
             text = "it is in the directory of the array, and no chunk of it"
             return finding("foreign_object", key, text, array=nodes[0].path)
         if nodes:
             return None  # the array has a finding, or is not selected
         if chunk_keys.draft_candidate(key) or next(chunk_keys.v3_candidates(key), None):
+            if any(key.startswith(array.node.chunk_prefix) for array in self.contents.broken):
+                return None
             text = "it is named as a chunk, and there is no array: its document may be lost"
-            return None if key.startswith(self._broken) else finding("foreign_object", key, text)
+            return finding("foreign_object", key, text)
         return finding("unknown_key", key, "it belongs to no array and no group")
 
     # ------------------------------------------------------------- side files
@@ -354,7 +345,7 @@ class _Check:
         yield from check_side_files(self.base, self._side_files)
         for nodes in self._levels.values():
             for node in nodes if any(self.n_objects[node] for node in nodes) else ():
-                if not self.n_objects[node] and node in self.tasks:
+                if not self.n_objects[node] and node in self.checkers:
                     text = "this level of the image has no chunk, and another level has some"
                     key = metadata.document_key(node)
                     yield finding("empty_level", key, text, array=node.path)
@@ -388,9 +379,9 @@ class _Notes(AbstractContextManager["_Notes"]):
         self._file = self._path.open("wb")
         self._write(*(lines or [json.dumps(head).encode()]))
 
-    def take(self, task: ArrayCheck, keys: Sequence[str]) -> CheckResult | None:
+    def take(self, checker: ArrayChecker, keys: Sequence[str]) -> CheckResult | None:
         """Return the result of a task that an earlier run has done."""
-        return self._left.pop(task.name(keys), None)
+        return self._left.pop(checker.task_name(keys), None)
 
     def add(self, result: CheckResult) -> None:
         self._write(json.dumps(asdict(result)).encode())

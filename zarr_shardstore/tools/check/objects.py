@@ -11,9 +11,10 @@ from __future__ import annotations
 import hashlib
 import json
 import threading
+import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import cache, cached_property, lru_cache, partial
+from dataclasses import replace
+from functools import cache, cached_property, partial
 from itertools import product
 from typing import Any, TypeAlias
 
@@ -50,37 +51,17 @@ _MAX_ATTEMPTS = 16
 _MAX_FINDINGS = 1000
 """Findings of one kind in one object; the others are counted."""
 
+_MAX_UNPICKLED = 1024
+
 _SHARDED_BY_ZARR = stored_arrays.ArrayReader("passthrough")
 
 _Ids: TypeAlias = npt.NDArray[np.intp]
 _Index: TypeAlias = shard_format.ShardIndex
 
 
-@dataclass(frozen=True, slots=True)
-class ArrayCheck:
-    """The common part of all tasks of one array."""
-
-    base: BaseStoreHandle = field(compare=False)
-    node: metadata.Node
-    doc: str
-    """The stored document as JSON."""
-    level: Level
-    run: str
-    """Number of the run of a check, which stands for the store and its state."""
-
-    def name(self, keys: Sequence[str]) -> str:
-        """Return a name that tasks of other objects, documents or levels do not have."""
-        parts = [self.node.hierarchy, self.node.path, self.doc, self.level, *keys]
-        return hashlib.sha256("\0".join(parts).encode("utf-8", "surrogateescape")).hexdigest()[:32]
-
-    @property
-    def checker(self) -> ArrayChecker:
-        return checker_of(self)
-
-
-def check_objects(task: ArrayCheck, keys: Sequence[str]) -> CheckResult:
+def check_objects(checker: ArrayChecker, keys: Sequence[str]) -> CheckResult:
     """Check some objects of an array; those that are gone by now are left out."""
-    checker, found = task.checker, CheckResult(n_objects=len(keys), task=task.name(keys))
+    found = CheckResult(n_objects=len(keys), task=checker.task_name(keys))
     if checker.grid.is_sharded:
         checker.check_shards(keys, found)
     else:
@@ -104,18 +85,19 @@ def checked_array(found: FoundArray) -> stored_arrays.StoredArray:
         return array
 
 
-@lru_cache(maxsize=1024)
-def checker_of(task: ArrayCheck) -> ArrayChecker:
-    return ArrayChecker(task.base, task.node, json.loads(task.doc), task.level)
+_unpickled: dict[str, ArrayChecker] = {}
+"""Checkers that tasks have brought to this process, by name."""
 
 
 class ArrayChecker:
-    """Checks of the objects of one array. Thread safety: any thread may use it."""
+    """Checks of the objects of one array. It pickles; any thread may use it."""
 
     def __init__(
         self, base: BaseStoreHandle, node: metadata.Node, doc: Mapping[str, Any], level: Level
     ) -> None:
         self.base, self.level = base, level
+        self._given = node, doc
+        self._name = uuid.uuid4().hex
         array = checked_array(FoundArray(node, doc, None))
         geometry = array.document.geometry
         if geometry is None or array.grid_shape is None:
@@ -155,6 +137,15 @@ class ArrayChecker:
             self.unchecked = f"chunks are not decoded: {error}"
         if not self.is_decodable:
             self.unchecked = "a storage transformer maps values to others: entries are not decoded"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _unpickle, (self._name, self.base, *self._given, self.level)
+
+    def task_name(self, keys: Sequence[str]) -> str:
+        """Return a name that tasks of other objects, documents or levels do not have."""
+        (hierarchy, path), doc = self._given
+        parts = [hierarchy, path, json.dumps(doc), self.level, *keys]
+        return hashlib.sha256("\0".join(parts).encode("utf-8", "surrogateescape")).hexdigest()[:32]
 
     @cached_property
     def exact_nbytes(self) -> int | None:
@@ -274,6 +265,15 @@ class ArrayChecker:
         if problem is None and self._decoder_of is not None:
             problem = self._decoder_of(shape)(value)
         return problem
+
+
+def _unpickle(name: str, *args: Any) -> ArrayChecker:
+    """Return the checker that an earlier task of the same check has brought, or a new one."""
+    if name not in _unpickled:
+        if len(_unpickled) >= _MAX_UNPICKLED:
+            _unpickled.clear()
+        _unpickled[name] = ArrayChecker(*args)
+    return _unpickled[name]
 
 
 class _ShardCheck:
