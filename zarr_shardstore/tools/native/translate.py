@@ -39,7 +39,7 @@ from typing import Any, Literal, TypeAlias
 
 from zarr_shardstore.access import chunk_keys, declarations, metadata, transformer_list
 from zarr_shardstore.errors import UnsupportedError
-from zarr_shardstore.tools.native import data_types, document_members, fill_values
+from zarr_shardstore.tools.native import data_types, document_members
 from zarr_shardstore.tools.native.codecs import SERIALIZERS, Chain, chain_of_codecs, v3_array
 
 Document: TypeAlias = declarations.Document
@@ -119,7 +119,7 @@ def v2_of_v3(doc: Mapping[str, Any]) -> tuple[Document, Document]:
         )
     data_type = chain.data_type
     if data_type is not None:
-        fill_value = fill_values.fill_value_of_v3(fill_value, data_type)
+        fill_value = data_types.fill_value_of_v3(fill_value, data_type)
     attributes, fill_value = to_attributes(
         document_members.attributes_of(plain), plain.get("dimension_names"), fill_value, data_type
     )
@@ -228,7 +228,7 @@ def to_attributes(
                 f"its {_MASKED!r} is another value than its fill value, and v2 has one for both"
             )
     elif data_type is not None:
-        null = fill_values.fill_value_of_v2(None, data_type)
+        null = data_types.fill_value_of_v2(None, data_type)
         fill_value = None if document_members.is_same_json(fill_value, null) else fill_value
     return changed, fill_value
 
@@ -241,7 +241,7 @@ def _masked(fill_value: Any, data_type: data_types.DataType | None) -> Any:
     """Return the ``_FillValue`` of v3 for a fill value of v2, or ``None``."""
     if fill_value is None or data_type is None:
         return None
-    value = fill_values.fill_value_of_v2(fill_value, data_type)
+    value = data_types.fill_value_of_v2(fill_value, data_type)
     if data_type.kind == "f":
         return _float64(value)
     if data_type.kind == "c":
