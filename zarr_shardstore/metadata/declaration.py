@@ -137,6 +137,12 @@ def is_sharded_by_zarr(doc: Mapping[str, Any]) -> bool:
     return format_of(doc) == "v3" and is_alone and texts["codecs"] & _NAMES == {_CODEC}
 
 
+def split(doc: Mapping[str, Any]) -> tuple[Declared | None, Document]:
+    """Return the declaration of an array, if it has one, and its document without it."""
+    declared = find_declaration(doc)
+    return declared, dict(doc) if declared is None else strip(doc, declared.how)
+
+
 def strip(doc: Mapping[str, Any], how: Declaration) -> Document:
     """Return the document for readers of plain chunks, without its declaration."""
     match how:

@@ -453,10 +453,10 @@ def is_sound(index: _Index, spec: shard_format.ShardingSpec, size: int) -> bool:
 
 def specs_of_index(spec: shard_format.ShardingSpec) -> list[shard_format.ShardingSpec]:
     """Return the specs of all forms of an index, the declared one first."""
-    forms = product((True, False), ("end", "start"), ("little", "big"))
-    others = [shard_format.IndexFormat(*form) for form in forms]  # type: ignore[arg-type]
-    others.sort(key=lambda form: form != spec.index)
-    return [shard_format.ShardingSpec(spec.chunks_per_shard, form) for form in others]
+    given = product((True, False), ("end", "start"), ("little", "big"))
+    forms = [shard_format.IndexFormat(*form) for form in given]  # type: ignore[arg-type]
+    forms.sort(key=lambda form: form != spec.index)
+    return [shard_format.ShardingSpec(spec.chunks_per_shard, form) for form in forms]
 
 
 def coords_of_entry(shard: layouts.ShardRef, entry: int) -> chunk_keys.Coords:

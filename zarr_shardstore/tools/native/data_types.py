@@ -44,7 +44,7 @@ Endian = Literal["little", "big"]
 
 _NUMBERS = ["b1", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8", "c8", "c16"]
 _V3_NUMBERS = {np.dtype(text).name: text for text in _NUMBERS}
-V3_NAMES = {
+_V3_NAMES = {
     "M": "numpy.datetime64",
     "m": "numpy.timedelta64",
     "S": "null_terminated_bytes",
@@ -53,14 +53,14 @@ V3_NAMES = {
 }
 """Types with a configuration, by numpy's letter of the kind."""
 
-_V3_KINDS = {name: kind for kind, name in V3_NAMES.items()}
+_V3_KINDS = {name: kind for kind, name in _V3_NAMES.items()}
 
 _NUMPY = re.compile(
     rf"([<>|=]?)({'|'.join(_NUMBERS)}|[SUV][1-9][0-9]*|[mM]8(?:\[[0-9]*[^\W\d_]+\])?)"
 )
 _RAW = re.compile(r"r([1-9][0-9]*)")
 
-UTF32_NBYTES = 4
+_UTF32_NBYTES = 4
 """Bytes of a character in a text of fixed length."""
 
 _EXTENSIONS = {
@@ -107,7 +107,7 @@ def parse_v3(data_type: Any, endian: Endian | None) -> DataType:
     elif kind is not None:
         nbytes, rest = options.get("length_bytes"), 0
         if kind == "U" and isinstance(nbytes, int):
-            nbytes, rest = divmod(nbytes, UTF32_NBYTES)
+            nbytes, rest = divmod(nbytes, _UTF32_NBYTES)
         text = None if rest else f"{kind}{nbytes}"
     parsed = parse_numpy(f"{'>' if endian == 'big' else '<'}{text}", source=data_type)
     if endian is None and endian_of(parsed) is not None:
@@ -137,13 +137,13 @@ def _numpy_of_raw(name: str) -> str | None:
 
 def v3_data_type(data_type: DataType) -> str | dict[str, Any]:
     """Return Zarr v3's spelling; the ``bytes`` codec has the byte order."""
-    if data_type.kind not in V3_NAMES:
+    if data_type.kind not in _V3_NAMES:
         return data_type.name
     options: dict[str, Any] = {"length_bytes": data_type.itemsize}
     if data_type.kind in "mM":
         unit, scale = np.datetime_data(data_type)
         options = {"unit": unit, "scale_factor": scale}
-    return {"name": V3_NAMES[data_type.kind], "configuration": options}
+    return {"name": _V3_NAMES[data_type.kind], "configuration": options}
 
 
 def draft_data_type(data_type: DataType) -> str | dict[str, Any]:
@@ -223,7 +223,7 @@ def _normal(value: Any, data_type: DataType) -> Any:
             return _normal_float(value, data_type, itemsize)
         case "c", [_, _]:
             return [_normal_float(part, data_type, itemsize // 2) for part in value]
-        case "U", str() if len(value) <= itemsize // UTF32_NBYTES:
+        case "U", str() if len(value) <= itemsize // _UTF32_NBYTES:
             return value
         case "S" | "V" as kind, str():
             with suppress(ValueError):

@@ -78,8 +78,7 @@ def v3_of_v2(doc: Mapping[str, Any], attributes: Mapping[str, Any]) -> Document:
     notes, doc = metadata.notes_of(doc), metadata.without_notes(doc)
     document_members.check_members(doc, _V2_MEMBERS, "v3")
     with document_members.complete_document():
-        declared = declarations.find_declaration(doc)
-        plain = doc if declared is None else declarations.strip(doc, "filters")
+        declared, plain = declarations.split(doc)
         geometry, fill_value = _geometry(plain), plain["fill_value"]
         filters = list(plain.get("filters") or ())
         is_object = plain["dtype"] == _OBJECT and bool(filters)
@@ -104,8 +103,7 @@ def v2_of_v3(doc: Mapping[str, Any]) -> tuple[Document, Document]:
         return {"zarr_format": 2}, document_members.attributes_of(doc)
     notes, doc = metadata.notes_of(doc), metadata.without_notes(doc)
     with document_members.complete_document():
-        declared = declarations.find_declaration(doc)
-        plain = doc if declared is None else declarations.strip(doc, declared.how)
+        declared, plain = declarations.split(doc)
         document_members.check_members(plain, document_members.V3_ARRAY_MEMBERS, "v2")
         if declarations.has_sharding_codec(plain):
             raise UnsupportedError("its sharding codec has a form that the marker of v2 has not")
@@ -153,9 +151,8 @@ def documents_in(
     is_array = doc.get("node_type") == "array" if is_v3 else "shape" in doc
     plain = dict(doc)
     if is_array:
-        declared = declarations.find_declaration(doc)
-        shown = doc if declared is None else declarations.strip(doc, declared.how)
-        plain = dict(declarations.without_mark(metadata.without_notes(shown)))
+        _, plain = declarations.split(doc)
+        plain = dict(declarations.without_mark(metadata.without_notes(plain)))
     if (zarr_format or (3 if is_v3 else 2)) == 3:
         return {"zarr.json": plain if is_v3 else v3_of_v2(plain, attributes)}
     if is_v3:
@@ -171,9 +168,7 @@ def encoding_in(
     return chunk_keys.ChunkKeyEncoding("v2", encoding.separator) if zarr_format == 2 else encoding
 
 
-def _plain_v2_of_v3(
-    doc: Document,
-) -> tuple[Document, Document]:
+def _plain_v2_of_v3(doc: Document) -> tuple[Document, Document]:
     """Return v2 document and attributes of a v3 node without shards, of any chunk keys."""
     if declarations.has_sharding_codec(doc):
         raise UnsupportedError("its chunks are shards themselves, which v2 has not: take v3")
