@@ -127,11 +127,8 @@ def check_store(
     if executor is not None:
         check_reach(base, executor)
     names = None if paths is None else arguments.paths_of(paths)
-    contents = base.run(find.find_contents())
-    stored = [*contents.arrays.values(), *contents.broken]
-    selected = sorted(find.select_paths({array.node.path for array in stored}, names))
-    check = _Check(base, level, contents, selected, is_whole=names is None)
-    result = check.result
+    check = _Check(base, level, base.run(find.find_contents()), names)
+    result, selected = check.result, sorted(check.selected)
     with ExitStack() as stack:
         workers = stack.enter_context(own_threads()) if executor is None else executor
         head = {"store": base.describe(), "level": level, "paths": selected}
@@ -154,16 +151,11 @@ class _Check:
     """One check: `documents`, `objects` and `side_files` yield findings; `chunks` runs tasks."""
 
     def __init__(
-        self,
-        base: BaseStoreHandle,
-        level: Level,
-        contents: find.StoreContents,
-        selected: list[str],
-        *,
-        is_whole: bool,
+        self, base: BaseStoreHandle, level: Level, contents: find.StoreContents, paths: Any
     ) -> None:
-        self.base, self.level, self.contents = base, level, contents
-        self.selected, self.is_whole = selected, is_whole
+        self.base, self.level, self.contents, self.is_whole = base, level, contents, paths is None
+        stored = [*contents.arrays.values(), *contents.broken]
+        self.selected = find.select_paths({array.node.path for array in stored}, paths)
         self.result = CheckResult()
         self.checkers: dict[metadata.Node, ArrayChecker] = {}
         self.n_objects: Counter[metadata.Node] = Counter()
@@ -180,7 +172,7 @@ class _Check:
 
     def documents(self) -> Iterator[Finding]:
         """Check documents and unfinished conversions; make the task of each array."""
-        contents, selected = self.contents, set(self.selected)
+        contents, selected = self.contents, self.selected
         broken = {metadata.document_key(array.node): array.node.path for array in contents.broken}
         contents.other_keys = [key for key in contents.other_keys if key not in broken]
         for key, path in broken.items():
@@ -277,9 +269,9 @@ class _Check:
         return max(1, min(_OBJECTS_PER_TASK, _NBYTES_PER_TASK // max(1, nbytes)))
 
     def _keys(self) -> Iterator[str]:
-        selected, backend = set(self.selected), self.base.backend
+        backend, nodes = self.base.backend, self.contents.arrays
         prefixes: list[str] = []
-        for prefix in sorted({n.chunk_prefix for n in self.contents.arrays if n.path in selected}):
+        for prefix in sorted({n.chunk_prefix for n in nodes if n.path in self.selected}):
             if not prefixes or not prefix.startswith(prefixes[-1]):
                 prefixes.append(prefix)
         if self.is_whole:  # a listing does not follow links

@@ -108,10 +108,10 @@ class ArrayChecker:
         self.above = [t for t in transformers if isinstance(t, stacks.ValueTransformer)]
         self.is_decodable = len(self.above) == len(transformers)
         """True if values of shards are decoded; otherwise only the index is checked."""
-        self._chunks, self._has_one_shape = geometry.chunks, geometry.sides is None
+        self._chunks = geometry.chunks
         self._nbytes_of = cache(partial(metadata.chunk_nbytes, doc))
         """Size in bytes of a decoded chunk of a shape, if the data type has a fixed size."""
-        self.nbytes = self._nbytes_of(geometry.chunk_shape) if self._has_one_shape else None
+        self.nbytes = self._nbytes_of(geometry.chunk_shape) if geometry.sides is None else None
         """Size of each decoded chunk in bytes, if it is one number."""
         self.index_key = index_key_of(node, doc)
         self._lock = threading.Lock()
@@ -259,7 +259,7 @@ class ArrayChecker:
             return "chunk_checksum", error.message
         except Exception as error:
             return "chunk_undecodable", f"{type(error).__name__}: {error}"
-        coords = None if self._has_one_shape else self.grid.layout.coords_of(key)
+        coords = None if self._chunks.uneven is None else self.grid.layout.coords_of(key)
         shape = self._chunks.largest if coords is None else self._chunks.lengths(coords)
         problem = problem_of_frame(self.codecs or [], value, self._nbytes_of(shape))
         if problem is None and self._decoder_of is not None:
