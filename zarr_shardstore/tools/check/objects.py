@@ -108,7 +108,7 @@ class ArrayChecker:
         self.above = [t for t in transformers if isinstance(t, stacks.ValueTransformer)]
         self.is_decodable = len(self.above) == len(transformers)
         """True if values of shards are decoded; otherwise only the index is checked."""
-        self._chunks = geometry.chunks
+        self.geometry, self._chunks = geometry, geometry.chunks
         self._nbytes_of = cache(partial(metadata.chunk_nbytes, doc))
         """Size in bytes of a decoded chunk of a shape, if the data type has a fixed size."""
         self.nbytes = self._nbytes_of(geometry.chunk_shape) if geometry.sides is None else None
@@ -460,10 +460,9 @@ def specs_of_index(spec: shard_format.ShardingSpec) -> list[shard_format.Shardin
 
 
 def coords_of_entry(shard: layouts.ShardRef, entry: int) -> chunk_keys.Coords:
-    cps = shard.spec.chunks_per_shard
-    inside = np.unravel_index(entry, cps) if cps else ()
-    starts = shard.layout.spec.boxes.box(shard.coords)
-    return tuple(start + int(i) for (start, _), i in zip(starts, inside, strict=True))
+    coords = shard.layout.coords_of(shard.chunk_key(entry))
+    assert coords is not None
+    return coords
 
 
 def _form_text(form: shard_format.IndexFormat) -> str:

@@ -153,8 +153,8 @@ def repair_store(
     """
     if keep not in ("salvage", "drop"):
         raise SpecError(f"keep is 'salvage' or 'drop', got {keep!r}")
-    if order not in (None, "C", "F", "morton"):
-        raise SpecError(f"order is 'C', 'F' or 'morton', got {order!r}")
+    if order is not None:
+        shard_format.check_order(order)
     if report.base is None:
         raise SpecError("the report has no store: take one that check_store has returned")
     base = report.base.synced()
@@ -402,16 +402,12 @@ class _Replica:
     def chunk(self, checker: ArrayChecker, key: str, coords: chunk_keys.Coords) -> bytes | None:
         """Return a chunk as the damaged array stores it; ``None`` if the replica has none, or a
         damaged one, or another kind of array. Errors of the client pass: it may be there."""
-        geometry = checker.array.document.geometry
-        assert geometry is not None
+        shape, chunks = checker.geometry.shape, checker.geometry.chunks
         for theirs in filter(None, self._checkers_at(checker.path)):
-            array, other = theirs.array, theirs.array.document.geometry
-            if other is None or other.shape != geometry.shape:
-                continue
-            if not geometry.chunks.has_same_boxes(other.chunks, geometry.shape):
+            array, other, value = theirs.array, theirs.geometry, None
+            if other.shape != shape or not chunks.has_same_boxes(other.chunks, shape):
                 continue
             get = requests.Get(array.node.chunk_prefix + other.encoding.encode(coords))
-            value = None
             with suppress(ShardStoreError):  # its shard is damaged
                 value = self.base.run(stacks.ask_through(array.stack, [get]))[0].value
             if value is None:
