@@ -343,7 +343,7 @@ class _Check:
                     yield finding("empty_level", key, text, array=node.path)
         for node, checker in self.checkers.items():
             index_key = checker.index_key
-            if not index_key or not self.n_objects[node] or checker.has_consolidated_index():
+            if index_key is None or not self.n_objects[node] or checker.consolidated is not None:
                 continue
             is_there = self.base.sizes([index_key]) != [None]
             text = "the document declares a consolidated index, and there is none"

@@ -159,25 +159,20 @@ class ArrayChecker:
     # ------------------------------------------------------------------ shards
 
     @cached_property
-    def _consolidated(self) -> consolidated_index.ConsolidatedIndex | None:
+    def consolidated(self) -> consolidated_index.ConsolidatedIndex | None:
+        """The consolidated index, if the document declares one that can be read."""
         if self.index_key is None or not self.grid.is_sharded:
             return None
         (value,) = self.base.values([self.index_key], check=False)
         decode = consolidated_index.ConsolidatedIndex.decode
         return None if value is None else decode(value, self.grid.layout.spec)
 
-    def has_consolidated_index(self) -> bool:
-        """Whether the document declares a consolidated index, and it can be read."""
-        with self._lock:  # one thread reads it
-            return self._consolidated is not None
-
     def copy_of(self, shard: layouts.ShardRef) -> consolidated_index.IndexCopy | None:
         """Return the index of a shard in the consolidated index, if it has one."""
-        if not self.has_consolidated_index():
-            return None
-        assert self._consolidated is not None
+        with self._lock:  # one thread reads it
+            copies = self.consolidated
         suffix = shard.key[len(shard.layout.prefix) :]
-        return self._consolidated.find(suffix, shard.spec.n_entries)
+        return None if copies is None else copies.find(suffix, shard.spec.n_entries)
 
     def check_shards(
         self, keys: Sequence[str], result: CheckResult, *, has_copies: bool = True
@@ -187,14 +182,13 @@ class ArrayChecker:
         shards = [s for key, _ in named if (s := self.grid.layout.shard_of_key(key)) is not None]
         founds = self.read_indexes(shards, consistent=False)
         for shard, found in zip(shards, founds, strict=True):
-            part = _ShardCheck(self, shard).run(found, has_copies=has_copies)
             earlier: list[Finding] = []
             for _ in range(_MAX_ATTEMPTS):
+                part = _ShardCheck(self, shard).run(found, has_copies=has_copies)
                 if part.findings == earlier:
                     break
                 earlier = part.findings
                 (found,) = self.read_indexes([shard], consistent=True)
-                part = _ShardCheck(self, shard).run(found, has_copies=has_copies)
             result.add(part)
 
     def read_indexes(

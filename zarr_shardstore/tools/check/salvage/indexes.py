@@ -113,7 +113,8 @@ def _filled(shard: DamagedShard, fields: Fields) -> Iterator[Fields]:
     places[:, 1] -= places[:, 0]
     everywhere, in_grid = np.arange(shard.n), shard.shard.entries_of()
     cps = shard.spec.chunks_per_shard
-    for keep in (named, named[:0]):
+    is_one = len(named) + len(missing) == shard.n  # then an entry may name the wrong frame
+    for keep in (named, named[:0], *(named[named != i] for i in named[: shard.n * is_one])):
         free = np.delete(places, frames[keep], axis=0)
         start = np.full_like(fields, shard_format.MISSING)
         start[keep] = fields[keep]
