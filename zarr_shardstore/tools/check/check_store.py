@@ -34,6 +34,7 @@ from zarr_shardstore.errors import (
 )
 from zarr_shardstore.tools.check.documents import check_documents
 from zarr_shardstore.tools.check.findings import (
+    MAX_FINDINGS,
     CheckReport,
     CheckResult,
     Finding,
@@ -51,8 +52,6 @@ from zarr_shardstore.tools.native.draft_documents import node_of_meta_key
 
 _OBJECTS_PER_TASK = 64
 _NBYTES_PER_TASK = 16 * 1024 * 1024
-_MAX_FINDINGS = 1000
-"""Findings of the listing of one kind in one array; the others are counted."""
 
 
 def check_store(
@@ -220,7 +219,7 @@ class _Check:
             for item in self.objects():
                 if isinstance(item, Finding):
                     n_found[item.kind, item.array] += 1
-                    if n_found[item.kind, item.array] > _MAX_FINDINGS:
+                    if n_found[item.kind, item.array] > MAX_FINDINGS:
                         self.result.n_omitted += 1
                     else:
                         self.result.findings.append(item)

@@ -40,16 +40,20 @@ from zarr_shardstore.access import (
 )
 from zarr_shardstore.errors import CorruptValueError, ShardConflictError, UnsupportedError
 from zarr_shardstore.tools.check.chunks import Problem, codec_names, decoder, problem_of_frame
-from zarr_shardstore.tools.check.findings import CheckResult, Finding, Kind, Level, finding
+from zarr_shardstore.tools.check.findings import (
+    MAX_FINDINGS,
+    CheckResult,
+    Finding,
+    Kind,
+    Level,
+    finding,
+)
 from zarr_shardstore.tools.convert.task import StoredValues
 from zarr_shardstore.tools.inspect.find import FoundArray, read_array
 from zarr_shardstore.tools.native.draft_documents import array_of_draft
 
 _MAX_ATTEMPTS = 16
 """Checks of a shard that writers replace again and again."""
-
-_MAX_FINDINGS = 1000
-"""Findings of one kind in one object; the others are counted."""
 
 _MAX_UNPICKLED = 1024
 
@@ -327,11 +331,11 @@ class _ShardCheck:
         self.result.findings.append(finding(kind, self.shard.key, message, **names, **more))
 
     def _add_entries(self, index: _Index, kind: Kind, ids: _Ids, text: str) -> None:
-        for i in ids[:_MAX_FINDINGS].tolist():
+        for i in ids[:MAX_FINDINGS].tolist():
             offset, nbytes = index.fields[i].tolist()
             message = f"the entry at {offset} of {nbytes} bytes: {text}"
             self._add(kind, message, i, byte_range=(offset, offset + nbytes))
-        self.result.n_omitted += max(0, len(ids) - _MAX_FINDINGS)
+        self.result.n_omitted += max(0, len(ids) - MAX_FINDINGS)
 
     def _check_entries(self, index: _Index, size: int) -> _Ids:
         """Add findings on the entries of an index; return the ids of those that may be read."""
@@ -352,11 +356,11 @@ class _ShardCheck:
         reached = np.maximum.accumulate(stops)
         over = 1 + np.flatnonzero(starts[1:] < reached[:-1])
         others = ids[np.searchsorted(reached, starts[over], side="right")]
-        for i, other in list(zip(over, others, strict=True))[:_MAX_FINDINGS]:
+        for i, other in list(zip(over, others, strict=True))[:MAX_FINDINGS]:
             chunk = list(coords_of_entry(self.shard, other))
             text = f"its bytes are also those of the chunk {chunk}"
             self._add_entries(index, "entry_overlap", ids[i : i + 1], text)
-        self.result.n_omitted += max(0, len(over) - _MAX_FINDINGS)
+        self.result.n_omitted += max(0, len(over) - MAX_FINDINGS)
         readable: _Ids = sound[~is_wrong]
         return readable
 
