@@ -317,7 +317,8 @@ def plain_geometry(hierarchy: Hierarchy, doc: Mapping[str, Any]) -> Geometry | N
             case "draft":
                 grid = doc["chunk_grid"]
                 separator, chunk_shape = grid.get("separator", "/"), grid["chunk_shape"]
-                unknown = {grid["type"], *grid} - {"regular", "type", "chunk_shape", "separator"}
+                unknown = {grid["type"]} - {"regular"}
+                unknown |= grid.keys() - {"type", "chunk_shape", "separator"}
             case "v3":
                 encoding = declaration.chunk_key_encoding(doc)
                 chunk_shape = declaration.sides_of_grid(doc)
@@ -325,8 +326,8 @@ def plain_geometry(hierarchy: Hierarchy, doc: Mapping[str, Any]) -> Geometry | N
                     encoding = {"name": encoding}
                 style, options = encoding["name"], encoding.get("configuration") or {}
                 separator = options.get("separator", "/" if style == "default" else ".")
-                unknown = ({style} - {"default", "v2"}) | (encoding.keys() - CODEC_MEMBERS)
-                unknown |= options.keys() - {"separator"}
+                unknown = {style} - {"default", "v2"}
+                unknown |= (encoding.keys() - CODEC_MEMBERS) | (options.keys() - {"separator"})
             case "v2":
                 separator, chunk_shape = doc.get("dimension_separator") or ".", doc["chunks"]
         shape = doc["shape"]
