@@ -137,6 +137,12 @@ def is_sharded_by_zarr(doc: Mapping[str, Any]) -> bool:
     return format_of(doc) == "v3" and is_alone and texts["codecs"] & _NAMES == {_CODEC}
 
 
+def split(doc: Mapping[str, Any]) -> tuple[Declared | None, Document]:
+    """Return the declaration of an array, if it has one, and its document without it."""
+    declared = find_declaration(doc)
+    return declared, dict(doc) if declared is None else strip(doc, declared.how)
+
+
 def strip(doc: Mapping[str, Any], how: Declaration) -> Document:
     """Return the document for readers of plain chunks, without its declaration."""
     match how:
@@ -387,26 +393,19 @@ def _spec_of_codec(doc: Mapping[str, Any]) -> tuple[ShardingSpec, BoxGrid]:
 
 def sides_of_grid(doc: Mapping[str, Any]) -> Sequence[Any] | None:
     """Return the lengths along each dimension in a chunk grid; ``None`` if it is not known here."""
-    grid, shape = doc.get("chunk_grid"), doc.get("shape")
-    options = grid.get("configuration") if isinstance(grid, Mapping) else None
-    if not isinstance(grid, Mapping) or not isinstance(options, Mapping):
-        return None
-    name = grid.get("name")
-    if name == "regular" and options.keys() == {"chunk_shape"}:
-        sides = options["chunk_shape"]
-        return sides if isinstance(sides, list | tuple) else None
-    if name != "rectilinear" or options.keys() != {"kind", "chunk_shapes"}:
-        return None
-    given = options["chunk_shapes"]
-    if not isinstance(given, list | tuple) or not isinstance(shape, list | tuple):
-        return None
-    if options["kind"] != "inline" or len(given) != len(shape):
-        return None
-    sides = parse_sides(given)
-    if sides is None or not all(isinstance(n, int) for n in shape):
-        return None
-    pairs = zip(sides, shape, strict=True)
-    return sides if all(isinstance(side, int) or sum(side) >= n for side, n in pairs) else None
+    match doc.get("chunk_grid"), doc.get("shape"):
+        case {"name": "regular", "configuration": {"chunk_shape": [*lengths], **rest}}, _:
+            return None if rest else lengths
+        case {
+            "name": "rectilinear",
+            "configuration": {"kind": "inline", "chunk_shapes": [*given], **rest},
+        }, [*shape] if not rest and len(given) == len(shape):
+            sides = parse_sides(given)
+            if sides is None or not all(isinstance(n, int) for n in shape):
+                return None
+            pairs = zip(sides, shape, strict=True)
+            return sides if all(isinstance(s, int) or sum(s) >= n for s, n in pairs) else None
+    return None
 
 
 def with_grid(doc: Mapping[str, Any], sides: Sequence[Side]) -> dict[str, Any]:
@@ -425,11 +424,13 @@ def _covering(sides: Sequence[Side], shape: Sequence[int]) -> list[Side]:
     longer: list[Side] = []
     n_left = MAX_EDGES
     for side, n in zip(sides, shape, strict=True):
-        n_more = max(0, -((sum(side) - n) // max(side))) if isinstance(side, tuple) else 0
-        n_left -= n_more + len(side) if isinstance(side, tuple) else 0
-        if n_left < 0:
-            raise UnsupportedError(f"lists of more than {MAX_EDGES} lengths of shards")
-        longer.append((*side, *[max(side)] * n_more) if isinstance(side, tuple) else side)
+        if isinstance(side, tuple):
+            n_more = max(0, -((sum(side) - n) // max(side)))
+            n_left -= n_more + len(side)
+            if n_left < 0:
+                raise UnsupportedError(f"lists of more than {MAX_EDGES} lengths of shards")
+            side = (*side, *[max(side)] * n_more)
+        longer.append(side)
     return longer
 
 
@@ -441,11 +442,9 @@ def cut_shards(
     chunks: list[Side] = []
     n_left = MAX_EDGES
     for side, c, n in zip(shards, chunk_shape, shape, strict=True):
-        if isinstance(side, int) and side % c == 0:
-            entries.append(side // c)
-            chunks.append(c)
-            continue
-        lengths = (side,) if isinstance(side, int) else side
+        lengths, n_repeats = (
+            ((side,), max(1, -(-n // side))) if isinstance(side, int) else (side, 1)
+        )
         if c > max(lengths):
             raise SpecError(f"shards of {spell_side(side)} cannot be cut into chunks of {c}")
         counts = tuple([-(-length // c) for length in lengths])
@@ -453,11 +452,11 @@ def cut_shards(
         if all(length % c == 0 for length in lengths):
             chunks.append(c)
             continue
-        n_shards = max(1, -(-n // side)) if isinstance(side, int) else len(lengths)
+        n_shards = n_repeats * len(lengths)
         n_left -= n_shards * max(counts)
         if n_left < 0:
             raise UnsupportedError(f"{n_shards} shards are cut into too many chunks of {c}")
-        lengths = (side,) * n_shards if isinstance(side, int) else side
         each = [[c] * (length // c) + [length % c] * (length % c > 0) for length in lengths]
+        each *= n_repeats
         chunks.append(tuple(chain.from_iterable(each)))
     return BoxGrid(tuple(entries)), BoxGrid(tuple(chunks))

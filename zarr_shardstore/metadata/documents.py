@@ -303,42 +303,36 @@ def parse_array(
             cps = declaration.chunks_per_shard(found, len(geometry.shape))
             chunk_shape = tuple(s // n for s, n in zip(geometry.chunk_shape, cps, strict=True))
             geometry = geometry._replace(chunk_shape=chunk_shape)
-    n_adopted = len(adopted_files(doc)) if ADOPTED in doc else 0
     has_index = CONSOLIDATED_INDEX_MEMBER in doc and declares_consolidated_index(doc)
-    notes = has_index, n_adopted
-    return ArrayDocument(node, geometry, found.how, found.transformers, *notes)
+    n_adopted = len(adopted_files(doc)) if ADOPTED in doc else 0
+    return ArrayDocument(node, geometry, found.how, found.transformers, has_index, n_adopted)
 
 
 def plain_geometry(hierarchy: Hierarchy, doc: Mapping[str, Any]) -> Geometry | None:
     """Return the stated geometry, of chunks or of shards; ``None`` if unknown."""
-    style: Any
+    style: Any = hierarchy
+    unknown: Any = set()
     try:
         match hierarchy:
             case "draft":
                 grid = doc["chunk_grid"]
-                members_of_grid = {"type", "chunk_shape", "separator"}
-                is_known = grid["type"] == "regular" and grid.keys() <= members_of_grid
-                chunk_shape = grid["chunk_shape"]
-                style, separator = "draft", grid.get("separator", "/")
+                separator, chunk_shape = grid.get("separator", "/"), grid["chunk_shape"]
+                unknown = {grid["type"]} - {"regular"}
+                unknown |= grid.keys() - {"type", "chunk_shape", "separator"}
             case "v3":
-                grid, encoding = doc["chunk_grid"], declaration.chunk_key_encoding(doc)
+                encoding = declaration.chunk_key_encoding(doc)
                 chunk_shape = declaration.sides_of_grid(doc)
                 if isinstance(encoding, str):
                     encoding = {"name": encoding}
                 style, options = encoding["name"], encoding.get("configuration") or {}
                 separator = options.get("separator", "/" if style == "default" else ".")
-                is_known = (
-                    chunk_shape is not None
-                    and style in ("default", "v2")
-                    and encoding.keys() <= CODEC_MEMBERS
-                    and options.keys() <= {"separator"}
-                )
+                unknown = {style} - {"default", "v2"}
+                unknown |= (encoding.keys() - CODEC_MEMBERS) | (options.keys() - {"separator"})
             case "v2":
-                is_known, chunk_shape = True, doc["chunks"]
-                style, separator = "v2", doc.get("dimension_separator") or "."
+                separator, chunk_shape = doc.get("dimension_separator") or ".", doc["chunks"]
         shape = doc["shape"]
         is_known = (
-            is_known
+            not unknown
             and format_of(doc) == hierarchy
             and isinstance(shape, list | tuple)
             and isinstance(chunk_shape, list | tuple)

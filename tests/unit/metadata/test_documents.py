@@ -295,6 +295,7 @@ def test_geometry_of_each_hierarchy(
         ("v3", {"chunk_key_encoding": {"name": "default", "x": 1}}),
         ("v3", {"chunk_key_encoding": {}}),
         ("draft", {"chunk_grid": {"type": "other", "chunk_shape": [4, 6]}}),
+        ("draft", {"chunk_grid": {"type": "separator", "chunk_shape": [4, 6]}}),
         ("draft", {"chunk_grid": {"type": "regular", "chunk_shape": [4, 6], "x": 1}}),
         ("draft", {"chunk_grid": {"type": "regular"}}),
     ],

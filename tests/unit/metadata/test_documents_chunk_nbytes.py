@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from zarr_shardstore import ShardingMapping, ShardingStore
 from zarr_shardstore.metadata.documents import chunk_nbytes, dump_document, parse_json
-from zarr_shardstore.tools.native.data_types import parse_numpy
-from zarr_shardstore.tools.native.fill_values import draft_data_type, v3_data_type
+from zarr_shardstore.tools.native.data_types import draft_data_type, parse_numpy, v3_data_type
 
 NUMBERS = ["|b1", "<i2", ">u8", "<f2", ">f8", "<c8", ">c16", "<M8[10ns]", ">m8", "<M8[us]"]
 JSON = st.recursive(

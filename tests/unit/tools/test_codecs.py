@@ -20,11 +20,13 @@ from zarr_shardstore.tools.native.codecs import (
     split_layout,
     v3_array,
 )
-from zarr_shardstore.tools.native.data_types import parse_draft, parse_numpy, parse_v3
-from zarr_shardstore.tools.native.fill_values import (
+from zarr_shardstore.tools.native.data_types import (
     draft_data_type,
     fill_value_of_v2,
     fill_value_of_v3,
+    parse_draft,
+    parse_numpy,
+    parse_v3,
 )
 
 Config = dict[str, Any]

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tests.unit.tools.test_draft_documents_names import COMPRESSORS, NAMES, same
 from zarr_shardstore.errors import SpecError, UnsupportedError
 from zarr_shardstore.tools.native.codecs import codec_of_bytes
-from zarr_shardstore.tools.native.data_types import DataType, endian_of, parse_numpy
+from zarr_shardstore.tools.native.data_types import DataType, endian_of, parse_numpy, v3_data_type
 from zarr_shardstore.tools.native.draft_documents import (
     ENTRY_POINT,
     array_of_draft,
@@ -22,7 +22,6 @@ from zarr_shardstore.tools.native.draft_documents import (
     group_of_draft,
     group_to_draft,
 )
-from zarr_shardstore.tools.native.fill_values import v3_data_type
 
 Document = dict[str, Any]
 

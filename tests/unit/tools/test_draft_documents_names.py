@@ -14,7 +14,15 @@ from zarr_shardstore.errors import SpecError, UnsupportedError
 from zarr_shardstore.format.keys import ChunkKeyEncoding
 from zarr_shardstore.metadata.documents import Geometry
 from zarr_shardstore.tools.native.codecs import codec_of_bytes, compressor_of_codec
-from zarr_shardstore.tools.native.data_types import endian_of, parse_draft, parse_numpy, parse_v3
+from zarr_shardstore.tools.native.data_types import (
+    endian_of,
+    fill_value_of_v2,
+    fill_value_of_v3,
+    parse_draft,
+    parse_numpy,
+    parse_v3,
+    v3_data_type,
+)
 from zarr_shardstore.tools.native.draft_documents import (
     array_key,
     chunk_places,
@@ -24,11 +32,6 @@ from zarr_shardstore.tools.native.draft_documents import (
     v3_candidate,
     v3_chunk_key,
     v3_key,
-)
-from zarr_shardstore.tools.native.fill_values import (
-    fill_value_of_v2,
-    fill_value_of_v3,
-    v3_data_type,
 )
 
 Document = dict[str, Any]

@@ -62,8 +62,9 @@ class Maker:
         shape, chunks = [*grid[:-1], grid[-1] * CHUNK], (*[1] * (len(cps) - 1), CHUNK)
         store = ShardingStore(base, chunks_per_shard=cps, **options)
         zarr.create_array(store, shape=shape, chunks=chunks, dtype="u2", **CODECS[codec])
-        ((node, found),) = open_base(base).run(find_contents()).arrays.items()
-        self.checker = ArrayChecker(node, found.doc, "decode")
+        handle = open_base(base)
+        ((node, found),) = handle.run(find_contents()).arrays.items()
+        self.checker = ArrayChecker(handle, node, found.doc, "decode")
         self.plain = MemoryStore()
         self.array = zarr.create_array(
             self.plain, shape=(CHUNK,), chunks=(CHUNK,), dtype="u2", **CODECS[codec]
@@ -283,8 +284,9 @@ def test_the_older_index_of_a_writer(tmp_path: Path) -> None:
     array[:4096] = 77
     files = path.read_bytes()
     ShardingMapping(tmp_path).flush()
-    ((node, found),) = open_base(str(tmp_path)).run(find_contents()).arrays.items()
-    checker = ArrayChecker(node, found.doc, "decode")
+    base = open_base(str(tmp_path))
+    ((node, found),) = base.run(find_contents()).arrays.items()
+    checker = ArrayChecker(base, node, found.doc, "decode")
     shard = checker.grid.layout.shard((0,))
     now = split_shard(files, shard.layout.spec)
     for n_cut in (1, 70, 2000, len(files) - n_bytes):

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from zarr_shardstore.errors import SpecError, UnsupportedError
 from zarr_shardstore.tools.native.codecs import Chain, chain_of_codecs, codecs_of_chain
-from zarr_shardstore.tools.native.data_types import parse_numpy
-from zarr_shardstore.tools.native.fill_values import v3_data_type
+from zarr_shardstore.tools.native.data_types import parse_numpy, v3_data_type
 from zarr_shardstore.tools.native.translate import (
     dimension_names_of_levels,
     redeclare,

@@ -52,7 +52,7 @@ from zarr_shardstore.tools.inspect.find import (
     read_array,
     select_paths,
 )
-from zarr_shardstore.tools.native import data_types, document_members, fill_values, translate
+from zarr_shardstore.tools.native import data_types, document_members, translate
 from zarr_shardstore.tools.native.draft_documents import array_of_draft, node_of_meta_key
 from zarr_shardstore.tools.native.translate import ZarrFormat, documents_in
 
@@ -383,4 +383,4 @@ def _null(doc: declarations.Document) -> Any:
     """Return the fill value that ``null`` stands for in a v2 document."""
     if doc["dtype"] == "|O":
         return ""
-    return fill_values.fill_value_of_v2(None, data_types.parse_numpy(doc["dtype"]))
+    return data_types.fill_value_of_v2(None, data_types.parse_numpy(doc["dtype"]))

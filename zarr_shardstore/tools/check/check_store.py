@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import time
-import uuid
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
@@ -26,7 +25,6 @@ from zarr_shardstore.access import (
     layouts,
     metadata,
     open_base,
-    walks,
 )
 from zarr_shardstore.errors import (
     ShardStoreError,
@@ -36,6 +34,7 @@ from zarr_shardstore.errors import (
 )
 from zarr_shardstore.tools.check.documents import check_documents
 from zarr_shardstore.tools.check.findings import (
+    MAX_FINDINGS,
     CheckReport,
     CheckResult,
     Finding,
@@ -43,7 +42,7 @@ from zarr_shardstore.tools.check.findings import (
     Level,
     finding,
 )
-from zarr_shardstore.tools.check.objects import ArrayCheck, check_objects, checker_of
+from zarr_shardstore.tools.check.objects import ArrayChecker, check_objects
 from zarr_shardstore.tools.check.side_files import check_side_files
 from zarr_shardstore.tools.convert.job import check_reach, own_threads, run_all
 from zarr_shardstore.tools.convert.report import OnProgress, Progress
@@ -53,8 +52,6 @@ from zarr_shardstore.tools.native.draft_documents import node_of_meta_key
 
 _OBJECTS_PER_TASK = 64
 _NBYTES_PER_TASK = 16 * 1024 * 1024
-_MAX_FINDINGS = 1000
-"""Findings of the listing of one kind in one array; the others are counted."""
 
 
 def check_store(
@@ -129,14 +126,10 @@ def check_store(
     if executor is not None:
         check_reach(base, executor)
     names = None if paths is None else arguments.paths_of(paths)
-    contents = base.run(find.find_contents())
-    stored = [*contents.arrays.values(), *contents.broken]
-    selected = sorted(find.select_paths({array.node.path for array in stored}, names))
-    check = _Check(base, level, contents, selected, is_whole=names is None)
-    result = check.result
+    check = _Check(base, level, base.run(find.find_contents()), names)
+    result, selected = check.result, sorted(check.selected)
     with ExitStack() as stack:
         workers = stack.enter_context(own_threads()) if executor is None else executor
-        stack.callback(checker_of.cache_clear)
         head = {"store": base.describe(), "level": level, "paths": selected}
         kept = None if notes is None else stack.enter_context(_Notes(notes, base, head))
         result.findings += check.documents()
@@ -150,28 +143,20 @@ def check_store(
     return CheckReport(base.describe(), level, found, len(selected), *counts, seconds, base, among)
 
 
-_Call: TypeAlias = tuple[Any, ArrayCheck, list[str]]
+_Call: TypeAlias = tuple[Any, ArrayChecker, list[str]]
 
 
 class _Check:
     """One check: `documents`, `objects` and `side_files` yield findings; `chunks` runs tasks."""
 
     def __init__(
-        self,
-        base: BaseStoreHandle,
-        level: Level,
-        contents: find.StoreContents,
-        selected: list[str],
-        *,
-        is_whole: bool,
+        self, base: BaseStoreHandle, level: Level, contents: find.StoreContents, paths: Any
     ) -> None:
-        self.base, self.level, self.contents = base, level, contents
-        self.selected, self.is_whole = selected, is_whole
+        self.base, self.level, self.contents, self.is_whole = base, level, contents, paths is None
+        stored = [*contents.arrays.values(), *contents.broken]
+        self.selected = find.select_paths({array.node.path for array in stored}, paths)
         self.result = CheckResult()
-        self.tasks: dict[metadata.Node, ArrayCheck] = {}
-        self.grids: dict[metadata.Node, walks.ObjectGrid] = {}
-        self.index_keys: dict[metadata.Node, str] = {}
-        """Declared consolidated indexes."""
+        self.checkers: dict[metadata.Node, ArrayChecker] = {}
         self.n_objects: Counter[metadata.Node] = Counter()
         self._owners: dict[str, list[metadata.Node]] = {}
         """Arrays by the prefix of their keys, the v3 one first."""
@@ -180,15 +165,13 @@ class _Check:
         self._levels: dict[metadata.Node, list[metadata.Node]] = {}
         self._converted: tuple[str, ...] = (STAGING,)
         """Prefixes of keys of conversions, which have findings of their own."""
-        self._broken = tuple(array.node.chunk_prefix for array in contents.broken)
         self._side_files: list[str] = []
-        self._run = uuid.uuid4().hex
 
     # -------------------------------------------------------------- documents
 
     def documents(self) -> Iterator[Finding]:
         """Check documents and unfinished conversions; make the task of each array."""
-        contents, selected = self.contents, set(self.selected)
+        contents, selected = self.contents, self.selected
         broken = {metadata.document_key(array.node): array.node.path for array in contents.broken}
         contents.other_keys = [key for key in contents.other_keys if key not in broken]
         for key, path in broken.items():
@@ -210,9 +193,8 @@ class _Check:
 
     def _prepare(self, node: metadata.Node, found: find.FoundArray) -> Iterator[Finding]:
         key, more = metadata.document_key(node), {"array": node.path}
-        task = ArrayCheck(self.base, node, json.dumps(found.doc), self.level, self._run)
         try:
-            checker = task.checker
+            checker = ArrayChecker(self.base, node, found.doc, self.level)
         except UnfinishedConversionError as error:
             if is_locked(self.base, f"{STAGING}lock"):
                 yield finding("in_use", key, str(error), **more)
@@ -223,9 +205,7 @@ class _Check:
             kind: Kind = "unchecked" if isinstance(error, UnsupportedError) else "document"
             yield finding(kind, key, str(error), **more)
             return
-        self.tasks[node], self.grids[node] = task, checker.grid
-        if checker.index_key is not None:
-            self.index_keys[node] = checker.index_key
+        self.checkers[node] = checker
         if checker.unchecked and self.level != "index":
             yield finding("unchecked", key, checker.unchecked, **more)
 
@@ -239,7 +219,7 @@ class _Check:
             for item in self.objects():
                 if isinstance(item, Finding):
                     n_found[item.kind, item.array] += 1
-                    if n_found[item.kind, item.array] > _MAX_FINDINGS:
+                    if n_found[item.kind, item.array] > MAX_FINDINGS:
                         self.result.n_omitted += 1
                     else:
                         self.result.findings.append(item)
@@ -267,29 +247,30 @@ class _Check:
             if not isinstance(node, metadata.Node):
                 continue
             self.n_objects[node] += 1
-            if not self.grids[node].is_sharded and self.level == "index":
+            if not self.checkers[node].grid.is_sharded and self.level == "index":
                 self.result.n_objects += 1
                 self.result.n_chunks += 1
                 continue
             waiting.setdefault(node, []).append(key)
             if len(waiting[node]) >= self._n_at_once(node):
-                yield check_objects, self.tasks[node], waiting.pop(node)
+                yield check_objects, self.checkers[node], waiting.pop(node)
         for node, keys in waiting.items():
-            yield check_objects, self.tasks[node], keys
+            yield check_objects, self.checkers[node], keys
 
     def _n_at_once(self, node: metadata.Node) -> int:
-        if not self.grids[node].is_sharded:
-            nbytes = self.tasks[node].checker.nbytes or 1024 * 1024
+        checker = self.checkers[node]
+        if not checker.grid.is_sharded:
+            nbytes = checker.nbytes or 1024 * 1024
         elif self.level != "index":
             return 1
         else:
-            nbytes = self.grids[node].layout.spec.index_nbytes
+            nbytes = checker.grid.layout.spec.index_nbytes
         return max(1, min(_OBJECTS_PER_TASK, _NBYTES_PER_TASK // max(1, nbytes)))
 
     def _keys(self) -> Iterator[str]:
-        selected, backend = set(self.selected), self.base.backend
+        backend, nodes = self.base.backend, self.contents.arrays
         prefixes: list[str] = []
-        for prefix in sorted({n.chunk_prefix for n in self.contents.arrays if n.path in selected}):
+        for prefix in sorted({n.chunk_prefix for n in nodes if n.path in self.selected}):
             if not prefixes or not prefix.startswith(prefixes[-1]):
                 prefixes.append(prefix)
         if self.is_whole:  # a listing does not follow links
@@ -308,13 +289,14 @@ class _Check:
             prefix = prefix[: prefix.rfind("/", 0, -1) + 1]
         nodes = self._owners.get(prefix, [])
         for node in nodes:
-            grid = self.grids.get(node)
-            coords = None if grid is None else grid.layout.coords_of(key)
-            if grid is not None and coords is not None:
-                if layouts.is_inside(coords, grid.shape):
-                    return node
-                text = f"it lies outside the grid {list(grid.shape)} of the array"
-                return finding("outside_grid", key, text, array=node.path)
+            checker = self.checkers.get(node)
+            if checker is None or (coords := checker.grid.layout.coords_of(key)) is None:
+                continue
+            shape = checker.grid.shape
+            if layouts.is_inside(coords, shape):
+                return node
+            text = f"it lies outside the grid {list(shape)} of the array"
+            return finding("outside_grid", key, text, array=node.path)
         return self._other_key(key, nodes)
 
     def _other_key(self, key: str, nodes: list[metadata.Node]) -> Finding | None:
@@ -327,20 +309,24 @@ class _Check:
         if key.startswith(self._converted):
             return None
         if consolidated_index.is_consolidated_index_key(key):
-            is_declared = any(self.index_keys.get(node) == key for node in nodes)
+            checkers = (self.checkers.get(node) for node in nodes)
+            is_declared = any(each is not None and each.index_key == key for each in checkers)
+            if is_declared or not (self.is_whole or nodes):
+                return None
             text = "no document declares this consolidated index: readers do not know of it"
-            is_ours = not is_declared and (self.is_whole or nodes)
-            return finding("consolidated_index", key, text) if is_ours else None
+            return finding("consolidated_index", key, text)
         if name in find.DOCUMENTS or node_of_meta_key(key) is not None:
             return None
-        if nodes and all(node in self.tasks for node in nodes):
+        if nodes and all(node in self.checkers for node in nodes):
             text = "it is in the directory of the array, and no chunk of it"
             return finding("foreign_object", key, text, array=nodes[0].path)
         if nodes:
             return None  # the array has a finding, or is not selected
         if chunk_keys.draft_candidate(key) or next(chunk_keys.v3_candidates(key), None):
+            if any(key.startswith(array.node.chunk_prefix) for array in self.contents.broken):
+                return None
             text = "it is named as a chunk, and there is no array: its document may be lost"
-            return None if key.startswith(self._broken) else finding("foreign_object", key, text)
+            return finding("foreign_object", key, text)
         return finding("unknown_key", key, "it belongs to no array and no group")
 
     # ------------------------------------------------------------- side files
@@ -350,17 +336,19 @@ class _Check:
         yield from check_side_files(self.base, self._side_files)
         for nodes in self._levels.values():
             for node in nodes if any(self.n_objects[node] for node in nodes) else ():
-                if not self.n_objects[node] and node in self.tasks:
+                if not self.n_objects[node] and node in self.checkers:
                     text = "this level of the image has no chunk, and another level has some"
                     key = metadata.document_key(node)
                     yield finding("empty_level", key, text, array=node.path)
-        for node, key in self.index_keys.items():
-            if self.n_objects[node] and self.tasks[node].checker.copies(self.base) is None:
-                is_there = self.base.sizes([key]) != [None]
-                text = "the document declares a consolidated index, and there is none"
-                text += " that can be read" if is_there else ": consolidate again"
-                more = {"array": node.path, "repairable": is_there}
-                yield finding("consolidated_index", key, text, **more)
+        for node, checker in self.checkers.items():
+            index_key = checker.index_key
+            if index_key is None or not self.n_objects[node] or checker.consolidated is not None:
+                continue
+            is_there = self.base.sizes([index_key]) != [None]
+            text = "the document declares a consolidated index, and there is none"
+            text += " that can be read" if is_there else ": consolidate again"
+            more = {"array": node.path, "repairable": is_there}
+            yield finding("consolidated_index", index_key, text, **more)
 
 
 class _Notes(AbstractContextManager["_Notes"]):
@@ -382,9 +370,9 @@ class _Notes(AbstractContextManager["_Notes"]):
         self._file = self._path.open("wb")
         self._write(*(lines or [json.dumps(head).encode()]))
 
-    def take(self, task: ArrayCheck, keys: Sequence[str]) -> CheckResult | None:
+    def take(self, checker: ArrayChecker, keys: Sequence[str]) -> CheckResult | None:
         """Return the result of a task that an earlier run has done."""
-        return self._left.pop(task.name(keys), None)
+        return self._left.pop(checker.task_name(keys), None)
 
     def add(self, result: CheckResult) -> None:
         self._write(json.dumps(asdict(result)).encode())

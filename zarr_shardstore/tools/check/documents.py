@@ -32,8 +32,7 @@ def check_documents(
     others: dict[str, Mapping[str, Any]] = {}
     for some in in_rounds(sorted(keys)):
         for key, value in zip(some, base.values(some, check=False), strict=True):
-            read = None if value is None else metadata.parse_json(value)
-            if read is not None:
+            if (read := metadata.parse_json(value)) is not None:
                 others[key] = read
             elif value is not None:
                 found.append(finding("document", key, "it holds no JSON object"))
@@ -99,14 +98,9 @@ def _plain(doc: Mapping[str, Any]) -> dict[str, Any]:
 
 def _spelled_by_zarr(doc: Mapping[str, Any]) -> tuple[str, str]:
     """Return the declaration of an array, and the rest of its document."""
-    found, view = _split(doc)
+    found, view = declarations.split(doc)
     spelled = parsed_by_zarr({"attributes": {}, **view}).to_dict()
     return repr(found), json.dumps(spelled, sort_keys=True, default=str)
-
-
-def _split(doc: Mapping[str, Any]) -> tuple[declarations.Declared | None, Mapping[str, Any]]:
-    found = declarations.find_declaration(doc)
-    return found, doc if found is None else declarations.strip(doc, found.how)
 
 
 def _pairs(contents: StoreContents) -> Iterator[Finding]:
@@ -131,12 +125,11 @@ def _pairs(contents: StoreContents) -> Iterator[Finding]:
 def _difference(v2: Mapping[str, Any], v3: Mapping[str, Any], key: str) -> str:
     """Return how storage transformers or data types differ, if they do."""
     try:
-        (one, view2), (other, view3) = _split(v2), _split(v3)
-        specs = [None if d is None else d.transformers for d in (one, other)]
+        declared, views = zip(*map(declarations.split, (v2, v3)), strict=True)
+        specs = [None if each is None else each.transformers for each in declared]
         if specs[0] != specs[1]:
             return f"its storage transformers are not those of {key!r}"
-        parsed = [parsed_by_zarr(view) for view in (view2, view3)]
-        dtypes = [each.dtype.to_native_dtype().newbyteorder("=") for each in parsed]
+        dtypes = [parsed_by_zarr(view).dtype.to_native_dtype().newbyteorder("=") for view in views]
     except Exception:  # an extension that is not installed here
         return ""
     if dtypes[0] == dtypes[1]:

@@ -10,6 +10,9 @@ from zarr_shardstore.access import BaseStoreHandle, chunk_keys
 
 Level: TypeAlias = Literal["index", "entries", "decode"]
 
+MAX_FINDINGS = 1000
+"""Findings of one kind in one object, or in the listing of one array; the others are counted."""
+
 Keep: TypeAlias = Literal["salvage", "drop"]
 """Chunks of a damaged shard that a repair keeps."""
 

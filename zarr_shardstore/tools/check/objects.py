@@ -11,9 +11,10 @@ from __future__ import annotations
 import hashlib
 import json
 import threading
+import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cache, cached_property, lru_cache, partial
+from dataclasses import replace
+from functools import cache, cached_property, partial
 from itertools import product
 from typing import Any, TypeAlias
 
@@ -39,7 +40,14 @@ from zarr_shardstore.access import (
 )
 from zarr_shardstore.errors import CorruptValueError, ShardConflictError, UnsupportedError
 from zarr_shardstore.tools.check.chunks import Problem, codec_names, decoder, problem_of_frame
-from zarr_shardstore.tools.check.findings import CheckResult, Finding, Kind, Level, finding
+from zarr_shardstore.tools.check.findings import (
+    MAX_FINDINGS,
+    CheckResult,
+    Finding,
+    Kind,
+    Level,
+    finding,
+)
 from zarr_shardstore.tools.convert.task import StoredValues
 from zarr_shardstore.tools.inspect.find import FoundArray, read_array
 from zarr_shardstore.tools.native.draft_documents import array_of_draft
@@ -47,46 +55,21 @@ from zarr_shardstore.tools.native.draft_documents import array_of_draft
 _MAX_ATTEMPTS = 16
 """Checks of a shard that writers replace again and again."""
 
-_MAX_FINDINGS = 1000
-"""Findings of one kind in one object; the others are counted."""
+_MAX_UNPICKLED = 1024
 
 _SHARDED_BY_ZARR = stored_arrays.ArrayReader("passthrough")
 
 _Ids: TypeAlias = npt.NDArray[np.intp]
 _Index: TypeAlias = shard_format.ShardIndex
-_Copies: TypeAlias = consolidated_index.ConsolidatedIndex | None
 
 
-@dataclass(frozen=True, slots=True)
-class ArrayCheck:
-    """The common part of all tasks of one array."""
-
-    base: BaseStoreHandle
-    node: metadata.Node
-    doc: str
-    """The stored document as JSON."""
-    level: Level
-    run: str
-    """Number of the run of a check, so that it uses no checker of an earlier one."""
-
-    def name(self, keys: Sequence[str]) -> str:
-        """Return a name that tasks of other objects, documents or levels do not have."""
-        parts = [self.node.hierarchy, self.node.path, self.doc, self.level, *keys]
-        return hashlib.sha256("\0".join(parts).encode("utf-8", "surrogateescape")).hexdigest()[:32]
-
-    @property
-    def checker(self) -> ArrayChecker:
-        return checker_of(self.node, self.doc, self.level, self.run)
-
-
-def check_objects(task: ArrayCheck, keys: Sequence[str]) -> CheckResult:
+def check_objects(checker: ArrayChecker, keys: Sequence[str]) -> CheckResult:
     """Check some objects of an array; those that are gone by now are left out."""
-    checker = task.checker
-    found = CheckResult(n_objects=len(keys), task=task.name(keys))
+    found = CheckResult(n_objects=len(keys), task=checker.task_name(keys))
     if checker.grid.is_sharded:
-        checker.check_shards(task.base, keys, found, checker.copies(task.base))
+        checker.check_shards(keys, found)
     else:
-        checker.check_values(task.base, keys, found)
+        checker.check_values(keys, found)
     return found
 
 
@@ -106,16 +89,19 @@ def checked_array(found: FoundArray) -> stored_arrays.StoredArray:
         return array
 
 
-@lru_cache(maxsize=1024)
-def checker_of(node: metadata.Node, doc: str, level: Level, _: str) -> ArrayChecker:
-    return ArrayChecker(node, json.loads(doc), level)
+_unpickled: dict[str, ArrayChecker] = {}
+"""Checkers that tasks have brought to this process, by name."""
 
 
 class ArrayChecker:
-    """Checks of the objects of one array. Thread safety: any thread may use it."""
+    """Checks of the objects of one array. It pickles; any thread may use it."""
 
-    def __init__(self, node: metadata.Node, doc: Mapping[str, Any], level: Level) -> None:
-        self.level = level
+    def __init__(
+        self, base: BaseStoreHandle, node: metadata.Node, doc: Mapping[str, Any], level: Level
+    ) -> None:
+        self.base, self.level = base, level
+        self._given = node, doc
+        self._name = uuid.uuid4().hex
         array = checked_array(FoundArray(node, doc, None))
         geometry = array.document.geometry
         if geometry is None or array.grid_shape is None:
@@ -126,13 +112,12 @@ class ArrayChecker:
         self.above = [t for t in transformers if isinstance(t, stacks.ValueTransformer)]
         self.is_decodable = len(self.above) == len(transformers)
         """True if values of shards are decoded; otherwise only the index is checked."""
-        self._chunks, self._has_one_shape = geometry.chunks, geometry.sides is None
+        self.geometry, self._chunks = geometry, geometry.chunks
         self._nbytes_of = cache(partial(metadata.chunk_nbytes, doc))
         """Size in bytes of a decoded chunk of a shape, if the data type has a fixed size."""
-        self.nbytes = self._nbytes_of(geometry.chunk_shape) if self._has_one_shape else None
+        self.nbytes = self._nbytes_of(geometry.chunk_shape) if geometry.sides is None else None
         """Size of each decoded chunk in bytes, if it is one number."""
         self.index_key = index_key_of(node, doc)
-        self._copies: list[_Copies] = []
         self._lock = threading.Lock()
         self.unchecked = ""
         """Reason why chunks are not decoded."""
@@ -157,6 +142,15 @@ class ArrayChecker:
         if not self.is_decodable:
             self.unchecked = "a storage transformer maps values to others: entries are not decoded"
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _unpickle, (self._name, self.base, *self._given, self.level)
+
+    def task_name(self, keys: Sequence[str]) -> str:
+        """Return a name that tasks of other objects, documents or levels do not have."""
+        (hierarchy, path), doc = self._given
+        parts = [hierarchy, path, json.dumps(doc), self.level, *keys]
+        return hashlib.sha256("\0".join(parts).encode("utf-8", "surrogateescape")).hexdigest()[:32]
+
     @cached_property
     def exact_nbytes(self) -> int | None:
         """Size of each stored value in bytes, if no codec compresses it."""
@@ -168,61 +162,74 @@ class ArrayChecker:
 
     # ------------------------------------------------------------------ shards
 
-    def copies(self, base: BaseStoreHandle) -> _Copies:
-        """Return the consolidated index, if the document declares one that can be read."""
+    @cached_property
+    def consolidated(self) -> consolidated_index.ConsolidatedIndex | None:
+        """The consolidated index, if the document declares one that can be read."""
         if self.index_key is None or not self.grid.is_sharded:
             return None
-        with self._lock:
-            if not self._copies:
-                (value,) = base.values([self.index_key], check=False)
-                decode = consolidated_index.ConsolidatedIndex.decode
-                copies = None if value is None else decode(value, self.grid.layout.spec)
-                self._copies.append(copies)
-        return self._copies[0]
+        (value,) = self.base.values([self.index_key], check=False)
+        decode = consolidated_index.ConsolidatedIndex.decode
+        return None if value is None else decode(value, self.grid.layout.spec)
+
+    def copy_of(self, shard: layouts.ShardRef) -> consolidated_index.IndexCopy | None:
+        """Return the index of a shard in the consolidated index, if it has one."""
+        with self._lock:  # one thread reads it
+            copies = self.consolidated
+        suffix = shard.key[len(shard.layout.prefix) :]
+        return None if copies is None else copies.find(suffix, shard.spec.n_entries)
 
     def check_shards(
-        self, base: BaseStoreHandle, keys: Sequence[str], result: CheckResult, copies: _Copies
+        self, keys: Sequence[str], result: CheckResult, *, has_copies: bool = True
     ) -> None:
-        named = base.run(stacks.keys_above(self.grid.below, keys))
+        """Check shards, and the copies of their indexes unless `has_copies` is false."""
+        named = self.base.run(stacks.keys_above(self.grid.below, keys))
         shards = [s for key, _ in named if (s := self.grid.layout.shard_of_key(key)) is not None]
-        founds = self.read_indexes(base, shards, consistent=False)
+        founds = self.read_indexes(shards, consistent=False)
         for shard, found in zip(shards, founds, strict=True):
-            part = _ShardCheck(self, base, shard).run(found, copies)
             earlier: list[Finding] = []
             for _ in range(_MAX_ATTEMPTS):
+                part = _ShardCheck(self, shard).run(found, has_copies=has_copies)
                 if part.findings == earlier:
                     break
                 earlier = part.findings
-                (found,) = self.read_indexes(base, [shard], consistent=True)
-                part = _ShardCheck(self, base, shard).run(found, copies)
+                (found,) = self.read_indexes([shard], consistent=True)
             result.add(part)
 
     def read_indexes(
-        self, base: BaseStoreHandle, shards: Sequence[layouts.ShardRef], *, consistent: bool
+        self, shards: Sequence[layouts.ShardRef], *, consistent: bool
     ) -> list[requests.Found | Exception]:
         """Read the bytes of indexes past every cache, with the sizes of the shards."""
-        below = self.grid.below
         gets = [index_reads.index_get(requests.GetIndex(shard, consistent)) for shard in shards]
-        founds: list[Any] = _ask_each(base, gets, below)
+        founds: list[Any] = self.ask_each(gets)
         is_found = [isinstance(found, requests.Found) for found in founds]
         unsized = [i for i, found in enumerate(founds) if is_found[i] and found.size is None]
-        sizes = _ask_each(base, [requests.GetSize(shards[i].key) for i in unsized], below)
+        sizes = self.ask_each([requests.GetSize(shards[i].key) for i in unsized])
         for i, size in zip(unsized, sizes, strict=True):
             founds[i] = size if isinstance(size, Exception) else founds[i]._replace(size=size)
         return founds
 
+    def ask_each(self, batch: Sequence[requests.Request]) -> list[Any]:
+        """Ask for objects in one round; if that fails, for each alone, with its error as reply."""
+        if not batch:
+            return []
+        try:
+            return self.base.run(stacks.ask_through(self.grid.below, batch))
+        except Exception as error:
+            if len(batch) == 1:
+                return [error]
+        return [reply for request in batch for reply in self.ask_each([request])]
+
     # ------------------------------------------------------------------ chunks
 
-    def check_values(self, base: BaseStoreHandle, keys: Sequence[str], result: CheckResult) -> None:
+    def check_values(self, keys: Sequence[str], result: CheckResult) -> None:
         """Check plain chunks."""
-        stack = self.array.stack
-        keys = [key for key, _ in base.run(stacks.keys_above(stack, keys))]
+        keys = [key for key, _ in self.base.run(stacks.keys_above(self.grid.below, keys))]
         result.n_chunks += len(keys)
-        founds = _ask_each(base, [requests.Get(key) for key in keys], stack)
+        founds = self.ask_each([requests.Get(key) for key in keys])
         for key, found in zip(keys, founds, strict=True):
             problem = self._problem_of_object(key, found, result)
             if problem is not None:  # a writer may be storing it
-                (found,) = _ask_each(base, [requests.Get(key, None, True)], stack)
+                (found,) = self.ask_each([requests.Get(key, None, True)])
                 problem = self._problem_of_object(key, found, result)
             if problem is not None:
                 more = {"array": self.path, "chunk": self.grid.layout.coords_of(key)}
@@ -250,7 +257,7 @@ class ArrayChecker:
             return "chunk_checksum", error.message
         except Exception as error:
             return "chunk_undecodable", f"{type(error).__name__}: {error}"
-        coords = None if self._has_one_shape else self.grid.layout.coords_of(key)
+        coords = None if self._chunks.uneven is None else self.grid.layout.coords_of(key)
         shape = self._chunks.largest if coords is None else self._chunks.lengths(coords)
         problem = problem_of_frame(self.codecs or [], value, self._nbytes_of(shape))
         if problem is None and self._decoder_of is not None:
@@ -258,17 +265,23 @@ class ArrayChecker:
         return problem
 
 
+def _unpickle(name: str, *args: Any) -> ArrayChecker:
+    """Return the checker that an earlier task of the same check has brought, or a new one."""
+    if name not in _unpickled:
+        if len(_unpickled) >= _MAX_UNPICKLED:
+            _unpickled.clear()
+        _unpickled[name] = ArrayChecker(*args)
+    return _unpickled[name]
+
+
 class _ShardCheck:
     """One check of a shard, given the bytes of its index."""
 
-    def __init__(
-        self, checker: ArrayChecker, base: BaseStoreHandle, shard: layouts.ShardRef
-    ) -> None:
-        self.checker, self.base, self.shard = checker, base, shard
-        self.spec, self.below = shard.spec, checker.grid.below
+    def __init__(self, checker: ArrayChecker, shard: layouts.ShardRef) -> None:
+        self.checker, self.shard, self.spec = checker, shard, shard.spec
         self.result = CheckResult()
 
-    def run(self, found: requests.Found | Exception, copies: _Copies) -> CheckResult:
+    def run(self, found: requests.Found | Exception, *, has_copies: bool) -> CheckResult:
         """Check the shard; one that is gone by now has no findings."""
         result, spec = self.result, self.spec
         if isinstance(found, Exception):
@@ -306,7 +319,8 @@ class _ShardCheck:
                 return result
         if index is None:
             return result
-        self._compare_copy(copies, index, found)
+        if has_copies:
+            self._compare_copy(index, found)
         if self.checker.level != "index" and self.checker.is_decodable:
             self._check_chunks(index, sound)
         return result
@@ -317,11 +331,11 @@ class _ShardCheck:
         self.result.findings.append(finding(kind, self.shard.key, message, **names, **more))
 
     def _add_entries(self, index: _Index, kind: Kind, ids: _Ids, text: str) -> None:
-        for i in ids[:_MAX_FINDINGS].tolist():
+        for i in ids[:MAX_FINDINGS].tolist():
             offset, nbytes = index.fields[i].tolist()
             message = f"the entry at {offset} of {nbytes} bytes: {text}"
             self._add(kind, message, i, byte_range=(offset, offset + nbytes))
-        self.result.n_omitted += max(0, len(ids) - _MAX_FINDINGS)
+        self.result.n_omitted += max(0, len(ids) - MAX_FINDINGS)
 
     def _check_entries(self, index: _Index, size: int) -> _Ids:
         """Add findings on the entries of an index; return the ids of those that may be read."""
@@ -342,11 +356,11 @@ class _ShardCheck:
         reached = np.maximum.accumulate(stops)
         over = 1 + np.flatnonzero(starts[1:] < reached[:-1])
         others = ids[np.searchsorted(reached, starts[over], side="right")]
-        for i, other in list(zip(over, others, strict=True))[:_MAX_FINDINGS]:
+        for i, other in list(zip(over, others, strict=True))[:MAX_FINDINGS]:
             chunk = list(coords_of_entry(self.shard, other))
             text = f"its bytes are also those of the chunk {chunk}"
             self._add_entries(index, "entry_overlap", ids[i : i + 1], text)
-        self.result.n_omitted += max(0, len(over) - _MAX_FINDINGS)
+        self.result.n_omitted += max(0, len(over) - MAX_FINDINGS)
         readable: _Ids = sound[~is_wrong]
         return readable
 
@@ -358,26 +372,24 @@ class _ShardCheck:
                 continue
             at = byte_ranges.Range(0, n) if form.location == "start" else byte_ranges.Suffix(n)
             get = requests.Get(self.shard.key, at, True)
-            (found,) = _ask_each(self.base, [get], self.below)
+            (found,) = self.checker.ask_each([get])
             if isinstance(found, Exception) or found.value is None:
                 return None
             try:
                 index = shard_format.ShardIndex.decode(found.value, spec)
             except shard_format.IndexDamageError:
                 continue
-            is_sound = len(index.present_ids()) and not len(index.damaged_ids(size, spec))
-            if is_sound and (form.checksum or index.is_packed(size, spec)):
+            if is_sound(index, spec, size) and (form.checksum or index.is_packed(size, spec)):
                 return form
         return None
 
-    def _compare_copy(self, copies: _Copies, index: _Index, found: requests.Found) -> None:
+    def _compare_copy(self, index: _Index, found: requests.Found) -> None:
         """Compare with the consolidated index. Readers take a copy only for a shard of its version:
         a copy for another version is harmless."""
-        suffix = self.shard.key[len(self.shard.layout.prefix) :]
-        copy = None if copies is None else copies.find(suffix, self.spec.n_entries)
+        copy = self.checker.copy_of(self.shard)
         if copy is None:
             return
-        if is_version_of(self.base, self.shard.key, copy, found) is False:
+        if is_version_of(self.checker.base, self.shard.key, copy, found) is False:
             text = "the shard has changed since its index was consolidated: consolidate again"
             self._add("consolidated_index", text, severity="warning")
         elif copy.size != found.size or not np.array_equal(copy.index.fields, index.fields):
@@ -404,16 +416,16 @@ class _ShardCheck:
     ) -> Iterator[tuple[Sequence[int], Sequence[memoryview]]]:
         starts, nbytes = index.fields[ids].astype(np.int64).T
         stops = starts + nbytes
-        key = self.shard.key
-        if self.below:  # a transformer reads the whole shard
-            (found,) = self.base.run(stacks.ask_through(self.below, [requests.Get(key)]))
+        key, base, below = self.shard.key, self.checker.base, self.checker.grid.below
+        if below:  # a transformer reads the whole shard
+            (found,) = base.run(stacks.ask_through(below, [requests.Get(key)]))
             if found.value is None or (len(stops) and len(found.value) < stops.max()):
                 raise ShardConflictError(f"the shard {key!r} was changed while it was read")
             places = zip(starts.tolist(), stops.tolist(), strict=True)
             yield ids.tolist(), [found.value[start:stop] for start, stop in places]
             return
         zeros = np.zeros(len(ids), dtype=np.int64)
-        wanted = StoredValues(self.base, [key], zeros, starts, stops, ids.astype(np.int64))
+        wanted = StoredValues(base, [key], zeros, starts, stops, ids.astype(np.int64))
         pieces: list[memoryview] = []
         for part in wanted.rounds():
             if part.continues or part.has_more:  # a value that is larger than a round
@@ -432,19 +444,23 @@ def index_key_of(node: metadata.Node, doc: Mapping[str, Any]) -> str | None:
     return node.chunk_prefix + consolidated_index.CONSOLIDATED_INDEX_NAME
 
 
+def is_sound(index: _Index, spec: shard_format.ShardingSpec, size: int) -> bool:
+    """Whether an index has entries, and all of them lie in the data of the shard."""
+    return len(index.present_ids()) > 0 and not len(index.damaged_ids(size, spec))
+
+
 def specs_of_index(spec: shard_format.ShardingSpec) -> list[shard_format.ShardingSpec]:
     """Return the specs of all forms of an index, the declared one first."""
-    forms = product((True, False), ("end", "start"), ("little", "big"))
-    others = [shard_format.IndexFormat(*form) for form in forms]  # type: ignore[arg-type]
-    others.sort(key=lambda form: form != spec.index)
-    return [shard_format.ShardingSpec(spec.chunks_per_shard, form) for form in others]
+    given = product((True, False), ("end", "start"), ("little", "big"))
+    forms = [shard_format.IndexFormat(*form) for form in given]  # type: ignore[arg-type]
+    forms.sort(key=lambda form: form != spec.index)
+    return [shard_format.ShardingSpec(spec.chunks_per_shard, form) for form in forms]
 
 
 def coords_of_entry(shard: layouts.ShardRef, entry: int) -> chunk_keys.Coords:
-    cps = shard.spec.chunks_per_shard
-    inside = np.unravel_index(entry, cps) if cps else ()
-    starts = shard.layout.spec.boxes.box(shard.coords)
-    return tuple(start + int(i) for (start, _), i in zip(starts, inside, strict=True))
+    coords = shard.layout.coords_of(shard.chunk_key(entry))
+    assert coords is not None
+    return coords
 
 
 def _form_text(form: shard_format.IndexFormat) -> str:
@@ -470,17 +486,3 @@ def _problem_of_error(error: Exception) -> tuple[Kind, str]:
     if isinstance(error, CorruptValueError):
         return "chunk_checksum", error.message
     return "unreadable", f"{type(error).__name__}: {error}"
-
-
-def _ask_each(
-    base: BaseStoreHandle, batch: Sequence[requests.Request], stack: stacks.Stack
-) -> list[Any]:
-    """Ask for one round above a stack; if that fails, for each alone, with its error as reply."""
-    if not batch:
-        return []
-    try:
-        return base.run(stacks.ask_through(stack, batch))
-    except Exception as error:
-        if len(batch) == 1:
-            return [error]
-    return [reply for request in batch for reply in _ask_each(base, [request], stack)]

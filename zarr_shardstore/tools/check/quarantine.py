@@ -97,7 +97,7 @@ def _restore(base: BaseStoreHandle, prefix: str, key: str, *, dry_run: bool) -> 
     at = [f"{prefix}{name}{end}" for end in (_ORIGINAL, _REPAIRED) for name in names]
     original, journal, doc, journal_doc = base.values(at)
     for value, about in ((original, doc), (journal, journal_doc)):
-        noted = (None if about is None else metadata.parse_json(about)) or {}
+        noted = metadata.parse_json(about) or {}
         if value is not None and noted.get("original") != _digest(value):
             return f"the original of {key!r} in the quarantine is damaged"
     raw, raw_journal = base.values(names)
@@ -111,8 +111,8 @@ def _restore(base: BaseStoreHandle, prefix: str, key: str, *, dry_run: bool) -> 
             base.perform([kind(key, bytes(original or b""))])
         return ""
     (found,) = base.perform([requests.Get(key, None, True)])  # without a change that was cut off
-    later = (None if doc is None else metadata.parse_json(doc)) or {}
-    is_known = found.value is None or _digest(found.value) in later.get("sha256", ())
+    later = (metadata.parse_json(doc) or {}).get("sha256", ())
+    is_known = found.value is None or _digest(found.value) in later
     if not is_known and raw != original:
         return f"{key!r} was written since the repair"
     if not dry_run:

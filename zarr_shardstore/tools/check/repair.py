@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from contextlib import nullcontext, suppress
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
-from functools import cache, partial
+from functools import cache
 from typing import Any, Literal, TypeAlias
 
 from zarr_shardstore.access import (
@@ -153,8 +153,8 @@ def repair_store(
     """
     if keep not in ("salvage", "drop"):
         raise SpecError(f"keep is 'salvage' or 'drop', got {keep!r}")
-    if order not in (None, "C", "F", "morton"):
-        raise SpecError(f"order is 'C', 'F' or 'morton', got {order!r}")
+    if order is not None:
+        shard_format.check_order(order)
     if report.base is None:
         raise SpecError("the report has no store: take one that check_store has returned")
     base = report.base.synced()
@@ -194,8 +194,8 @@ class _Repair:
         self.has_conditions = base.backend.optimistic() is not None
         arrays = base.run(find_contents()).arrays.items()
         self._docs = {node: found.doc for node, found in arrays}
-        self._checker_of = cache(self._make_checker)
-        self._order_of_others = cache(partial(order_of_others, base))
+        self._checker_of = cache(lambda node: _checker(base, node, self._docs[node]))
+        self._order_of_others = cache(order_of_others)
 
     def repair(self, key: str, found: Sequence[Finding]) -> RepairAction:
         """Repair one object, or return why not."""
@@ -213,11 +213,6 @@ class _Repair:
         names = sorted({each.kind.replace("_", " ") for each in found})
         return RepairAction(key, "left", f"no repair is known for {', '.join(names)}")
 
-    def _make_checker(self, node: metadata.Node) -> ArrayChecker | None:
-        with suppress(ShardStoreError):
-            return ArrayChecker(node, self._docs[node], "decode")
-        return None
-
     def _checkers_of(self, key: str) -> list[ArrayChecker]:
         """Return the checkers of the arrays of an object: one, or one for each of two formats."""
         near = [self._checker_of(node) for node in self._docs if key.startswith(node.chunk_prefix)]
@@ -233,13 +228,12 @@ class _Repair:
             return RepairAction(key, "left", "the documents of its array contradict each other")
         if not checker.grid.is_sharded:
             old, result = self._read(key), CheckResult()  # in this order: a later write counts
-            checker.check_values(self.base, [key], result)
+            checker.check_values([key], result)
             if old is None or not result.findings:
                 return RepairAction(key, "left", "it is whole or missing now")
             return self._replace_value(checker, key, old, result.findings[0].message)
         shard = checker.grid.layout.shard_of_key(key)
-        below = checker.grid.below
-        if shard is None or not all(isinstance(each, stacks.ValueTransformer) for each in below):
+        if shard is None or not _keeps_keys(checker):
             return RepairAction(key, "left", "a transformer gives its shard another key")
         if checker.unchecked:
             return RepairAction(key, "left", checker.unchecked)
@@ -250,7 +244,7 @@ class _Repair:
         if old is None:
             return self._exchange(key, None, "its journal has no shard")
         now = CheckResult()
-        checker.check_shards(self.base, [key], now, None)
+        checker.check_shards([key], now, has_copies=False)
         if not now.findings and not has_journal:
             return RepairAction(key, "left", "it is whole now")
         return self._rewrite(checker, shard, key, old)
@@ -260,14 +254,10 @@ class _Repair:
     ) -> RepairAction:
         """Replace a plain chunk by the chunk of the replica, or drop it."""
         coords, new = checker.grid.layout.coords_of(key), None
-        below = checker.grid.below
-        keeps_keys = all(isinstance(each, stacks.ValueTransformer) for each in below)
-        if self.replica is not None and coords is not None and keeps_keys:
+        if self.replica is not None and coords is not None and _keeps_keys(checker):
             new = self.replica.chunk(checker, key, coords)
         if new is not None:
-            for each in below:
-                new = each.encode(key, new)  # type: ignore[attr-defined]
-            return self._exchange(key, new, text, old, n_fetched=1)
+            return self._exchange(key, _encoded(checker, key, new), text, old, n_fetched=1)
         lost = () if coords is None else (coords,)
         if self.keep == "salvage":
             return RepairAction(key, "left", f"{text}: no chunk can be recovered", lost=lost)
@@ -303,21 +293,15 @@ class _Repair:
         new: _Bytes | None = None
         if kept.entries or self.has_conditions:  # a shard without entries says the same as none
             new = shard_format.build_shard(kept.entries, shard.spec, "morton")
-            for each in checker.grid.below:
-                new = each.encode(key, new)  # type: ignore[attr-defined]
+            new = _encoded(checker, key, new)
         return self._exchange(key, new, text, old, **more)
 
     def _evidence(self, checker: ArrayChecker, shard: layouts.ShardRef) -> dict[str, Any]:
         """Return the keyword arguments of `salvage`, also from the consolidated index."""
         evidence: dict[str, Any] = {"guesses": self.keep == "salvage", "order": self.order}
-        copies = checker.copies(self.base)
-        copy = (
-            None
-            if copies is None
-            else copies.find(shard.key[len(shard.layout.prefix) :], shard.spec.n_entries)
-        )
+        copy = checker.copy_of(shard)
         if copy is not None:
-            (found,) = checker.read_indexes(self.base, [shard], consistent=True)
+            (found,) = checker.read_indexes([shard], consistent=True)
             if not isinstance(found, Exception):
                 is_current = is_version_of(self.base, shard.key, copy, found) is True
                 evidence |= {"copy": copy, "is_current": is_current and found.size == copy.size}
@@ -411,21 +395,19 @@ class _Replica:
 
     def __init__(self, source: StoreLike) -> None:
         self.base = open_base(source)
-        self._arrays_at = cache(self._find_arrays)
+        self._checkers_at = cache(
+            lambda path: [_checker(self.base, a.node, a.doc) for a in arrays_at(self.base, path)]
+        )
 
     def chunk(self, checker: ArrayChecker, key: str, coords: chunk_keys.Coords) -> bytes | None:
         """Return a chunk as the damaged array stores it; ``None`` if the replica has none, or a
         damaged one, or another kind of array. Errors of the client pass: it may be there."""
-        geometry = checker.array.document.geometry
-        assert geometry is not None
-        for theirs in self._arrays_at(checker.path):
-            array, other = theirs.array, theirs.array.document.geometry
-            if other is None or other.shape != geometry.shape:
-                continue
-            if not geometry.chunks.has_same_boxes(other.chunks, geometry.shape):
+        shape, chunks = checker.geometry.shape, checker.geometry.chunks
+        for theirs in filter(None, self._checkers_at(checker.path)):
+            array, other, value = theirs.array, theirs.geometry, None
+            if other.shape != shape or not chunks.has_same_boxes(other.chunks, shape):
                 continue
             get = requests.Get(array.node.chunk_prefix + other.encoding.encode(coords))
-            value = None
             with suppress(ShardStoreError):  # its shard is damaged
                 value = self.base.run(stacks.ask_through(array.stack, [get]))[0].value
             if value is None:
@@ -440,12 +422,24 @@ class _Replica:
                 return new
         return None
 
-    def _find_arrays(self, path: str) -> list[ArrayChecker]:
-        checkers = []
-        for found in arrays_at(self.base, path):
-            with suppress(ShardStoreError):
-                checkers.append(ArrayChecker(found.node, found.doc, "decode"))
-        return checkers
+
+def _checker(
+    base: BaseStoreHandle, node: metadata.Node, doc: Mapping[str, Any]
+) -> ArrayChecker | None:
+    with suppress(ShardStoreError):
+        return ArrayChecker(base, node, doc, "decode")
+    return None
+
+
+def _keeps_keys(checker: ArrayChecker) -> bool:
+    return all(isinstance(each, stacks.ValueTransformer) for each in checker.grid.below)
+
+
+def _encoded(checker: ArrayChecker, key: str, value: _Bytes) -> _Bytes:
+    """Return a shard, or a plain chunk, as the transformers below encode it."""
+    for each in checker.grid.below:
+        value = each.encode(key, value)  # type: ignore[attr-defined]
+    return value
 
 
 def _decoded(below: Sequence[Any], key: str, data: _Bytes) -> tuple[_Bytes, str]:

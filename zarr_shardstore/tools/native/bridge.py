@@ -163,7 +163,7 @@ def native_change(
     change.for_each(lambda path: _make_native(change.before[path], change.after[path], ome))
     if ome:
         change.for_each(change.name_dimensions)
-    elif found := [path or "/" for path in change.selected if change.has_old_ome(path)]:
+    elif found := [path or "/" for path in change.selected if _is_old_ome(change.after[path])]:
         change.notes += (
             f"OME-Zarr 0.4 metadata stays in {quoted(found)}, where OME readers of Zarr v3 do not "
             "look for it: ome=True (--ome), also of a later to_native, makes it 0.5",
@@ -276,11 +276,6 @@ class DocumentChange:
                 invalidate_documents()  # other stores read documents again
         return NativeReport(tuple(entries), len(writes), len(removals), dry_run, self.notes)
 
-    def has_old_ome(self, path: str) -> bool:
-        """Return whether a node becomes v3 with the attributes of OME-Zarr 0.4."""
-        doc = self.after[path].get("zarr.json", {})
-        return translate.is_ome_04(document_members.attributes_of(doc))
-
     def for_each(self, step: Callable[[str], str | None]) -> None:
         """Take a step, which returns its reason, for each selected node; errors name the node."""
         for path in self.selected:
@@ -352,6 +347,11 @@ class DocumentChange:
                     own = {k: member for k, member in after.items() if k != _CONSOLIDATED}
                     changed[name] = {**own, **{k: copy[k] for k in (_CONSOLIDATED,) if k in copy}}
         return metadata.with_members(group, changed) if changed else group
+
+
+def _is_old_ome(after: Node) -> bool:
+    """Whether a node is one of v3 with the attributes of OME-Zarr 0.4."""
+    return translate.is_ome_04(document_members.attributes_of(after.get("zarr.json", {})))
 
 
 def _make_native(before: Node, after: Node, ome: bool) -> str | None:

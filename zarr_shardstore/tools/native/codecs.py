@@ -31,7 +31,7 @@ import numpy as np
 
 from zarr_shardstore.access import metadata, transformer_list
 from zarr_shardstore.errors import SpecError, UnsupportedError
-from zarr_shardstore.tools.native import data_types, fill_values
+from zarr_shardstore.tools.native import data_types
 
 Config = dict[str, Any]
 Order: TypeAlias = Literal["C", "F"]
@@ -93,11 +93,11 @@ def v3_array(
 ) -> Config:
     """Return the v3 document of an array, from its codecs in v2 or the draft."""
     if chain.data_type is not None:
-        data_type = fill_values.v3_data_type(chain.data_type)
-        fill_value = fill_values.fill_value_of_v2(fill_value, chain.data_type)
+        data_type = data_types.v3_data_type(chain.data_type)
+        fill_value = data_types.fill_value_of_v2(fill_value, chain.data_type)
     else:
         data_type = SERIALIZERS[chain.filters[0]["id"]]
-        fill_value = fill_values.fill_value_of_object(fill_value, data_type)
+        fill_value = data_types.fill_value_of_object(fill_value, data_type)
     shape, chunk_shape, (style, separator), _ = geometry
     grid = {"name": "regular", "configuration": {"chunk_shape": list(chunk_shape)}}
     return {

@@ -1,4 +1,4 @@
-"""Data types as numpy, the draft hierarchy, Zarr v2 and Zarr v3 spell them.
+"""Data types and fill values as numpy, the draft hierarchy, Zarr v2 and Zarr v3 spell them.
 
 A data type is a numpy ``dtype`` with its byte order.
 
@@ -12,15 +12,24 @@ v2, numpy               draft                                         v3, and en
 ``<U5``, ``|V4``                                                      a configuration
 ======================  ============================================  ===============
 
-Structured and unknown types raise `UnsupportedError`: v3 has one byte order for all fields, and
-the versions of zarr-python 3 name structured types differently.
+Structured types are refused: v3 has one byte order for all fields, and the versions of zarr-python
+3 name structured types differently.
 
-Source: Zarr v3 core, "Data types"; zarr-extensions, "Data types"; Zarr v2, "Data type encoding";
-zarr-python 2.13 to 2.18, ``zarr/meta.py`` (the draft).
+A fill value is a number, a pair of numbers, a text or base64. Floats may be ``NaN``, ``Infinity``
+or ``-Infinity``, and times ``NaT``. ``null`` of v2 is the zero of the type, for times ``NaT``, as
+zarr-python 3 reads it. v3 also spells floats by bits (``0x7fc00000``), and bytes as numbers.
+
+`UnsupportedError`: the other format lacks the type or value. `SpecError`: the value does not fit
+its type.
+
+Source: Zarr v3 core, "Data types", "Fill value"; zarr-extensions, "Data types"; Zarr v2, "Data type
+encoding", "Fill value encoding"; zarr-python 2.13 to 2.18, ``zarr/meta.py`` (the draft).
 """
 
 from __future__ import annotations
 
+import base64
+import math
 import re
 from collections.abc import Mapping
 from contextlib import suppress
@@ -35,7 +44,7 @@ Endian = Literal["little", "big"]
 
 _NUMBERS = ["b1", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8", "c8", "c16"]
 _V3_NUMBERS = {np.dtype(text).name: text for text in _NUMBERS}
-V3_NAMES = {
+_V3_NAMES = {
     "M": "numpy.datetime64",
     "m": "numpy.timedelta64",
     "S": "null_terminated_bytes",
@@ -44,15 +53,27 @@ V3_NAMES = {
 }
 """Types with a configuration, by numpy's letter of the kind."""
 
-_V3_KINDS = {name: kind for kind, name in V3_NAMES.items()}
+_V3_KINDS = {name: kind for kind, name in _V3_NAMES.items()}
 
 _NUMPY = re.compile(
     rf"([<>|=]?)({'|'.join(_NUMBERS)}|[SUV][1-9][0-9]*|[mM]8(?:\[[0-9]*[^\W\d_]+\])?)"
 )
 _RAW = re.compile(r"r([1-9][0-9]*)")
 
-UTF32_NBYTES = 4
+_UTF32_NBYTES = 4
 """Bytes of a character in a text of fixed length."""
+
+_EXTENSIONS = {
+    "c": "https://zarr-specs.readthedocs.io/en/core-protocol-v3.0-dev/protocol/extensions/"
+    "complex-dtypes/v1.0.html",
+    "S": "TODO: bytestring array protocol URL",
+    "U": "TODO: unicode array protocol URL",
+    "V": "TODO: structured array protocol URL",
+    **dict.fromkeys(
+        "mM", "https://zarr-specs.readthedocs.io/en/latest/extensions/data-types/datetime/v1.0.html"
+    ),
+}
+"""Extensions that zarr-python 2.18 writes with types, "TODO" included."""
 
 
 def endian_of(data_type: DataType) -> Endian | None:
@@ -86,7 +107,7 @@ def parse_v3(data_type: Any, endian: Endian | None) -> DataType:
     elif kind is not None:
         nbytes, rest = options.get("length_bytes"), 0
         if kind == "U" and isinstance(nbytes, int):
-            nbytes, rest = divmod(nbytes, UTF32_NBYTES)
+            nbytes, rest = divmod(nbytes, _UTF32_NBYTES)
         text = None if rest else f"{kind}{nbytes}"
     parsed = parse_numpy(f"{'>' if endian == 'big' else '<'}{text}", source=data_type)
     if endian is None and endian_of(parsed) is not None:
@@ -112,3 +133,143 @@ def _numpy_of_raw(name: str) -> str | None:
     if match is None or len(match[1]) > 10 or int(match[1]) % 8:
         return None
     return f"V{int(match[1]) // 8}"
+
+
+def v3_data_type(data_type: DataType) -> str | dict[str, Any]:
+    """Return Zarr v3's spelling; the ``bytes`` codec has the byte order."""
+    if data_type.kind not in _V3_NAMES:
+        return data_type.name
+    options: dict[str, Any] = {"length_bytes": data_type.itemsize}
+    if data_type.kind in "mM":
+        unit, scale = np.datetime_data(data_type)
+        options = {"unit": unit, "scale_factor": scale}
+    return {"name": _V3_NAMES[data_type.kind], "configuration": options}
+
+
+def draft_data_type(data_type: DataType) -> str | dict[str, Any]:
+    """Return the draft's spelling, as zarr-python 2.18 writes and reads it."""
+    name, kind = data_type.str, data_type.kind
+    if kind in "mM":
+        unit, scale = np.datetime_data(data_type)
+        if scale != 1 or unit == "generic":
+            raise UnsupportedError(
+                f"the draft has no data type {name!r}: take a unit such as 'ns', in steps of 1"
+            )
+    if kind in _EXTENSIONS:
+        return {"extension": _EXTENSIONS[kind], "type": name, "fallback": None}
+    return "bool" if kind == "b" else name.removeprefix("|")
+
+
+# ------------------------------------------------------------------------ fill values
+
+
+def fill_value_of_v2(value: Any, data_type: DataType) -> Any:
+    """Return the v3 fill value for a fill value of v2 or the draft."""
+    if value is None:
+        nulls = {"c": [0, 0], "S": "", "U": "", "V": _base64(bytes(data_type.itemsize))}
+        value = {**nulls, "m": "NaT", "M": "NaT"}.get(data_type.kind, 0)
+    return _normal(value, data_type)
+
+
+def fill_value_of_object(value: Any, data_type: str) -> str:
+    """Return the v3 fill value of a ``string`` or of ``variable_length_bytes``."""
+    if data_type == "string" and isinstance(value, int | float):
+        return str(value)  # zarr-python 3 reads '0' for 0
+    # zarr-python 2 wrote 0 for bytes by default, and zarr-python 3 refuses it.
+    value = "" if value is None or (value == 0 and type(value) is int) else value
+    with suppress(ValueError):
+        if isinstance(value, str):
+            if data_type != "string":
+                base64.b64decode(value, validate=True)
+            return value
+    raise SpecError(f"{value!r} is no fill value of data type {data_type!r}")
+
+
+def fill_value_of_v3(value: Any, data_type: DataType) -> Any:
+    """Return the fill value in v2 or the draft for a fill value of v3."""
+    kind = data_type.kind
+    if kind == "f":
+        value = _without_bits(value, data_type.itemsize)
+    elif kind == "c" and isinstance(value, list | tuple):
+        value = [_without_bits(part, data_type.itemsize // 2) for part in value]
+    elif kind == "V" and isinstance(value, list):
+        try:
+            value = _base64(bytes(value))
+        except (TypeError, ValueError):
+            raise _no_value(value, data_type) from None
+    return _normal(value, data_type)
+
+
+def _normal(value: Any, data_type: DataType) -> Any:
+    """Return the spelling of a fill value that both v2 and v3 read."""
+    itemsize = data_type.itemsize
+    match data_type.kind, value:
+        case "b", bool() | int() | float() if value in (0, 1):
+            return bool(value)
+        case "m" | "M", _ if np.datetime_data(data_type)[0] == "generic":
+            if value in ("NaT", -(2**63)):
+                return "NaT"
+            raise UnsupportedError(
+                f"the fill value {value!r} of times without a unit is not the same in all versions "
+                "of zarr-python 3: take NaT or null"
+            )
+        case "m" | "M", "NaT":
+            return -(2**63)
+        case "i" | "u" | "m" | "M" as kind, int() | float() if value == value // 1:
+            info = np.iinfo(f"{'u' if kind == 'u' else 'i'}{itemsize}")
+            if info.min <= value <= info.max:
+                return int(value)
+        case "f", _:
+            return _normal_float(value, data_type, itemsize)
+        case "c", [_, _]:
+            return [_normal_float(part, data_type, itemsize // 2) for part in value]
+        case "U", str() if len(value) <= itemsize // _UTF32_NBYTES:
+            return value
+        case "S" | "V" as kind, str():
+            with suppress(ValueError):
+                raw = base64.b64decode(value, validate=True)
+                if len(raw) == itemsize or (kind == "S" and len(raw) < itemsize):
+                    # numpy's bytes end before their trailing zeros
+                    return _base64(raw.rstrip(b"\0") if kind == "S" else raw)
+    raise _no_value(value, data_type)
+
+
+def _normal_float(value: Any, data_type: DataType, nbytes: int) -> float | str:
+    if isinstance(value, str) and value in ("NaN", "Infinity", "-Infinity"):
+        return value
+    if not isinstance(value, int | float):
+        raise _no_value(value, data_type)
+    with np.errstate(over="ignore"):
+        rounded = float(np.dtype(f"f{nbytes}").type(value))
+    if math.isnan(rounded):
+        return "NaN"
+    if math.isinf(rounded):
+        return "Infinity" if rounded > 0 else "-Infinity"
+    return rounded
+
+
+def _without_bits(value: Any, nbytes: int) -> Any:
+    """Return the number that ``0x`` and big-endian hex digits spell; other values as is."""
+    if not isinstance(value, str) or not value.startswith("0x"):
+        return value
+    try:
+        raw = bytes.fromhex(value[2:])
+    except ValueError:
+        raw = b""
+    if len(raw) != nbytes:
+        raise SpecError(f"the fill value {value!r} does not spell {nbytes} bytes")
+    dtype = np.dtype(f">f{nbytes}")
+    number = float(np.frombuffer(raw, dtype)[0])
+    if math.isnan(number) and raw != np.array(math.nan, dtype).tobytes():
+        raise UnsupportedError(
+            f"the fill value {value!r} is a NaN that only a v3 document can spell: take 'NaN'"
+        )
+    return number
+
+
+def _base64(raw: bytes) -> str:
+    return base64.b64encode(raw).decode()
+
+
+def _no_value(value: Any, data_type: DataType) -> SpecError:
+    return SpecError(f"{value!r} is no fill value of data type {data_type.str!r}")

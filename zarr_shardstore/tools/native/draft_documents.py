@@ -23,16 +23,8 @@ chunk_memory_layout ``F`` a ``transpose`` codec that reverses the dimensions
 compressor                the last codec
 fill_value ``null``       the zero of the data type, ``NaT`` for times
 (dimension_names)         dimension_names; zarr-python 2.18 ignores it
-
-The functions never change their argument.
-
-Source
-====
 other members             not shown; kept where the same array is written again
 ========================  =================================================================
-
-Source
-====
 
 The functions never change their argument.
 
@@ -49,7 +41,7 @@ from typing import Any, TypeAlias
 
 from zarr_shardstore.access import chunk_keys, declarations, metadata, transformer_list
 from zarr_shardstore.errors import SpecError, UnsupportedError
-from zarr_shardstore.tools.native import codecs, data_types, document_members, fill_values
+from zarr_shardstore.tools.native import codecs, data_types, document_members
 
 Document: TypeAlias = declarations.Document
 DRAFT_META_ROOT = "meta/root/"
@@ -278,7 +270,7 @@ def _translated_array(doc: Mapping[str, Any]) -> Document:
             )
         layout, endian, compressor = _parse_codecs(doc["codecs"], len(shape))
         data_type = data_types.parse_v3(doc["data_type"], endian)
-        fill_value = fill_values.fill_value_of_v3(doc["fill_value"], data_type)
+        fill_value = data_types.fill_value_of_v3(doc["fill_value"], data_type)
     attributes = document_members.attributes_of(doc)
     if attributes.get("filters"):
         raise UnsupportedError(
@@ -287,7 +279,7 @@ def _translated_array(doc: Mapping[str, Any]) -> Document:
         )
     translated = {
         "shape": shape,
-        "data_type": fill_values.draft_data_type(data_type),
+        "data_type": data_types.draft_data_type(data_type),
         "chunk_grid": {"type": "regular", "chunk_shape": chunk_shape, "separator": separator},
         "chunk_memory_layout": layout,
         "fill_value": fill_value,

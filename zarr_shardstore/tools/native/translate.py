@@ -39,7 +39,7 @@ from typing import Any, Literal, TypeAlias
 
 from zarr_shardstore.access import chunk_keys, declarations, metadata, transformer_list
 from zarr_shardstore.errors import UnsupportedError
-from zarr_shardstore.tools.native import data_types, document_members, fill_values
+from zarr_shardstore.tools.native import data_types, document_members
 from zarr_shardstore.tools.native.codecs import SERIALIZERS, Chain, chain_of_codecs, v3_array
 
 Document: TypeAlias = declarations.Document
@@ -78,8 +78,7 @@ def v3_of_v2(doc: Mapping[str, Any], attributes: Mapping[str, Any]) -> Document:
     notes, doc = metadata.notes_of(doc), metadata.without_notes(doc)
     document_members.check_members(doc, _V2_MEMBERS, "v3")
     with document_members.complete_document():
-        declared = declarations.find_declaration(doc)
-        plain = doc if declared is None else declarations.strip(doc, "filters")
+        declared, plain = declarations.split(doc)
         geometry, fill_value = _geometry(plain), plain["fill_value"]
         filters = list(plain.get("filters") or ())
         is_object = plain["dtype"] == _OBJECT and bool(filters)
@@ -104,8 +103,7 @@ def v2_of_v3(doc: Mapping[str, Any]) -> tuple[Document, Document]:
         return {"zarr_format": 2}, document_members.attributes_of(doc)
     notes, doc = metadata.notes_of(doc), metadata.without_notes(doc)
     with document_members.complete_document():
-        declared = declarations.find_declaration(doc)
-        plain = doc if declared is None else declarations.strip(doc, declared.how)
+        declared, plain = declarations.split(doc)
         document_members.check_members(plain, document_members.V3_ARRAY_MEMBERS, "v2")
         if declarations.has_sharding_codec(plain):
             raise UnsupportedError("its sharding codec has a form that the marker of v2 has not")
@@ -119,7 +117,7 @@ def v2_of_v3(doc: Mapping[str, Any]) -> tuple[Document, Document]:
         )
     data_type = chain.data_type
     if data_type is not None:
-        fill_value = fill_values.fill_value_of_v3(fill_value, data_type)
+        fill_value = data_types.fill_value_of_v3(fill_value, data_type)
     attributes, fill_value = to_attributes(
         document_members.attributes_of(plain), plain.get("dimension_names"), fill_value, data_type
     )
@@ -153,9 +151,8 @@ def documents_in(
     is_array = doc.get("node_type") == "array" if is_v3 else "shape" in doc
     plain = dict(doc)
     if is_array:
-        declared = declarations.find_declaration(doc)
-        shown = doc if declared is None else declarations.strip(doc, declared.how)
-        plain = dict(declarations.without_mark(metadata.without_notes(shown)))
+        _, plain = declarations.split(doc)
+        plain = dict(declarations.without_mark(metadata.without_notes(plain)))
     if (zarr_format or (3 if is_v3 else 2)) == 3:
         return {"zarr.json": plain if is_v3 else v3_of_v2(plain, attributes)}
     if is_v3:
@@ -171,9 +168,7 @@ def encoding_in(
     return chunk_keys.ChunkKeyEncoding("v2", encoding.separator) if zarr_format == 2 else encoding
 
 
-def _plain_v2_of_v3(
-    doc: Document,
-) -> tuple[Document, Document]:
+def _plain_v2_of_v3(doc: Document) -> tuple[Document, Document]:
     """Return v2 document and attributes of a v3 node without shards, of any chunk keys."""
     if declarations.has_sharding_codec(doc):
         raise UnsupportedError("its chunks are shards themselves, which v2 has not: take v3")
@@ -228,7 +223,7 @@ def to_attributes(
                 f"its {_MASKED!r} is another value than its fill value, and v2 has one for both"
             )
     elif data_type is not None:
-        null = fill_values.fill_value_of_v2(None, data_type)
+        null = data_types.fill_value_of_v2(None, data_type)
         fill_value = None if document_members.is_same_json(fill_value, null) else fill_value
     return changed, fill_value
 
@@ -241,7 +236,7 @@ def _masked(fill_value: Any, data_type: data_types.DataType | None) -> Any:
     """Return the ``_FillValue`` of v3 for a fill value of v2, or ``None``."""
     if fill_value is None or data_type is None:
         return None
-    value = fill_values.fill_value_of_v2(fill_value, data_type)
+    value = data_types.fill_value_of_v2(fill_value, data_type)
     if data_type.kind == "f":
         return _float64(value)
     if data_type.kind == "c":

@@ -10,13 +10,12 @@ import numpy as np
 import numpy.typing as npt
 
 from zarr_shardstore.access import (
-    BaseStoreHandle,
     consolidated_index,
     layouts,
     shard_format,
     walks,
 )
-from zarr_shardstore.tools.check.objects import ArrayChecker, specs_of_index
+from zarr_shardstore.tools.check.objects import ArrayChecker, is_sound, specs_of_index
 from zarr_shardstore.tools.check.salvage.damaged_shard import (
     ORDERS,
     DamagedShard,
@@ -92,8 +91,8 @@ def _valid_indexes(spec: Spec, data: memoryview) -> Iterator[tuple[Index, Spec]]
             index = shard_format.index_of_shard(data, new)
         except shard_format.IndexDamageError:
             continue
-        is_sound = len(index.present_ids()) and not len(index.damaged_ids(len(data), new))
-        if is_sound and (new.index.checksum or new == spec or index.is_packed(len(data), new)):
+        is_whole = new.index.checksum or new == spec or index.is_packed(len(data), new)
+        if is_whole and is_sound(index, new, len(data)):
             yield index, new
         elif new == spec:
             doubtful.append((index, new))
@@ -190,21 +189,20 @@ def named_by_order(shard: DamagedShard, order: shard_format.EntryOrder) -> dict[
     return whole
 
 
-def order_of_others(
-    base: BaseStoreHandle, checker: ArrayChecker
-) -> tuple[int, shard_format.EntryOrder | None]:
+def order_of_others(checker: ArrayChecker) -> tuple[int, shard_format.EntryOrder | None]:
     """Return the number of the first whole shards with two chunks or more, and their common order.
     It is no proof for another shard."""
     orders, n_whole = list(ORDERS), 0
-    listed = walks.walk(base.run, checker.grid, needs=("index",), reads=False)
-    found = (s for some in listed for s in walks.try_read(base.run, checker.grid, some, ("index",)))
+    grid, run = checker.grid, checker.base.run
+    listed = walks.walk(run, grid, needs=("index",), reads=False)
+    found = (s for some in listed for s in walks.try_read(run, grid, some, ("index",)))
     with suppress(OSError):
         for stored in islice(found, _MAX_OTHERS):
-            index, boxes = stored.decoded, checker.grid.boxes
+            index = stored.decoded
             if index is not None and len(ids := index.present_ids()) > 1:
                 n_whole += 1
                 ids = ids[np.argsort(index.fields[ids, 0], kind="stable")]
-                these = orders_of(ids, boxes.lengths(stored.coords))
+                these = orders_of(ids, grid.boxes.lengths(stored.coords))
                 orders = [order for order in orders if order in these]
     return n_whole, orders[0] if n_whole and orders else None
 
