@@ -25,8 +25,8 @@ from __future__ import annotations
 
 import os
 import struct
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, TypeAlias, get_args
 
@@ -348,9 +348,9 @@ class _Adoption:
         another program has written after it."""
         n_entries = (self._index_nbytes - 4) // shard_format.ENTRY_NBYTES
         spec = shard_format.ShardingSpec((n_entries,), shard_format.ZEP2_INDEX)
-        with _reading(path) as fd:
-            size = os.fstat(fd).st_size
-            index = bytes(fs.read_at(fd, max(0, size - spec.index_nbytes), size))
+        with open(fs.open_to_read(path), "rb", buffering=0) as file:
+            size = os.fstat(file.fileno()).st_size
+            index = bytes(fs.read_at(file.fileno(), max(0, size - spec.index_nbytes), size))
         try:
             shard_format.ShardIndex.decode(index, spec)
         except shard_format.IndexDamageError:
@@ -410,15 +410,6 @@ class _Adoption:
         return []
 
 
-@contextmanager
-def _reading(path: str) -> Iterator[int]:
-    fd = fs.open_to_read(path)
-    try:
-        yield fd
-    finally:
-        os.close(fd)
-
-
 def _append(path: str, array: FileArray, state: fs.FileState, index: bytes) -> None:
     # An interrupt also closes it.
     with open(fs.open_to_change(path), "r+b", buffering=0) as file:
@@ -449,10 +440,10 @@ def _check_unlocked(fd: int, path: str) -> None:
 
 
 def _copy(path: str, target: str) -> None:
-    with _reading(path) as source, fs.new_file(target) as fd:
-        fs.copy_mode(source, fd)
+    with open(fs.open_to_read(path), "rb", buffering=0) as source, fs.new_file(target) as fd:
+        fs.copy_mode(source.fileno(), fd)
         offset = 0
-        while data := fs.read_at(source, offset, offset + _COPIED_NBYTES):
+        while data := source.read(_COPIED_NBYTES):
             fs.write_at(fd, [data], offset)
             offset += len(data)
 
@@ -463,10 +454,10 @@ def _check_file(array: FileArray, link: Link) -> None:
     if link != "copy" and not os.access(path, os.W_OK):
         raise SpecError(f"{path!r} cannot be written: take link='copy', or change its permissions")
     ends = array.ranges[shard_format.ShardIndex(array.ranges).present_ids()].sum(axis=1)
-    with _reading(path) as fd:
-        size = os.fstat(fd).st_size
+    with open(fs.open_to_read(path), "rb", buffering=0) as file:
+        size = os.fstat(file.fileno()).st_size
         start = max(int(ends.max(initial=0)), size - _MAX_END_NBYTES)
-        end = bytes(fs.read_at(fd, start, size))
+        end = bytes(fs.read_at(file.fileno(), start, size))
     cut = (end.endswith(_MAGIC[:n]) for n in range(_MIN_MAGIC, len(_MAGIC)))
     if _MAGIC in end or any(cut):
         raise SpecError(

@@ -170,7 +170,7 @@ def _parser_of(path: str) -> Callable[[str, str | None], _Parsed]:
 
 
 def _parse_hdf5(path: str, dataset: str | None) -> _Parsed:
-    h5py = library("h5py", "hdf5", path)
+    h5py = library("h5py", "hdf5", repr(path))
     try:
         file = h5py.File(path, "r")
     except OSError as error:
@@ -205,7 +205,7 @@ def _parse_hdf5(path: str, dataset: str | None) -> _Parsed:
 
 
 def _parse_tiff(path: str, dataset: str | None) -> _Parsed:
-    tifffile = library("tifffile", "tiff", path)
+    tifffile = library("tifffile", "tiff", repr(path))
     with tifffile.TiffFile(path) as tif:
         chosen = _chosen(path, dataset, [str(i) for i in range(len(tif.series))])
         if not (chosen.isdecimal() and int(chosen) < len(tif.series)):

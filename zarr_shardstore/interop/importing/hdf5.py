@@ -67,7 +67,7 @@ _NON_COORDINATE = "_nc4_non_coord_"
 
 def parse_hdf5(files: SourceFiles, name: str, *, recode: bool) -> ParsedSource:
     """Find the groups and datasets of a file. Cost: a read of its metadata, not of its chunks."""
-    h5py, url = library("h5py", "hdf5", name), files.url_of(name)
+    h5py, url = library("h5py", "hdf5", repr(name)), files.url_of(name)
     path = file_path(url)
 
     def open_file() -> Any:

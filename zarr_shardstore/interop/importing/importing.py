@@ -180,7 +180,7 @@ def _kind_of(source: Any, files: SourceFiles) -> str:
 
 def _open_icechunk(path: str) -> Any:
     """Open the newest snapshot of the branch main, with containers of virtual chunks."""
-    icechunk = library("icechunk", "import", path)
+    icechunk = library("icechunk", "import", repr(path))
     storage = icechunk.local_filesystem_storage(path)
     config = icechunk.Repository.fetch_config(storage)
     prefixes = (config and config.virtual_chunk_containers) or {}

@@ -44,7 +44,7 @@ def load_references(source: Any, kind: str, files: SourceFiles) -> Mapping[str, 
     """Return references as fsspec reads them, with templates filled in."""
     found: Mapping[str, Any]
     if kind == "parquet":
-        library("fastparquet", "import", fspath(source))
+        library("fastparquet", "import", repr(fspath(source)))
         fs, root = url_to_fs(fspath(source), **files.remote_options)
         found = LazyReferenceMapper(root, fs)
         return found
@@ -149,7 +149,7 @@ def _arrays_of(store: Store) -> Iterator[Callable[[str], Any]]:
 
 def parse_tiff(files: SourceFiles, url: str, *, recode: bool) -> ParsedSource:
     """Find the tiles or strips of the first series of a TIFF file, with all its levels."""
-    tifffile = library("tifffile", "tiff", url)
+    tifffile = library("tifffile", "tiff", repr(url))
     path = file_path(url)
     directory, _, name = (url if path is None else abspath(path)).rpartition("/")
     files.size(f"{directory}/{name}")  # notes the state of the file before its first read

@@ -76,13 +76,13 @@ _BUFFER_NBYTES = 1 << 20
 _CHUNK_KEY = re.compile(r"(.*?/)?c((?:/[0-9]+)*)")
 
 
-def library(name: str, extra: str, path: str) -> Any:
-    """Import the library that reads a file."""
+def library(name: str, extra: str, user: str) -> Any:
+    """Import a library of an extra; `user` is what needs it, for the error message."""
     try:
         return importlib.import_module(name)
     except ImportError as error:
         raise ImportError(
-            f"{path!r} is read with {name}: pip install zarr-shardstore[{extra}]"
+            f"{user} needs {error.name}: pip install 'zarr-shardstore[{extra}]'"
         ) from error
 
 
@@ -347,12 +347,11 @@ class SourceBackend(backends.BlockingBackend):
         return self._read([(key, None) for key in request.keys])
 
     def exists(self, request: requests.Exists) -> bool:
-        return self._reference(request.key) is not None
+        key = request.key
+        return key in self._documents or self.parsed.references.get(key) is not None
 
     def get_size(self, request: requests.GetSize) -> int | None:
         reference = self._reference(request.key)
-        if reference == RECODED:
-            reference = self._recode(request.key)
         return None if reference is None else _nbytes_of(reference)
 
     def keys(self, prefix: str, *, shows_all: bool = False) -> Iterator[str]:
@@ -369,12 +368,9 @@ class SourceBackend(backends.BlockingBackend):
         return [name for name in names if not file_keys.is_hidden(name)]
 
     def _reference(self, key: str) -> Reference | None:
-        if key in self._documents:
-            return self._documents[key]
-        if key.startswith(_FILE):
-            url = key.removeprefix(_FILE)
-            return url, 0, self._files.size(url)
-        return self.parsed.references.get(key)
+        """Return the bytes of a value, or their place; a chunk may be encoded first."""
+        reference = self._documents.get(key) or self.parsed.references.get(key)
+        return self._recode(key) if reference == RECODED else reference
 
     def _read(
         self, wanted: Iterable[tuple[str, byte_ranges.ByteRange | None]]
@@ -388,11 +384,10 @@ class SourceBackend(backends.BlockingBackend):
         self, key: str, byte_range: byte_ranges.ByteRange | None
     ) -> tuple[bytes | tuple[str, int, int] | None, int | None]:
         """Return the bytes, or a file with start and stop; and the size of the value."""
-        if key.startswith(_FILE) and isinstance(byte_range, byte_ranges.Range):
+        if key.startswith(_FILE):
+            assert isinstance(byte_range, byte_ranges.Range), "only `ranges_of` names files"
             return (key.removeprefix(_FILE), byte_range.start, byte_range.stop), None
         reference = self._reference(key)
-        if reference == RECODED:
-            reference = self._recode(key)
         if reference is None:
             return None, None
         nbytes = _nbytes_of(reference)
