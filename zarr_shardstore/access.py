@@ -22,7 +22,7 @@ from zarr_shardstore.io import buffers
 from zarr_shardstore.io.backends import base as backends
 from zarr_shardstore.io.backends import resolve
 from zarr_shardstore.io.backends.local import LocalBackend
-from zarr_shardstore.io.concurrency import PerLoop, gather_bounded
+from zarr_shardstore.io.concurrency import gather_bounded, zarrs_loop
 from zarr_shardstore.io.local import files as file_keys
 from zarr_shardstore.io.local import fs, locks
 from zarr_shardstore.io.local.open_shards import open_shards
@@ -55,9 +55,9 @@ __all__ += ["declarations", "metadata", "transformer_list"]
 __all__ += ["index_reads", "invalidate_documents", "policies", "read_dimension_names", "requests"]
 __all__ += ["shards_below", "stacks", "stored_arrays", "walks"]
 # base stores
-__all__ += ["ODD_KEY_ERRORS", "STAGING", "BaseStoreHandle", "LocalBackend", "PerLoop"]
+__all__ += ["ODD_KEY_ERRORS", "STAGING", "BaseStoreHandle", "LocalBackend"]
 __all__ += ["StoreLike", "backends", "buffers", "gather_bounded", "open_base"]
-__all__ += ["resolve"]
+__all__ += ["resolve", "zarrs_loop"]
 # local files
 __all__ += ["file_keys", "fs", "locks", "open_shards"]
 # stores

@@ -31,7 +31,6 @@ from zarr.core.sync import sync
 from zarr.storage import MemoryStore
 
 from zarr_shardstore.access import (
-    PerLoop,
     backends,
     byte_ranges,
     chunk_keys,
@@ -118,7 +117,7 @@ class SourceFiles:
         self.states: dict[str, tuple[int, int, int]] = {}
         """Size, time and inode of each local file at its first read."""
         self._stores: dict[str, Store] = {}
-        self._slots = PerLoop(lambda: asyncio.Semaphore(backends.MAX_CONCURRENCY))
+        self._slots = asyncio.Semaphore(backends.MAX_CONCURRENCY)  # of all threads, in zarr's loop
 
     def _object(self, url: str) -> tuple[Store, str]:
         directory, _, name = url.rpartition("/")
@@ -166,7 +165,7 @@ class SourceFiles:
         if file_path(url) is not None:
             return self.read(url, start, stop)
         store, name = self._object(url)
-        async with self._slots.here():  # for all threads
+        async with self._slots:
             wanted = RangeByteRequest(start, stop)
             found = await store.get(name, default_buffer_prototype(), wanted)
         if found is None:

@@ -35,8 +35,6 @@ from fsspec.asyn import AsyncFileSystem
 from fsspec.spec import AbstractBufferedFile
 from zarr.abc.store import ByteRequest, OffsetByteRequest, RangeByteRequest, SuffixByteRequest
 from zarr.core.buffer import default_buffer_prototype
-from zarr.core.sync import loop as loop_of_zarr
-from zarr.core.sync import sync
 
 from zarr_shardstore.access import (
     ShardingMapping,
@@ -45,6 +43,7 @@ from zarr_shardstore.access import (
     gather_bounded,
     metadata,
     resolve,
+    zarrs_loop,
 )
 from zarr_shardstore.errors import SpecError, UnsupportedError
 
@@ -108,9 +107,7 @@ class ShardFileSystem(AsyncFileSystem):  # type: ignore[misc]
     @property
     def loop(self) -> asyncio.AbstractEventLoop:
         """zarr's event loop, because a client works in one loop. After a fork there is another."""
-        while loop_of_zarr[0] is None:
-            sync(asyncio.sleep(0))  # zarr makes its loop for the first call
-        return loop_of_zarr[0]
+        return zarrs_loop()
 
     # -------------------------------------------------------------------- paths
 
@@ -149,22 +146,22 @@ class ShardFileSystem(AsyncFileSystem):  # type: ignore[misc]
         **_: Any,
     ) -> list[Any]:
         """Read ranges of files, in at most two rounds. The store merges ranges by its own gap."""
-        n = len(paths)
+        keys, n = self._strip_protocol(list(paths)), len(paths)
         starts = list(starts) if isinstance(starts, Iterable) else [starts] * n
         ends = list(ends) if isinstance(ends, Iterable) else [ends] * n
-        if not len(starts) == len(ends) == n:
-            raise ValueError(f"{n} paths have {len(starts)} starts and {len(ends)} ends")
-        keys = [self._strip_protocol(path) for path in paths]
-        bounds = list(zip(keys, starts, ends, strict=True))
+        bounds = zip(keys, starts, ends, strict=True)
         ranges = [(key, await self._range(key, start, end)) for key, start, end in bounds]
-        store, prototype = self.sharding_store, default_buffer_prototype()
-        found = await store.get_partial_values(prototype, ranges)
-        pairs = list(zip(keys, found, strict=True))
-        missing = [key for key, value in pairs if value is None]
-        if missing and on_error == "raise":
-            raise FileNotFoundError(missing[0])
-        values = [FileNotFoundError(key) if v is None else v.to_bytes() for key, v in pairs]
-        return [v for v in values if not (on_error == "omit" and isinstance(v, Exception))]
+        prototype = default_buffer_prototype()
+        found = await self.sharding_store.get_partial_values(prototype, ranges)
+        values: list[Any] = []
+        for key, value in zip(keys, found, strict=True):
+            if value is not None:
+                values.append(value.to_bytes())
+            elif on_error == "raise":
+                raise FileNotFoundError(key)
+            elif on_error != "omit":
+                values.append(FileNotFoundError(key))
+        return values
 
     async def _range(self, key: str, start: int | None, end: int | None) -> ByteRequest | None:
         if end is None:
@@ -190,14 +187,12 @@ class ShardFileSystem(AsyncFileSystem):  # type: ignore[misc]
     async def _ls(self, path: str, detail: bool = True, **_: Any) -> list[Any]:
         key = self._strip_protocol(path)
         names = sorted({name async for name in self.sharding_store.list_dir(key)})
+        keys = [f"{key}/{name}".lstrip("/") for name in names]
+        if key and not keys:
+            keys = [(await self._info(path))["name"]]
         root = "/" if path.startswith("/") else ""  # zarr strips the path as it was given
-        paths = [root + f"{key}/{name}".lstrip("/") for name in names]
-        if key and not paths:
-            paths = [root + (await self._info(path))["name"]]
-        if not detail:
-            return paths
-        sizes = await self._nbytes_of([path.lstrip("/") for path in paths])
-        return list(map(_entry, paths, sizes))
+        paths = [root + key for key in keys]
+        return list(map(_entry, paths, await self._nbytes_of(keys))) if detail else paths
 
     async def _find(
         self, path: str, maxdepth: int | None = None, withdirs: bool = False, **options: Any
@@ -205,14 +200,13 @@ class ShardFileSystem(AsyncFileSystem):  # type: ignore[misc]
         if maxdepth is not None or withdirs:
             return await super()._find(path, maxdepth=maxdepth, withdirs=withdirs, **options)
         key, store = self._strip_protocol(path), self.sharding_store
-        prefix = f"{key}/" if key else ""
-        names = sorted([name async for name in store.list_prefix(prefix)])
-        if not names and key and await store.exists(key):
-            names = [key]
+        keys = sorted([each async for each in store.list_prefix(f"{key}/" if key else "")])
+        if not keys and key and await store.exists(key):
+            keys = [key]
         if not options.get("detail"):
-            return names
-        sizes = zip(names, await self._nbytes_of(names), strict=True)
-        return {name: _entry(name, size) for name, size in sizes if size is not None}
+            return keys
+        sizes = zip(keys, await self._nbytes_of(keys), strict=True)
+        return {key: _entry(key, size) for key, size in sizes if size is not None}
 
     async def _nbytes_of(self, keys: list[str]) -> list[int | None]:
         """Return the sizes of values, of chunks in one round; ``None`` for a missing key."""
@@ -251,12 +245,13 @@ class ShardFileSystem(AsyncFileSystem):  # type: ignore[misc]
         key, store, value = self._strip_protocol(path), self.sharding_store, bytes(value)
         if mode != "create":
             await store.set(key, value)
-        elif await store.exists(key):
-            raise FileExistsError(path)
-        else:  # another writer may be faster
+            return
+        is_there = await store.exists(key)
+        if not is_there:  # another writer may be faster
             await store.set_if_not_exists(key, value)
-            if await self._cat_file(key) != value:
-                raise FileExistsError(path)
+            is_there = await self._cat_file(key) != value
+        if is_there:
+            raise FileExistsError(path)
 
     async def _put_file(self, lpath: str, rpath: str, mode: str = "overwrite", **_: Any) -> None:
         with open(lpath, "rb") as file:
@@ -302,7 +297,7 @@ class ShardFileSystem(AsyncFileSystem):  # type: ignore[misc]
 
 
 class _ShardFile(AbstractBufferedFile):  # type: ignore[misc]
-    """One value, stored in one piece at its close or the end of its transaction."""
+    """One value, stored at its close or the end of its transaction."""
 
     def _upload_chunk(self, final: bool = False) -> bool:
         if final and self.autocommit:
