@@ -217,14 +217,13 @@ def _undo(
     root: str, *, discard: bool = False, dry_run: bool = False, only_stopped: bool = False
 ) -> list[str]:
     """Undo an adoption; with `only_stopped` a finished array stays."""
-    names = [os.path.join(root, name) for name in (_STAGED, _DOCUMENT)]
-    if not any(map(os.path.isfile, names)):
+    staged, document = os.path.join(root, _STAGED), os.path.join(root, _DOCUMENT)
+    if not (os.path.isfile(staged) or os.path.isfile(document)):
         if not os.path.isdir(root) or _names_in(root) or not os.listdir(root):
             raise SpecError(f"there is no adoption in {root!r}")
         _remove_empty(root)  # the adoption was stopped before its document
         return []
-    with locks.locked(names[0], "os"):
-        staged, document = names
+    with locks.locked(staged, "os"):
         is_whole = not os.path.isfile(staged)  # perhaps another process has just finished it
         if is_whole and (only_stopped or not os.path.isfile(document)):
             return []

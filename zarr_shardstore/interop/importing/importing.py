@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from concurrent.futures import Executor
 from contextlib import closing, nullcontext
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from os import fspath
 from os.path import isdir
 from pathlib import Path
@@ -162,16 +162,14 @@ def _kind_of(source: Any, files: SourceFiles) -> str:
             return "parquet"
         is_icechunk = Path(path, "snapshots").is_dir() and Path(path, "transactions").is_dir()
         return "icechunk" if is_icechunk else "zarr"
-    for offset in (0, 512, 1024, 2048, 4096):  # HDF5 may begin after a user block
-        try:
-            head = bytes(files.read(url, offset, offset + 8))
-        except FileNotFoundError:
-            if path is not None:
-                raise SpecError(f"there is no {url!r}") from None
-            return "zarr"  # in an object store, perhaps a prefix
-        kind = format_of(head.lstrip())
-        if kind == "hdf5" or (kind in ("tiff", "json", "zarr") and offset == 0):
-            return kind
+    try:
+        kind = format_of(partial(files.read, url))
+    except FileNotFoundError:
+        if path is not None:
+            raise SpecError(f"there is no {url!r}") from None
+        return "zarr"  # in an object store, perhaps a prefix
+    if kind in ("hdf5", "tiff", "json", "zarr"):
+        return kind
     raise SpecError(
         f"{url!r} is no HDF5, NetCDF-4, TIFF, zip or JSON file, and no directory: of other formats "
         "let kerchunk or VirtualiZarr make references, and import these"

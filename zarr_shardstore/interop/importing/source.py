@@ -85,9 +85,14 @@ def library(name: str, extra: str, user: str) -> Any:
         ) from error
 
 
-def format_of(head: bytes) -> str | None:
-    """Return the format of a file that begins with these bytes, if it is known."""
-    return next((name for sign, name in _SIGNATURES.items() if head.startswith(sign)), None)
+def format_of(read: Callable[[int, int], bytes | memoryview]) -> str | None:
+    """Return the format of a file, given a function that reads from start to stop."""
+    for offset in (0, 512, 1024, 2048, 4096):  # HDF5 may begin after a user block
+        head = bytes(read(offset, offset + 8)).lstrip()
+        found = next((name for sign, name in _SIGNATURES.items() if head.startswith(sign)), None)
+        if found == "hdf5" or (found is not None and offset == 0):
+            return found
+    return None
 
 
 def file_path(url: str) -> str | None:
@@ -283,8 +288,7 @@ class SourceBackend(backends.BlockingBackend):
         self, parsed: ParsedSource, files: SourceFiles, reopen: Callable[[], tuple[Any, ...]]
     ) -> None:
         self.parsed, self._files, self._reopen = parsed, files, reopen
-        documents = parsed.documents.items()
-        self._documents = {key: metadata.dump_document(doc) for key, doc in documents}
+        self._documents = {k: metadata.dump_document(doc) for k, doc in parsed.documents.items()}
         if not parsed.is_local:
             self.max_requests_at_once = backends.MAX_CONCURRENCY
         self.lacks.add("delete")
@@ -331,19 +335,18 @@ class SourceBackend(backends.BlockingBackend):
     def perform(
         self, batch: list[requests.Request], _: backends.OpenFiles | None = None
     ) -> list[Any]:
-        gets = [request for request in batch if isinstance(request, requests.Get)]
-        found = iter(self._read([(get.key, get.byte_range) for get in gets]))
+        found = iter(self._read([each for each in batch if isinstance(each, requests.Get)]))
         return [
             next(found) if isinstance(each, requests.Get) else self.replies[type(each)](self, each)
             for each in batch
         ]
 
     def get_index(self, request: requests.GetIndex) -> requests.FoundIndex:
-        get = index_reads.index_get(request)
-        return index_reads.found_index(request, self._read([(get.key, get.byte_range)])[0])
+        (found,) = self._read([index_reads.index_get(request)])
+        return index_reads.found_index(request, found)
 
     def get_many(self, request: requests.GetMany) -> list[requests.Found]:
-        return self._read([(key, None) for key in request.keys])
+        return self._read([requests.Get(key) for key in request.keys])
 
     def exists(self, request: requests.Exists) -> bool:
         key = request.key
@@ -371,10 +374,8 @@ class SourceBackend(backends.BlockingBackend):
         reference = self._documents.get(key) or self.parsed.references.get(key)
         return self._recode(key) if reference == RECODED else reference
 
-    def _read(
-        self, wanted: Iterable[tuple[str, byte_ranges.ByteRange | None]]
-    ) -> list[requests.Found]:
-        parts = [self._part(*each) for each in wanted]
+    def _read(self, wanted: Iterable[requests.Get]) -> list[requests.Found]:
+        parts = [self._part(get.key, get.byte_range) for get in wanted]
         data = iter(self._files.read_all([part for part, _ in parts if isinstance(part, tuple)]))
         values = [(next(data) if isinstance(p, tuple) else p, size) for p, size in parts]
         return [requests.Found(v if v is None else memoryview(v), None, n) for v, n in values]
