@@ -167,24 +167,18 @@ class DraftHierarchyStore(Store):
         shown = await self._nodes.read(list(documents.values())) if documents else []
         for i, document in zip(documents, shown, strict=True):
             if document is not None:
-                start, stop = byte_ranges.resolve_range(
-                    buffers.range_of(asked[i][1]), len(document)
-                )
+                wanted = buffers.range_of(asked[i][1])
+                start, stop = byte_ranges.resolve_range(wanted, len(document))
                 values[i] = prototype.buffer.from_bytes(document)[start:stop]
         others = [i for i, path in enumerate(paths) if path is None]
         places = await self._nodes.places([asked[i][0] for i in others])
-        for alternative in range(2):
-            # The second place of a 0-d chunk has the key of the draft.
-            wanted = [
-                (i, at[alternative])
-                for i, at in zip(others, places, strict=True)
-                if alternative < len(at) and values[i] is None
-            ]
-            if wanted:
-                ranges = [(place, asked[i][1]) for i, place in wanted]
-                found = await self._store.get_partial_values(prototype, ranges)
-                for (i, _), value in zip(wanted, found, strict=True):
-                    values[i] = value
+        left = dict(zip(others, places, strict=True))
+        while left := {i: at for i, at in left.items() if at and values[i] is None}:
+            ranges = [(at[0], asked[i][1]) for i, at in left.items()]
+            found = await self._store.get_partial_values(prototype, ranges)
+            for i, value in zip(left, found, strict=True):
+                values[i] = value
+            left = {i: at[1:] for i, at in left.items()}  # the second place of a 0-d chunk
         return values
 
     async def exists(self, key: str) -> bool:

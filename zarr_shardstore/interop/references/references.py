@@ -187,20 +187,18 @@ def _versions_below(base: BaseStoreHandle, prefix: str) -> Callable[[str], Versi
     """
     store: Any = base.store
     root = base.root_of_files
-    found: list[tuple[str, str | None, int | None]] = []
+    infos: dict[str, Any] = {}
     if root is None and type(store) is ObjectStore:
-        metas = (meta for page in store.store.list(prefix or None) for meta in page)
-        found = [(meta["path"], meta["e_tag"], meta["size"]) for meta in metas]
+        infos = {info["path"]: info for page in store.store.list(prefix or None) for info in page}
     elif root is None and type(store) is FsspecStore:
         store.fs.invalidate_cache()
-        infos = sync(store.fs._find(f"{store.path}/{prefix}".rstrip("/"), detail=True))
+        found = sync(store.fs._find(f"{store.path}/{prefix}".rstrip("/"), detail=True))
         top = f"{store.path.strip('/')}/".lstrip("/")
-        for path, info in infos.items():
-            etag = info.get("ETag") or info.get("etag")
-            found.append((path.strip("/").removeprefix(top), etag, info.get("size")))
-    listed = {
-        key: Version((etag or "").strip('"') or None, None, size) for key, etag, size in found
-    }
+        infos = {path.strip("/").removeprefix(top): info for path, info in found.items()}
+    listed: dict[str, Version] = {}
+    for key, info in infos.items():  # obstore, s3fs, others
+        etag = info.get("e_tag") or info.get("ETag") or info.get("etag") or ""
+        listed[key] = Version(etag.strip('"') or None, None, info.get("size"))
 
     def version_of(key: str) -> Version | None:
         if root is not None:
