@@ -1,7 +1,6 @@
 """Nodes of a draft hierarchy: documents, chunk keys and listings, as those of Zarr v3.
 
-The document of an array defines the keys of its chunks. The `ShardingStore` below caches parsed
-documents, so chunks of cached arrays cost no request here.
+The document of an array defines the keys of its chunks. The `ShardingStore` below caches it.
 
 Listings take keys of documents, and the groups that they imply, from ``meta/root/``, and all other
 keys from ``data/root/``.

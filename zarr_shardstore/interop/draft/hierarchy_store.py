@@ -1,7 +1,5 @@
 """`DraftHierarchyStore`: the draft hierarchy of 2022 as a zarr ``Store`` of Zarr v3 keys.
 
-Documents are translated. All other values are below ``data/root/``, as in the draft.
-
 Source: sharding storage transformer draft, "API implementation".
 """
 
@@ -31,10 +29,9 @@ from zarr_shardstore.tools.native import draft_documents as draft
 class DraftHierarchyStore(Store):
     """Zarr store that shows a hierarchy of the 2022 draft as one of Zarr v3.
 
-    Keys and metadata documents are translated both ways: zarr-python 3 reads and writes arrays in
-    ``meta/root/`` and ``data/root/``. zarr-python 2.18 (with
-    ``ZARR_V3_EXPERIMENTAL_API=1 ZARR_V3_SHARDING=1``) reads these arrays. Bytes of chunks never
-    change.
+    Documents, in ``meta/root/``, and keys of chunks, in ``data/root/``, are translated both ways.
+    zarr-python 2.18 reads the arrays with ``ZARR_V3_EXPERIMENTAL_API=1 ZARR_V3_SHARDING=1``. Bytes
+    of chunks never change.
 
     Parameters
     ----------
@@ -43,11 +40,6 @@ class DraftHierarchyStore(Store):
         the options of `ShardingStore`.
     read_only : bool
         Refuse writes.
-
-    Raises
-    ------
-    SpecError, TypeError
-        If `store` cannot be wrapped; see `ShardingStore`.
 
     Notes
     -----
@@ -62,10 +54,8 @@ class DraftHierarchyStore(Store):
 
     Thread safety: as `ShardingStore` for chunks. Of two writers of one document the later wins.
 
-    Cost in requests of the store below: one for a chunk, and one for the document of its array
-    at the first access; one round for a document, and a listing if it is missing. Listing a
-    directory takes one more request for the documents, and one for each directory without a
-    document.
+    Cost: as `ShardingStore` for chunks; one round for a document, and a listing if it is missing.
+    Listing a directory takes one more request, and one for each directory without a document.
 
     Examples
     --------
@@ -118,11 +108,7 @@ class DraftHierarchyStore(Store):
         return type(self)(self._store.with_read_only(read_only))
 
     def refresh(self) -> None:
-        """Drop the cached metadata of arrays in the store below.
-
-        Needed after another process has created, removed or replaced arrays. Changes by stores
-        of this process count immediately.
-        """
+        """Drop cached metadata, after another process has created, removed or replaced arrays."""
         self._store.refresh()
 
     # ----------------------------------------------------- open and capabilities

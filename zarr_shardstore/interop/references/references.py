@@ -118,8 +118,8 @@ def to_references(
 
     Notes
     -----
-    A write to a shard makes the references to it stale: the bytes may lie elsewhere then.
-    `stale_references` finds such shards. icechunk refuses to read their chunks.
+    A write to a shard makes the references to it stale: `stale_references` finds such shards, and
+    icechunk refuses to read their chunks.
 
     Cost: the requests that find the arrays, a listing of each array, and one read for each shard.
 

@@ -7,10 +7,8 @@ It is chained like ``zip::``, before the URL of the store::
     shard://?view=shards::file:///v.zarr          arrays with the shape of their shards
     shard://path/in/the/store::file:///v.zarr     a group, an array or a chunk
 
-fsspec finds it by the entry point ``fsspec.specs``. `ShardedCodecPipeline` takes its store, so zarr
-reads and writes an array at such a URL as in a `ShardingStore`.
-
-`ShardAdapter` is the same for zarr's own URLs, ``s3://bucket/v.zarr|shard:``, once zarr has them.
+`ShardedCodecPipeline` takes its store, so zarr reads and writes an array at such a URL as in a
+`ShardingStore`. `ShardAdapter` is the same for zarr's own URLs, ``s3://bucket/v.zarr|shard:``.
 
 Source: fsspec, ``AsyncFileSystem`` and "URL chaining"; zarr-python, pull request 4192, "URL
 pipelines".
@@ -70,12 +68,7 @@ class ShardFileSystem(AsyncFileSystem):  # type: ignore[misc]
         Options of obstore or fsspec for the store. In a chain they are below the name of its
         protocol: ``storage_options={"s3": {"anon": True}}``.
     **options
-        Options of `ShardingStore`, and of fsspec.
-
-    Raises
-    ------
-    SpecError
-        If there is no store, or an option is unknown or invalid.
+        Options of `ShardingStore`, and of fsspec. An unknown one raises `SpecError`.
 
     Notes
     -----
@@ -123,8 +116,8 @@ class ShardFileSystem(AsyncFileSystem):  # type: ignore[misc]
 
     @staticmethod
     def _get_kwargs_from_urls(path: str) -> dict[str, Any]:
-        _, *query = _QUERY.split(path, maxsplit=1) if path.startswith("shard://") else [path]
-        return _options_of("".join(query))
+        _, *query = _QUERY.split(path, maxsplit=1)
+        return _options_of("".join(query)) if path.startswith("shard://") else {}
 
     # -------------------------------------------------------------------- reads
 
@@ -355,8 +348,8 @@ def _entry(key: str, size: int | None = None) -> dict[str, Any]:
 class ShardAdapter:
     """Segment ``shard:`` of a URL of zarr, with options and a path: ``|shard:a/b?order=C``.
 
-    zarr will find it by the entry point ``zarr.url_adapters``; no release has these URLs yet.
-    Options may also come by ``storage_options={"shard": {...}}``.
+    No release of zarr has these URLs yet. Options may also come by
+    ``storage_options={"shard": {...}}``.
     """
 
     @classmethod
