@@ -43,6 +43,7 @@ from zarr_shardstore.access import (
     resolve,
 )
 from zarr_shardstore.errors import ShardConflictError, ShardStoreError
+from zarr_shardstore.tools.inspect.find import lineage
 
 RECODED = ("", -1, 1)  # reference to a chunk that is encoded again
 
@@ -70,7 +71,6 @@ _SIGNATURES = {
 _FILE = "//"
 """Prefix of the keys of files. No key of a zarr store begins with it."""
 
-_DOCUMENTS = ("zarr.json", ".zarray", ".zattrs")
 _BUFFER_NBYTES = 1 << 20
 _CHUNK_KEY = re.compile(r"(.*?/)?c((?:/[0-9]+)*)")
 
@@ -397,16 +397,6 @@ class SourceBackend(backends.BlockingBackend):
         url, offset, _ = reference
         return (url, offset + start, offset + stop), nbytes
 
-    def _array_of(self, key: str) -> str:
-        """Return the path of the array of a chunk key."""
-        path = key
-        while path:
-            path = path.rpartition("/")[0]
-            names = (f"{path}/{name}".lstrip("/") for name in ("zarr.json", ".zarray"))
-            if any(name in self._documents for name in names):
-                break
-        return path
-
     def _recode(self, key: str) -> bytes:
         """Return a chunk that its library has decoded, encoded as its array declares."""
         with self._lock:  # HDF5 has one lock for all
@@ -414,9 +404,10 @@ class SourceBackend(backends.BlockingBackend):
                 return self._recent[1]
             if self._array_at is None:
                 self._array_at = self._opened.enter_context(self.parsed.decoded())
-            path = self._array_of(key)
-            prefix = f"{path}/" if path else ""
-            own = ((name, self._documents.get(prefix + name)) for name in _DOCUMENTS)
+            names = {"zarr.json", ".zarray"}
+            above = [f"{path}/".lstrip("/") for path in reversed(lineage(key))]
+            prefix = next(p for p in above if any(p + name in self._documents for name in names))
+            own = ((name, self._documents.get(prefix + name)) for name in {*names, ".zattrs"})
             # At the root: zarr spells some paths in another way.
             store = MemoryStore({name: cpu.Buffer.from_bytes(doc) for name, doc in own if doc})
             with zarr.config.set({"array.write_empty_chunks": True}):
@@ -425,7 +416,9 @@ class SourceBackend(backends.BlockingBackend):
                 bounds = zip(coords, array.chunks, array.shape, strict=True)
                 box = tuple(slice(c * n, min((c + 1) * n, size)) for c, n, size in bounds)
                 with faults_named():
-                    values = self._array_at(path)[box]  # a netCDF variable may end earlier
+                    values = self._array_at(prefix.rstrip("/"))[
+                        box
+                    ]  # a netCDF variable may end earlier
                 starts = zip(box, np.shape(values), strict=True)
                 array[tuple(slice(b.start, b.start + n) for b, n in starts)] = values
             value = store._store_dict[key[len(prefix) :]].to_bytes()

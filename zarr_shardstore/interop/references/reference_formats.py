@@ -314,20 +314,14 @@ def _to_virtualizarr(found: References) -> Any:
         arguments.check_n_chunks(math.prod(array.grid_shape))
         if {"#", "?"} & {*found.url, *array.path}:
             raise UnsupportedError(f"a ManifestStore cuts URLs at '#' and '?': {array.path!r}")
-        paths = np.full(math.prod(array.grid_shape), "", dtype=np.dtypes.StringDType())
+        paths = np.full(array.grid_shape, "", dtype=np.dtypes.StringDType())
         offsets, lengths = np.zeros(paths.shape, np.uint64), np.zeros(paths.shape, np.uint64)
         for some in array.ranges:
-            at: Any = slice(None)
-            if array.grid_shape:
-                at = np.ravel_multi_index(tuple(some.coords.T), array.grid_shape)
-            urls = [f"{found.url}/{key}" for key in some.keys]
-            paths[at] = urls if some.version is None else urls[0]
+            at = (*some.coords.T, ...)  # also of an array without dimensions
+            paths[at] = np.array([f"{found.url}/{key}" for key in some.keys], paths.dtype)
             offsets[at], lengths[at] = some.offsets, some.nbytes
         manifest = manifests.ChunkManifest.from_arrays(
-            paths=paths.reshape(array.grid_shape),
-            offsets=offsets.reshape(array.grid_shape),
-            lengths=lengths.reshape(array.grid_shape),
-            validate_paths=False,
+            paths=paths, offsets=offsets, lengths=lengths, validate_paths=False
         )
         group, _, name = array.path.rpartition("/")
         below[group][0][name] = manifests.ManifestArray(

@@ -56,8 +56,6 @@ from zarr_shardstore.tools.native import data_types, document_members, fill_valu
 from zarr_shardstore.tools.native.draft_documents import array_of_draft, node_of_meta_key
 from zarr_shardstore.tools.native.translate import ZarrFormat, documents_in
 
-_TRANSFORMERS = "storage_transformers"
-
 _MASKED = "xarray masks its fill value, unless told use_zarr_fill_value_as_mask=False"
 
 
@@ -315,9 +313,9 @@ class _Reader:
             key = f"{found.node.path}/.zattrs".lstrip("/")
             attributes = self.base.documents([key])[0] or {}
         elif found.node.hierarchy == "draft":
-            doc = array_of_draft({name: doc[name] for name in doc if name != _TRANSFORMERS})
+            doc = array_of_draft({k: v for k, v in doc.items() if k != "storage_transformers"})
         named = documents_in(self.zarr_format, doc, attributes)
-        return named.get("zarr.json") or named[".zarray"], named.get(".zattrs", {})
+        return named[".zarray" if self.zarr_format == 2 else "zarr.json"], named.get(".zattrs", {})
 
     def _with_ranges(self, grid: walks.ObjectGrid, array: ReferencedArray) -> ReferencedArray:
         array = replace(array, ranges=tuple(self._ranges(grid)))
