@@ -236,8 +236,8 @@ class Parser:
         if dtype.names or dtype.subdtype or (is_object and not is_text):
             raise UnsupportedError(f"the data type {dtype} has none of Zarr v3 that readers know")
         data_type = None if is_object else data_types.parse_numpy(dtype.str, str(dtype))
-        chunk_shape, ranges, masks = self._find_chunks(dataset, plist, f"{path}/")
-        there = ranges[:, 1] > 0
+        chunk_shape, table, masks = self._find_chunks(dataset, plist, f"{path}/")
+        ranges, there = table.ranges, table.ranges[:, 1] > 0
         try:
             filters = _configs_of(plist, dtype.itemsize)
             self._check_bytes(dataset, plist)
@@ -267,19 +267,17 @@ class Parser:
             as_of_v2 = {"_ARRAY_DIMENSIONS": names}
             with suppress(SpecError):  # no value of the type: it stays as it is
                 attributes |= to_dimension_names(as_of_v2, len(names), masked, data_type)[0]
-        shape = self._shape(dataset)
-        geometry = metadata.Geometry(shape, chunk_shape, KEYS)
+        geometry = metadata.Geometry(self._shape(dataset), chunk_shape, KEYS)
         doc = v3_array(geometry, Chain(data_type, "C", filters), fill_value, attributes)
         if any(names):
             doc["dimension_names"] = names
         self.documents[f"{path}/zarr.json"] = doc
-        grid_shape = layouts.chunk_grid_shape(shape, chunk_shape)
-        self.references.tables[f"{path}/"] = ChunkTable(grid_shape, ranges)
+        self.references.tables[f"{path}/"] = table
         return masks
 
     def _find_chunks(
         self, dataset: Any, plist: Any, prefix: str
-    ) -> tuple[chunk_keys.Coords, npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    ) -> tuple[chunk_keys.Coords, ChunkTable, npt.NDArray[np.int64]]:
         """Return the shape of chunks, their places, and the filters that each skips, as bits."""
         shape, itemsize = self._shape(dataset), dataset.dtype.itemsize
         chunk_shape = dataset.chunks
@@ -313,7 +311,7 @@ class Parser:
             self.references.compact[f"{prefix}c{'/0' * len(shape)}"] = value
         else:
             ranges[:, 1] = 1  # somewhere else: `_check_bytes` refuses it
-        return chunk_shape, ranges, masks
+        return chunk_shape, ChunkTable(grid_shape, ranges), masks
 
     def _check_bytes(self, dataset: Any, plist: Any) -> None:
         """Refuse values whose bytes in the file differ from the bytes of their v3 data type."""

@@ -105,29 +105,19 @@ def import_store(
     As for `shard_store`: each chunk is read back and compared, a killed import continues when it
     is run again, and memory is bounded. HDF5 takes 24 bytes more for each chunk.
     """
-    opened: Any = source
-    notes: tuple[str, ...] = ()
-    left: list[ArrayReport] = []
     files = SourceFiles(source_options)
     kind = _kind_of(source, files)
+    is_zarr = kind in ("icechunk", "zarr")
+    if is_zarr and paths is not None:
+        raise SpecError("a zarr store is imported as a whole: shard_store takes paths of it")
+    opened: Any = source
     if kind == "icechunk":
-        opened, source_options = _open_icechunk(str(source)), None
-    elif kind != "zarr":
+        opened = _open_icechunk(str(source))
+    elif not is_zarr:
         if hasattr(source, "vz"):
             source = source.vz.to_kerchunk(format="dict")
-        opened, source_options = _open_references(source, kind, files, paths, recode=recode), None
-        parsed = opened.parsed
-        recoded = (f"encoded again: {path!r} ({why})" for path, why in parsed.recoded.items())
-        notes = (*parsed.notes, *recoded)
-        left = [
-            ArrayReport(path, "v3", "skipped", None, why, is_left=True)
-            for path, why in parsed.refused.items()
-        ]
-        if left and not recode:
-            notes += ("recode=True (--recode) may import arrays that were left: it encodes them",)
-    if kind in ("icechunk", "zarr") and paths is not None:
-        raise SpecError("a zarr store is imported as a whole: shard_store takes paths of it")
-    with closing(opened) if isinstance(opened, SourceBackend) else nullcontext():
+        opened = _open_references(source, kind, files, paths, recode=recode)
+    with nullcontext() if is_zarr else closing(opened):
         report = shard_store(
             opened,
             destination,
@@ -135,14 +125,26 @@ def import_store(
             shard_nbytes=shard_nbytes,
             order="C",  # the usual order in a file: one request reads many chunks
             executor=executor,
-            source_options=source_options,
+            source_options=source_options if kind == "zarr" else None,
             destination_options=destination_options,
             dry_run=dry_run,
             progress=progress,
             native=True,
         )
+    return report if is_zarr else _with_left(report, opened.parsed, recode=recode)
+
+
+def _with_left(report: ConversionReport, parsed: ParsedSource, *, recode: bool) -> ConversionReport:
+    """Return a report that also has the arrays that were left, and the notes of the parser."""
+    left = [
+        ArrayReport(path, "v3", "skipped", None, why, is_left=True)
+        for path, why in parsed.refused.items()
+    ]
     arrays = sorted([*report.arrays, *left], key=lambda array: array.path)
-    return replace(report, arrays=tuple(arrays), notes=notes + report.notes)
+    notes = [f"encoded again: {path!r} ({why})" for path, why in parsed.recoded.items()]
+    if left and not recode:
+        notes.append("recode=True (--recode) may import arrays that were left: it encodes them")
+    return replace(report, arrays=tuple(arrays), notes=(*parsed.notes, *notes, *report.notes))
 
 
 def _kind_of(source: Any, files: SourceFiles) -> str:
