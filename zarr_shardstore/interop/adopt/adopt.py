@@ -120,9 +120,8 @@ def adopt(
         Path of the array in HDF5 files, or number of the series in TIFF files, if there is more
         than one.
     link
-        Way of a file into `dest`. ``"hard"`` and ``"symbolic"``: the file itself gets the index,
-        and is the shard. ``"move"``: it is also moved. ``"copy"``: the file stays as it is, and
-        its copy gets the index.
+        Way of a file into `dest`. ``"hard"`` and ``"symbolic"``: the file itself gets the index.
+        ``"move"``: it is also moved. ``"copy"``: only its copy gets the index.
     dry_run
         Report what would be done, and write nothing.
 
@@ -137,7 +136,7 @@ def adopt(
     Notes
     -----
     If the process is killed, the next `adopt` into the same `dest`, or `undo_adoption`, takes back
-    what was begun. Memory: the index of one file.
+    what was begun.
     """
     if link not in get_args(Link):
         raise SpecError(f"link is 'hard', 'symbolic', 'move' or 'copy', got {link!r}")
@@ -303,7 +302,6 @@ class _Adoption:
         note = doc[metadata.ADOPTED]
         self.root, self.link, self.files = root, note["link"], note["files"]
         self.added_nbytes = int(note["added_nbytes"])
-        self._index_nbytes = self.added_nbytes - _MARK_NBYTES
         self._is_in_place = os.path.realpath(root) == os.path.realpath(note["destination"])
         zeros = ["0"] * (len(doc["shape"]) - 1)
         self.targets = [os.path.join(root, "c", str(i), *zeros) for i in range(len(self.files))]
@@ -343,9 +341,8 @@ class _Adoption:
         return self._index_of(path) not in (None, file["index_crc32c"])
 
     def _index_of(self, path: str) -> str | None:
-        """Return the checksum of the index in which a file ends; ``None`` without an index, because
-        another program has written after it."""
-        n_entries = (self._index_nbytes - 4) // shard_format.ENTRY_NBYTES
+        """Return the checksum of the index in which a file ends, if there is one."""
+        n_entries = (self.added_nbytes - _MARK_NBYTES - 4) // shard_format.ENTRY_NBYTES
         spec = shard_format.ShardingSpec((n_entries,), shard_format.ZEP2_INDEX)
         with open(fs.open_to_read(path), "rb", buffering=0) as file:
             size = os.fstat(file.fileno()).st_size
@@ -422,7 +419,6 @@ def _append(path: str, array: FileArray, state: fs.FileState, index: bytes) -> N
 
 
 def _noted(array: FileArray, spec: shard_format.ShardingSpec) -> dict[str, Any]:
-    assert array.state is not None
     _, nbytes, time_ns = array.state
     checksum = array.index(spec.chunks_per_shard).encode(spec.index)[-4:].hex()
     return {"path": array.path, "nbytes": nbytes, "time_ns": time_ns, "index_crc32c": checksum}

@@ -47,8 +47,8 @@ class FileArray:
 
     path: str
     """Path of the file, absolute and without links."""
-    state: fs.FileState
-    """State of the file at its read."""
+    state: tuple[int, int, int]
+    """State of the file at its read, see `fs.FileState`."""
     document: Mapping[str, Any]
     """Document of Zarr v3, for an array of such chunks without sharding."""
     ranges: npt.NDArray[np.uint64] = field(repr=False)
@@ -99,18 +99,17 @@ def read_file_array(path: str | os.PathLike[str], dataset: str | None = None) ->
         If readers of Zarr v3 cannot decode the bytes of its chunks. The message names the reason.
     """
     real = os.path.realpath(path)
-    if not os.path.isfile(real):
-        raise SpecError(f"there is no file {os.fspath(path)!r}")
     before = fs.state_of(real)
+    if before is None or not os.path.isfile(real):
+        raise SpecError(f"there is no file {os.fspath(path)!r}")
     try:
         array = FileArray(real, before, *_parse(real, dataset))
         if 0 in array.shape or not array.shape:
             raise UnsupportedError(f"it has the shape {array.shape}, so no chunks")
         if array.row_nbytes is not None:
             array = array.in_slabs(array.shape[0])
-        size = before[1] if before is not None else 0
         spec = shard_format.ShardingSpec((len(array.ranges),), shard_format.ZEP2_INDEX)
-        shard_format.ShardIndex(array.ranges).check_entries(size + spec.index_nbytes, spec)
+        shard_format.ShardIndex(array.ranges).check_entries(before[1] + spec.index_nbytes, spec)
     except (UnsupportedError, shard_format.IndexDamageError) as error:
         of, why = "" if dataset is None else f"{dataset!r} of ", str(error)
         if isinstance(error, shard_format.IndexDamageError):
