@@ -85,8 +85,7 @@ def to_references(
     to : {"kerchunk-json", "kerchunk-parquet", "virtualizarr"} or icechunk store
         Form of the references. An icechunk store belongs to a writable session.
     out : str or path, optional
-        Path or URL of references for kerchunk. JSON replaces a file there. Parquet needs a free
-        path.
+        Path or URL of references for kerchunk: JSON replaces a file there, Parquet does not.
     url : str, optional
         Prefix by which readers reach the stored objects: ``"s3://bucket/v.zarr"``. By default the
         URL of the store.
@@ -123,14 +122,12 @@ def to_references(
 
     Examples
     --------
-    >>> import zarr
+    >>> import numpy as np, zarr
     >>> from zarr_shardstore import ShardingStore
     >>> base = {}
     >>> store = ShardingStore(base, chunks_per_shard=2)
-    >>> z = zarr.create_array(
-    ...     store, name="z", shape=4, chunks=1, dtype="u1", compressors=None
-    ... )
-    >>> z[:] = [1, 2, 3, 4]
+    >>> options = {"chunks": 1, "compressors": None}
+    >>> z = zarr.create_array(store, name="z", data=np.arange(4, dtype="u1"), **options)
     >>> to_references(base, url="s3://bucket/v.zarr")["refs"]["z/3"]
     ['s3://bucket/v.zarr/z/c/1', 1, 1]
     """

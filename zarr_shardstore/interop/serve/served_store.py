@@ -66,8 +66,7 @@ class ServedStore:
             array = arrays[nodes[0]] or arrays[nodes[1]]
             if isinstance(array, ShardStoreError):
                 raise array
-            geometry = None if array is None else array.document.geometry
-            if array is not None and geometry is not None:
+            if array is not None and (geometry := array.document.geometry) is not None:
                 shown = encoding_in(self._format, geometry.encoding)
                 coords = shown.decode(suffix, len(geometry.shape))
                 prefix = array.node.chunk_prefix

@@ -25,6 +25,7 @@ from contextlib import suppress
 from dataclasses import replace
 from importlib import import_module
 from inspect import signature
+from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl
 
@@ -227,10 +228,8 @@ class ShardFileSystem(AsyncFileSystem):  # type: ignore[misc]
     async def _get_file(self, rpath: str, lpath: str, **_: Any) -> None:
         if await self._isdir(rpath):
             os.makedirs(lpath, exist_ok=True)
-            return
-        value = await self._cat_file(rpath)
-        with open(lpath, "wb") as file:
-            file.write(value)
+        else:
+            Path(lpath).write_bytes(await self._cat_file(rpath))
 
     # ------------------------------------------------------------------- writes
 
@@ -247,8 +246,7 @@ class ShardFileSystem(AsyncFileSystem):  # type: ignore[misc]
             raise FileExistsError(path)
 
     async def _put_file(self, lpath: str, rpath: str, mode: str = "overwrite", **_: Any) -> None:
-        with open(lpath, "rb") as file:
-            await self._pipe_file(rpath, file.read(), mode=mode)
+        await self._pipe_file(rpath, Path(lpath).read_bytes(), mode=mode)
 
     async def _cp_file(self, path1: str, path2: str, **_: Any) -> None:
         await self._pipe_file(path2, await self._cat_file(path1))
