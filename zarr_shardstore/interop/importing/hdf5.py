@@ -77,7 +77,7 @@ def parse_hdf5(files: SourceFiles, name: str, *, recode: bool) -> ParsedSource:
     @contextmanager
     def decoded() -> Iterator[Callable[[str], Any]]:
         def array_at(path: str) -> Any:
-            dataset = file[parser.names[path]]
+            dataset = parser.find(file, path)
             return dataset.asstr() if dataset.dtype.kind == "O" else dataset
 
         with open_file() as file:
@@ -123,8 +123,6 @@ class Parser:
     refused: dict[str, str] = field(default_factory=dict)
     recoded: dict[str, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
-    names: dict[str, str] = field(default_factory=dict)
-    """Path in the file of each array."""
     datasets: list[str] = field(default_factory=list)
     """Paths in the file of all datasets, set by `find_dimensions`."""
     is_netcdf: bool = False
@@ -220,7 +218,6 @@ class Parser:
                     elif isinstance(item, self.h5py.Group):
                         self.add_group(item, f"{path}/", above)
                     elif isinstance(item, self.h5py.Dataset) and not _is_bare_dimension(item):
-                        self.names[path] = f"{group.name.rstrip('/')}/{name}"
                         self.add_array(item, path)
             except (SpecError, UnsupportedError) as error:
                 self.refused[path] = str(error)
