@@ -18,10 +18,11 @@ from zarr_shardstore.format import keys as chunk_keys
 from zarr_shardstore.format import layout as layouts
 from zarr_shardstore.format import ranges as byte_ranges
 from zarr_shardstore.format import shard as shard_format
-from zarr_shardstore.io import buffers, concurrency
+from zarr_shardstore.io import buffers
 from zarr_shardstore.io.backends import base as backends
 from zarr_shardstore.io.backends import resolve
 from zarr_shardstore.io.backends.local import LocalBackend
+from zarr_shardstore.io.concurrency import gather_bounded, zarrs_loop
 from zarr_shardstore.io.local import files as file_keys
 from zarr_shardstore.io.local import fs, locks
 from zarr_shardstore.io.local.open_shards import open_shards
@@ -54,8 +55,9 @@ __all__ += ["declarations", "metadata", "transformer_list"]
 __all__ += ["index_reads", "invalidate_documents", "policies", "read_dimension_names", "requests"]
 __all__ += ["shards_below", "stacks", "stored_arrays", "walks"]
 # base stores
-__all__ += ["ODD_KEY_ERRORS", "STAGING", "BaseStoreHandle", "LocalBackend", "StoreLike"]
-__all__ += ["backends", "buffers", "concurrency", "open_base", "resolve"]
+__all__ += ["ODD_KEY_ERRORS", "STAGING", "BaseStoreHandle", "LocalBackend"]
+__all__ += ["StoreLike", "backends", "buffers", "gather_bounded", "open_base"]
+__all__ += ["resolve", "zarrs_loop"]
 # local files
 __all__ += ["file_keys", "fs", "locks", "open_shards"]
 # stores

@@ -35,18 +35,18 @@ def test_each_name_in_the_page_exists() -> None:
 
 
 ROOMS = {
-    "core": 21_227,
-    "core/format": 1_685,
-    "core/metadata": 1_185,
-    "core/shards": 2_454,
+    "core": 20_896,
+    "core/format": 1_663,
+    "core/metadata": 1_177,
+    "core/shards": 2_446,
     "core/arrays": 1_710,
-    "core/operations": 2_393,
-    "core/io": 6_066,
+    "core/operations": 2_380,
+    "core/io": 5_829,
     "core/zarr_hooks": 1_778,
     "core/store": 3_408,
-    "tools": 8_540,
-    "cli": 1_200,
-    "interop": 4_385,
+    "tools": 8_492,
+    "cli": 1_196,
+    "interop": 4_285,
 }
 """Lines that each room may have. The core is what is neither `tools`, `cli` nor `interop`."""
 

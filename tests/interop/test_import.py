@@ -289,18 +289,25 @@ def test_times_have_the_fill_value_of_h5py(dtype: str, fill: Any, tmp_path: Path
     equal_to_h5py(group, path)
 
 
-@pytest.mark.parametrize("name", ["DIMENSION_LIST", "DIMENSION_LABELS", "_Netcdf4Coordinates"])
-@pytest.mark.parametrize("value", [np.arange(2), "text", np.array([b"a", b"b"])])
-def test_attributes_of_dimensions_in_another_form(name: str, value: Any, tmp_path: Path) -> None:
+def test_attributes_of_dimensions_in_another_form(tmp_path: Path) -> None:
     """h5py's own functions end the process on some of them; the values are there all the same."""
-    path = tmp_path / "in.h5"
-    with h5py.File(path, "w") as file:
-        file["z"] = VALUES
-        file["z"].attrs[name] = value
-    code = f"from zarr_shardstore import import_store; import_store({str(path)!r}, 'out.zarr')"
-    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True)
-    assert done.returncode == 0, done.stderr
-    equal_to_h5py(zarr.open_group(tmp_path / "out.zarr", mode="r"), path)
+    names = ["DIMENSION_LIST", "DIMENSION_LABELS", "_Netcdf4Coordinates"]
+    values = [np.arange(2), "text", np.array([b"a", b"b"])]
+    for i, name in enumerate(names):
+        for j, value in enumerate(values):
+            with h5py.File(tmp_path / f"{i}{j}.h5", "w") as file:
+                file["z"] = VALUES
+                file["z"].attrs[name] = value
+    paths = sorted(map(str, tmp_path.glob("*.h5")))
+    code = (
+        "import sys\nfrom zarr_shardstore import import_store\n"
+        "for path in sys.argv[1:]:\n    print(path, flush=True)\n"
+        "    import_store(path, f'{path}.zarr')\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code, *paths], capture_output=True, text=True)
+    assert (done.returncode, done.stdout.split()) == (0, paths), done.stderr
+    for path in paths:
+        equal_to_h5py(zarr.open_group(f"{path}.zarr", mode="r"), Path(path))
 
 
 def test_a_shuffle_after_another_filter_is_not_copied(tmp_path: Path) -> None:

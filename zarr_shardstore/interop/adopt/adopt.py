@@ -25,8 +25,8 @@ from __future__ import annotations
 
 import os
 import struct
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, TypeAlias, get_args
 
@@ -120,9 +120,8 @@ def adopt(
         Path of the array in HDF5 files, or number of the series in TIFF files, if there is more
         than one.
     link
-        Way of a file into `dest`. ``"hard"`` and ``"symbolic"``: the file itself gets the index,
-        and is the shard. ``"move"``: it is also moved. ``"copy"``: the file stays as it is, and
-        its copy gets the index.
+        Way of a file into `dest`. ``"hard"`` and ``"symbolic"``: the file itself gets the index.
+        ``"move"``: it is also moved. ``"copy"``: only its copy gets the index.
     dry_run
         Report what would be done, and write nothing.
 
@@ -137,7 +136,7 @@ def adopt(
     Notes
     -----
     If the process is killed, the next `adopt` into the same `dest`, or `undo_adoption`, takes back
-    what was begun. Memory: the index of one file.
+    what was begun.
     """
     if link not in get_args(Link):
         raise SpecError(f"link is 'hard', 'symbolic', 'move' or 'copy', got {link!r}")
@@ -217,14 +216,13 @@ def _undo(
     root: str, *, discard: bool = False, dry_run: bool = False, only_stopped: bool = False
 ) -> list[str]:
     """Undo an adoption; with `only_stopped` a finished array stays."""
-    names = [os.path.join(root, name) for name in (_STAGED, _DOCUMENT)]
-    if not any(map(os.path.isfile, names)):
+    staged, document = os.path.join(root, _STAGED), os.path.join(root, _DOCUMENT)
+    if not (os.path.isfile(staged) or os.path.isfile(document)):
         if not os.path.isdir(root) or _names_in(root) or not os.listdir(root):
             raise SpecError(f"there is no adoption in {root!r}")
         _remove_empty(root)  # the adoption was stopped before its document
         return []
-    with locks.locked(names[0], "os"):
-        staged, document = names
+    with locks.locked(staged, "os"):
         is_whole = not os.path.isfile(staged)  # perhaps another process has just finished it
         if is_whole and (only_stopped or not os.path.isfile(document)):
             return []
@@ -304,7 +302,6 @@ class _Adoption:
         note = doc[metadata.ADOPTED]
         self.root, self.link, self.files = root, note["link"], note["files"]
         self.added_nbytes = int(note["added_nbytes"])
-        self._index_nbytes = self.added_nbytes - _MARK_NBYTES
         self._is_in_place = os.path.realpath(root) == os.path.realpath(note["destination"])
         zeros = ["0"] * (len(doc["shape"]) - 1)
         self.targets = [os.path.join(root, "c", str(i), *zeros) for i in range(len(self.files))]
@@ -344,13 +341,12 @@ class _Adoption:
         return self._index_of(path) not in (None, file["index_crc32c"])
 
     def _index_of(self, path: str) -> str | None:
-        """Return the checksum of the index in which a file ends; ``None`` without an index, because
-        another program has written after it."""
-        n_entries = (self._index_nbytes - 4) // shard_format.ENTRY_NBYTES
+        """Return the checksum of the index in which a file ends, if there is one."""
+        n_entries = (self.added_nbytes - _MARK_NBYTES - 4) // shard_format.ENTRY_NBYTES
         spec = shard_format.ShardingSpec((n_entries,), shard_format.ZEP2_INDEX)
-        with _reading(path) as fd:
-            size = os.fstat(fd).st_size
-            index = bytes(fs.read_at(fd, max(0, size - spec.index_nbytes), size))
+        with open(fs.open_to_read(path), "rb", buffering=0) as file:
+            size = os.fstat(file.fileno()).st_size
+            index = bytes(fs.read_at(file.fileno(), max(0, size - spec.index_nbytes), size))
         try:
             shard_format.ShardIndex.decode(index, spec)
         except shard_format.IndexDamageError:
@@ -410,15 +406,6 @@ class _Adoption:
         return []
 
 
-@contextmanager
-def _reading(path: str) -> Iterator[int]:
-    fd = fs.open_to_read(path)
-    try:
-        yield fd
-    finally:
-        os.close(fd)
-
-
 def _append(path: str, array: FileArray, state: fs.FileState, index: bytes) -> None:
     # An interrupt also closes it.
     with open(fs.open_to_change(path), "r+b", buffering=0) as file:
@@ -432,7 +419,6 @@ def _append(path: str, array: FileArray, state: fs.FileState, index: bytes) -> N
 
 
 def _noted(array: FileArray, spec: shard_format.ShardingSpec) -> dict[str, Any]:
-    assert array.state is not None
     _, nbytes, time_ns = array.state
     checksum = array.index(spec.chunks_per_shard).encode(spec.index)[-4:].hex()
     return {"path": array.path, "nbytes": nbytes, "time_ns": time_ns, "index_crc32c": checksum}
@@ -449,10 +435,10 @@ def _check_unlocked(fd: int, path: str) -> None:
 
 
 def _copy(path: str, target: str) -> None:
-    with _reading(path) as source, fs.new_file(target) as fd:
-        fs.copy_mode(source, fd)
+    with open(fs.open_to_read(path), "rb", buffering=0) as source, fs.new_file(target) as fd:
+        fs.copy_mode(source.fileno(), fd)
         offset = 0
-        while data := fs.read_at(source, offset, offset + _COPIED_NBYTES):
+        while data := source.read(_COPIED_NBYTES):
             fs.write_at(fd, [data], offset)
             offset += len(data)
 
@@ -463,10 +449,10 @@ def _check_file(array: FileArray, link: Link) -> None:
     if link != "copy" and not os.access(path, os.W_OK):
         raise SpecError(f"{path!r} cannot be written: take link='copy', or change its permissions")
     ends = array.ranges[shard_format.ShardIndex(array.ranges).present_ids()].sum(axis=1)
-    with _reading(path) as fd:
-        size = os.fstat(fd).st_size
+    with open(fs.open_to_read(path), "rb", buffering=0) as file:
+        size = os.fstat(file.fileno()).st_size
         start = max(int(ends.max(initial=0)), size - _MAX_END_NBYTES)
-        end = bytes(fs.read_at(fd, start, size))
+        end = bytes(fs.read_at(file.fileno(), start, size))
     cut = (end.endswith(_MAGIC[:n]) for n in range(_MIN_MAGIC, len(_MAGIC)))
     if _MAGIC in end or any(cut):
         raise SpecError(

@@ -10,8 +10,9 @@ import json
 import math
 import os
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -21,7 +22,13 @@ from zarr_shardstore.access import chunk_keys, fs, layouts, metadata, shard_form
 from zarr_shardstore.errors import SpecError, UnsupportedError
 from zarr_shardstore.interop.importing.hdf5 import KEYS, Parser, rows_of_slabs
 from zarr_shardstore.interop.importing.references import tiff_references
-from zarr_shardstore.interop.importing.source import ChunkTables, faults_named, format_of, library
+from zarr_shardstore.interop.importing.source import (
+    ChunkTables,
+    SourceFiles,
+    faults_named,
+    format_of,
+    library,
+)
 from zarr_shardstore.tools.native import data_types
 from zarr_shardstore.tools.native.codecs import Chain, v3_array
 from zarr_shardstore.tools.native.translate import v3_of_v2
@@ -40,8 +47,8 @@ class FileArray:
 
     path: str
     """Path of the file, absolute and without links."""
-    state: fs.FileState
-    """State of the file at its read."""
+    state: tuple[int, int, int]
+    """State of the file at its read, see `fs.FileState`."""
     document: Mapping[str, Any]
     """Document of Zarr v3, for an array of such chunks without sharding."""
     ranges: npt.NDArray[np.uint64] = field(repr=False)
@@ -92,24 +99,22 @@ def read_file_array(path: str | os.PathLike[str], dataset: str | None = None) ->
         If readers of Zarr v3 cannot decode the bytes of its chunks. The message names the reason.
     """
     real = os.path.realpath(path)
-    if not os.path.isfile(real):
-        raise SpecError(f"there is no file {os.fspath(path)!r}")
     before = fs.state_of(real)
+    if before is None or not os.path.isfile(real):
+        raise SpecError(f"there is no file {os.fspath(path)!r}")
     try:
-        array = FileArray(real, before, *_parser_of(real)(real, dataset))
+        array = FileArray(real, before, *_parse(real, dataset))
         if 0 in array.shape or not array.shape:
             raise UnsupportedError(f"it has the shape {array.shape}, so no chunks")
         if array.row_nbytes is not None:
             array = array.in_slabs(array.shape[0])
-        size = before[1] if before is not None else 0
         spec = shard_format.ShardingSpec((len(array.ranges),), shard_format.ZEP2_INDEX)
-        shard_format.ShardIndex(array.ranges).check_entries(size + spec.index_nbytes, spec)
-    except UnsupportedError as error:
-        of = "" if dataset is None else f"{dataset!r} of "
-        raise UnsupportedError(f"{of}{real!r}: {error}; nothing was written") from error
-    except shard_format.IndexDamageError as damage:
-        why = f"it has a chunk outside the file: {damage.message}"
-        raise UnsupportedError(f"{real!r}: {why}; nothing was written") from damage
+        shard_format.ShardIndex(array.ranges).check_entries(before[1] + spec.index_nbytes, spec)
+    except (UnsupportedError, shard_format.IndexDamageError) as error:
+        of, why = "" if dataset is None else f"{dataset!r} of ", str(error)
+        if isinstance(error, shard_format.IndexDamageError):
+            why = f"it has a chunk outside the file: {error.message}"
+        raise UnsupportedError(f"{of}{real!r}: {why}; nothing was written") from error
     if fs.state_of(real) != before:
         raise SpecError(f"the file {real!r} was changed while it was read: let its writer finish")
     return array
@@ -158,19 +163,16 @@ def _form(array: FileArray) -> dict[str, Any]:
     }
 
 
-def _parser_of(path: str) -> Callable[[str, str | None], _Parsed]:
+def _parse(path: str, dataset: str | None) -> _Parsed:
+    kind = format_of(partial(SourceFiles().read, path))
     parsers = {"hdf5": _parse_hdf5, "tiff": _parse_tiff, "npy": _parse_npy, "wkw": _parse_wkw}
-    with open(path, "rb") as file:
-        head = file.read(2056)
-    kinds = [format_of(head[at:]) for at in (0, 512, 1024, 2048)]
-    kind = "hdf5" if "hdf5" in kinds else kinds[0]
     if kind not in parsers:
         raise UnsupportedError("it is none of HDF5, NetCDF-4, TIFF, .npy and WKW")
-    return parsers[kind]
+    return parsers[kind](path, dataset)
 
 
 def _parse_hdf5(path: str, dataset: str | None) -> _Parsed:
-    h5py = library("h5py", "hdf5", path)
+    h5py = library("h5py", "hdf5", repr(path))
     try:
         file = h5py.File(path, "r")
     except OSError as error:
@@ -205,7 +207,7 @@ def _parse_hdf5(path: str, dataset: str | None) -> _Parsed:
 
 
 def _parse_tiff(path: str, dataset: str | None) -> _Parsed:
-    tifffile = library("tifffile", "tiff", path)
+    tifffile = library("tifffile", "tiff", repr(path))
     with tifffile.TiffFile(path) as tif:
         chosen = _chosen(path, dataset, [str(i) for i in range(len(tif.series))])
         if not (chosen.isdecimal() and int(chosen) < len(tif.series)):

@@ -1,7 +1,6 @@
 """Nodes of a draft hierarchy: documents, chunk keys and listings, as those of Zarr v3.
 
-The document of an array defines the keys of its chunks. The `ShardingStore` below caches parsed
-documents, so chunks of cached arrays cost no request here.
+The document of an array defines the keys of its chunks. The `ShardingStore` below caches it.
 
 Listings take keys of documents, and the groups that they imply, from ``meta/root/``, and all other
 keys from ``data/root/``.
@@ -87,20 +86,20 @@ class DraftNodes:
         kind = _parse(key, value).get("node_type")
         if kind not in ("array", "group"):
             raise SpecError(f"{key!r}: a Zarr v3 document has the node_type 'array' or 'group'")
-        ((array, group),), has_entry_point = await self.stored([path])
+        (documents,), has_entry_point = await self.stored([path])
         if only_if_missing:
-            is_there = array is not None or group is not None
+            is_there = documents != (None, None)
             if is_there or (kind == "array" and await self.has_nodes_below(path)):
                 return
-        own_key, other_key, before, other = array_key(path), group_key(path), array, group
-        translate = draft.array_to_draft
-        if kind == "group":
-            own_key, other_key, before, other = other_key, own_key, group, array
-            translate = draft.group_to_draft
-        old = None if before is None else metadata.parse_json(before)
-        await self.store.set(own_key, _translated(key, value, translate, old))
-        if other is not None:
-            await self.store.delete(other_key)
+        array = (array_key(path), documents[0], draft.array_to_draft)
+        group = (group_key(path), documents[1], draft.group_to_draft)
+        own, other = (array, group) if kind == "array" else (group, array)
+        own_key, before, translate = own
+        await self.store.set(
+            own_key, _translated(key, value, translate, metadata.parse_json(before))
+        )
+        if other[1] is not None:
+            await self.store.delete(other[0])
         if not has_entry_point:
             entry_point = metadata.dump_document(draft.ENTRY_POINT)
             await self.store.set_if_not_exists(draft.ENTRY_POINT_KEY, entry_point)
@@ -127,7 +126,7 @@ class DraftNodes:
         keys = [array_key(path) for path in misses]
         values = await self.store._get_values(keys) if keys else []
         for path, value in zip(misses, values, strict=True):
-            doc = None if value is None else metadata.parse_json(value)
+            doc = metadata.parse_json(value)
             found[path] = None if doc is None else metadata.plain_geometry("draft", doc)
         return {path: geometry for path, geometry in found.items() if geometry is not None}
 
@@ -137,11 +136,11 @@ class DraftNodes:
         The tuple is empty for a key that the draft would take for a chunk. It is also empty for the
         key of a Zarr v2 document, which zarr-python requests last.
         """
-        places = []
-        for key, (at, chunk) in zip(keys, await self._chunks(keys), strict=True):
-            is_shown = chunk is None and not draft.is_v2_document(key)
-            places.append(at or ((chunk_keys.DRAFT_DATA_ROOT + key,) if is_shown else ()))
-        return places
+        return [
+            at
+            or (() if chunk or draft.is_v2_document(key) else (chunk_keys.DRAFT_DATA_ROOT + key,))
+            for key, (at, chunk) in zip(keys, await self._chunks(keys), strict=True)
+        ]
 
     async def v3_keys(self, base_keys: Sequence[str], *, leading: bool = False) -> list[str | None]:
         """Return the v3 keys of values below ``data/root/``; ``None``: v3 has no such key.

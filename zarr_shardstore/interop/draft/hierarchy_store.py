@@ -1,7 +1,5 @@
 """`DraftHierarchyStore`: the draft hierarchy of 2022 as a zarr ``Store`` of Zarr v3 keys.
 
-Documents are translated. All other values are below ``data/root/``, as in the draft.
-
 Source: sharding storage transformer draft, "API implementation".
 """
 
@@ -31,10 +29,9 @@ from zarr_shardstore.tools.native import draft_documents as draft
 class DraftHierarchyStore(Store):
     """Zarr store that shows a hierarchy of the 2022 draft as one of Zarr v3.
 
-    Keys and metadata documents are translated both ways: zarr-python 3 reads and writes arrays in
-    ``meta/root/`` and ``data/root/``. zarr-python 2.18 (with
-    ``ZARR_V3_EXPERIMENTAL_API=1 ZARR_V3_SHARDING=1``) reads these arrays. Bytes of chunks never
-    change.
+    Documents, in ``meta/root/``, and keys of chunks, in ``data/root/``, are translated both ways.
+    zarr-python 2.18 reads the arrays with ``ZARR_V3_EXPERIMENTAL_API=1 ZARR_V3_SHARDING=1``. Bytes
+    of chunks never change.
 
     Parameters
     ----------
@@ -43,11 +40,6 @@ class DraftHierarchyStore(Store):
         the options of `ShardingStore`.
     read_only : bool
         Refuse writes.
-
-    Raises
-    ------
-    SpecError, TypeError
-        If `store` cannot be wrapped; see `ShardingStore`.
 
     Notes
     -----
@@ -62,10 +54,8 @@ class DraftHierarchyStore(Store):
 
     Thread safety: as `ShardingStore` for chunks. Of two writers of one document the later wins.
 
-    Cost in requests of the store below: one for a chunk, and one for the document of its array
-    at the first access; one round for a document, and a listing if it is missing. Listing a
-    directory takes one more request for the documents, and one for each directory without a
-    document.
+    Cost: as `ShardingStore` for chunks; one round for a document, and a listing if it is missing.
+    Listing a directory takes one more request, and one for each directory without a document.
 
     Examples
     --------
@@ -118,11 +108,7 @@ class DraftHierarchyStore(Store):
         return type(self)(self._store.with_read_only(read_only))
 
     def refresh(self) -> None:
-        """Drop the cached metadata of arrays in the store below.
-
-        Needed after another process has created, removed or replaced arrays. Changes by stores
-        of this process count immediately.
-        """
+        """Drop cached metadata, after another process has created, removed or replaced arrays."""
         self._store.refresh()
 
     # ----------------------------------------------------- open and capabilities
@@ -167,24 +153,18 @@ class DraftHierarchyStore(Store):
         shown = await self._nodes.read(list(documents.values())) if documents else []
         for i, document in zip(documents, shown, strict=True):
             if document is not None:
-                start, stop = byte_ranges.resolve_range(
-                    buffers.range_of(asked[i][1]), len(document)
-                )
+                wanted = buffers.range_of(asked[i][1])
+                start, stop = byte_ranges.resolve_range(wanted, len(document))
                 values[i] = prototype.buffer.from_bytes(document)[start:stop]
         others = [i for i, path in enumerate(paths) if path is None]
         places = await self._nodes.places([asked[i][0] for i in others])
-        for alternative in range(2):
-            # The second place of a 0-d chunk has the key of the draft.
-            wanted = [
-                (i, at[alternative])
-                for i, at in zip(others, places, strict=True)
-                if alternative < len(at) and values[i] is None
-            ]
-            if wanted:
-                ranges = [(place, asked[i][1]) for i, place in wanted]
-                found = await self._store.get_partial_values(prototype, ranges)
-                for (i, _), value in zip(wanted, found, strict=True):
-                    values[i] = value
+        left = dict(zip(others, places, strict=True))
+        while left := {i: at for i, at in left.items() if at and values[i] is None}:
+            ranges = [(at[0], asked[i][1]) for i, at in left.items()]
+            found = await self._store.get_partial_values(prototype, ranges)
+            for i, value in zip(left, found, strict=True):
+                values[i] = value
+            left = {i: at[1:] for i, at in left.items()}  # the second place of a 0-d chunk
         return values
 
     async def exists(self, key: str) -> bool:

@@ -67,7 +67,7 @@ _NON_COORDINATE = "_nc4_non_coord_"
 
 def parse_hdf5(files: SourceFiles, name: str, *, recode: bool) -> ParsedSource:
     """Find the groups and datasets of a file. Cost: a read of its metadata, not of its chunks."""
-    h5py, url = library("h5py", "hdf5", name), files.url_of(name)
+    h5py, url = library("h5py", "hdf5", repr(name)), files.url_of(name)
     path = file_path(url)
 
     def open_file() -> Any:
@@ -77,7 +77,7 @@ def parse_hdf5(files: SourceFiles, name: str, *, recode: bool) -> ParsedSource:
     @contextmanager
     def decoded() -> Iterator[Callable[[str], Any]]:
         def array_at(path: str) -> Any:
-            dataset = file[parser.names[path]]
+            dataset = parser.find(file, path)
             return dataset.asstr() if dataset.dtype.kind == "O" else dataset
 
         with open_file() as file:
@@ -123,8 +123,6 @@ class Parser:
     refused: dict[str, str] = field(default_factory=dict)
     recoded: dict[str, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
-    names: dict[str, str] = field(default_factory=dict)
-    """Path in the file of each array."""
     datasets: list[str] = field(default_factory=list)
     """Paths in the file of all datasets, set by `find_dimensions`."""
     is_netcdf: bool = False
@@ -220,7 +218,6 @@ class Parser:
                     elif isinstance(item, self.h5py.Group):
                         self.add_group(item, f"{path}/", above)
                     elif isinstance(item, self.h5py.Dataset) and not _is_bare_dimension(item):
-                        self.names[path] = f"{group.name.rstrip('/')}/{name}"
                         self.add_array(item, path)
             except (SpecError, UnsupportedError) as error:
                 self.refused[path] = str(error)
@@ -236,8 +233,8 @@ class Parser:
         if dtype.names or dtype.subdtype or (is_object and not is_text):
             raise UnsupportedError(f"the data type {dtype} has none of Zarr v3 that readers know")
         data_type = None if is_object else data_types.parse_numpy(dtype.str, str(dtype))
-        chunk_shape, ranges, masks = self._find_chunks(dataset, plist, f"{path}/")
-        there = ranges[:, 1] > 0
+        chunk_shape, table, masks = self._find_chunks(dataset, plist, f"{path}/")
+        ranges, there = table.ranges, table.ranges[:, 1] > 0
         try:
             filters = _configs_of(plist, dtype.itemsize)
             self._check_bytes(dataset, plist)
@@ -267,19 +264,17 @@ class Parser:
             as_of_v2 = {"_ARRAY_DIMENSIONS": names}
             with suppress(SpecError):  # no value of the type: it stays as it is
                 attributes |= to_dimension_names(as_of_v2, len(names), masked, data_type)[0]
-        shape = self._shape(dataset)
-        geometry = metadata.Geometry(shape, chunk_shape, KEYS)
+        geometry = metadata.Geometry(self._shape(dataset), chunk_shape, KEYS)
         doc = v3_array(geometry, Chain(data_type, "C", filters), fill_value, attributes)
         if any(names):
             doc["dimension_names"] = names
         self.documents[f"{path}/zarr.json"] = doc
-        grid_shape = layouts.chunk_grid_shape(shape, chunk_shape)
-        self.references.tables[f"{path}/"] = ChunkTable(grid_shape, ranges)
+        self.references.tables[f"{path}/"] = table
         return masks
 
     def _find_chunks(
         self, dataset: Any, plist: Any, prefix: str
-    ) -> tuple[chunk_keys.Coords, npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    ) -> tuple[chunk_keys.Coords, ChunkTable, npt.NDArray[np.int64]]:
         """Return the shape of chunks, their places, and the filters that each skips, as bits."""
         shape, itemsize = self._shape(dataset), dataset.dtype.itemsize
         chunk_shape = dataset.chunks
@@ -313,7 +308,7 @@ class Parser:
             self.references.compact[f"{prefix}c{'/0' * len(shape)}"] = value
         else:
             ranges[:, 1] = 1  # somewhere else: `_check_bytes` refuses it
-        return chunk_shape, ranges, masks
+        return chunk_shape, ChunkTable(grid_shape, ranges), masks
 
     def _check_bytes(self, dataset: Any, plist: Any) -> None:
         """Refuse values whose bytes in the file differ from the bytes of their v3 data type."""

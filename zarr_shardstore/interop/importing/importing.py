@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from concurrent.futures import Executor
 from contextlib import closing, nullcontext
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from os import fspath
 from os.path import isdir
 from pathlib import Path
@@ -105,29 +105,19 @@ def import_store(
     As for `shard_store`: each chunk is read back and compared, a killed import continues when it
     is run again, and memory is bounded. HDF5 takes 24 bytes more for each chunk.
     """
-    opened: Any = source
-    notes: tuple[str, ...] = ()
-    left: list[ArrayReport] = []
     files = SourceFiles(source_options)
     kind = _kind_of(source, files)
+    is_zarr = kind in ("icechunk", "zarr")
+    if is_zarr and paths is not None:
+        raise SpecError("a zarr store is imported as a whole: shard_store takes paths of it")
+    opened: Any = source
     if kind == "icechunk":
-        opened, source_options = _open_icechunk(str(source)), None
-    elif kind != "zarr":
+        opened = _open_icechunk(str(source))
+    elif not is_zarr:
         if hasattr(source, "vz"):
             source = source.vz.to_kerchunk(format="dict")
-        opened, source_options = _open_references(source, kind, files, paths, recode=recode), None
-        parsed = opened.parsed
-        recoded = (f"encoded again: {path!r} ({why})" for path, why in parsed.recoded.items())
-        notes = (*parsed.notes, *recoded)
-        left = [
-            ArrayReport(path, "v3", "skipped", None, why, is_left=True)
-            for path, why in parsed.refused.items()
-        ]
-        if left and not recode:
-            notes += ("recode=True (--recode) may import arrays that were left: it encodes them",)
-    if kind in ("icechunk", "zarr") and paths is not None:
-        raise SpecError("a zarr store is imported as a whole: shard_store takes paths of it")
-    with closing(opened) if isinstance(opened, SourceBackend) else nullcontext():
+        opened = _open_references(source, kind, files, paths, recode=recode)
+    with nullcontext() if is_zarr else closing(opened):
         report = shard_store(
             opened,
             destination,
@@ -135,14 +125,26 @@ def import_store(
             shard_nbytes=shard_nbytes,
             order="C",  # the usual order in a file: one request reads many chunks
             executor=executor,
-            source_options=source_options,
+            source_options=source_options if kind == "zarr" else None,
             destination_options=destination_options,
             dry_run=dry_run,
             progress=progress,
             native=True,
         )
+    return report if is_zarr else _with_left(report, opened.parsed, recode=recode)
+
+
+def _with_left(report: ConversionReport, parsed: ParsedSource, *, recode: bool) -> ConversionReport:
+    """Return a report that also has the arrays that were left, and the notes of the parser."""
+    left = [
+        ArrayReport(path, "v3", "skipped", None, why, is_left=True)
+        for path, why in parsed.refused.items()
+    ]
     arrays = sorted([*report.arrays, *left], key=lambda array: array.path)
-    return replace(report, arrays=tuple(arrays), notes=notes + report.notes)
+    notes = [f"encoded again: {path!r} ({why})" for path, why in parsed.recoded.items()]
+    if left and not recode:
+        notes.append("recode=True (--recode) may import arrays that were left: it encodes them")
+    return replace(report, arrays=tuple(arrays), notes=(*parsed.notes, *notes, *report.notes))
 
 
 def _kind_of(source: Any, files: SourceFiles) -> str:
@@ -162,16 +164,14 @@ def _kind_of(source: Any, files: SourceFiles) -> str:
             return "parquet"
         is_icechunk = Path(path, "snapshots").is_dir() and Path(path, "transactions").is_dir()
         return "icechunk" if is_icechunk else "zarr"
-    for offset in (0, 512, 1024, 2048, 4096):  # HDF5 may begin after a user block
-        try:
-            head = bytes(files.read(url, offset, offset + 8))
-        except FileNotFoundError:
-            if path is not None:
-                raise SpecError(f"there is no {url!r}") from None
-            return "zarr"  # in an object store, perhaps a prefix
-        kind = format_of(head.lstrip())
-        if kind == "hdf5" or (kind in ("tiff", "json", "zarr") and offset == 0):
-            return kind
+    try:
+        kind = format_of(partial(files.read, url))
+    except FileNotFoundError:
+        if path is not None:
+            raise SpecError(f"there is no {url!r}") from None
+        return "zarr"  # in an object store, perhaps a prefix
+    if kind in ("hdf5", "tiff", "json", "zarr"):
+        return kind
     raise SpecError(
         f"{url!r} is no HDF5, NetCDF-4, TIFF, zip or JSON file, and no directory: of other formats "
         "let kerchunk or VirtualiZarr make references, and import these"
@@ -180,7 +180,7 @@ def _kind_of(source: Any, files: SourceFiles) -> str:
 
 def _open_icechunk(path: str) -> Any:
     """Open the newest snapshot of the branch main, with containers of virtual chunks."""
-    icechunk = library("icechunk", "import", path)
+    icechunk = library("icechunk", "import", repr(path))
     storage = icechunk.local_filesystem_storage(path)
     config = icechunk.Repository.fetch_config(storage)
     prefixes = (config and config.virtual_chunk_containers) or {}

@@ -40,21 +40,17 @@ from zarr_shardstore.tools.inspect.find import DOCUMENTS
 from zarr_shardstore.tools.native.translate import v3_of_v2
 
 
-def load_references(source: Any, kind: str, files: SourceFiles) -> Mapping[str, Any]:
-    """Return references as fsspec reads them, with templates filled in."""
-    found: Mapping[str, Any]
+def load_references(source: Any, kind: str, files: SourceFiles) -> Any:
+    """Return references by key as fsspec reads them, with templates filled in."""
     if kind == "parquet":
-        library("fastparquet", "import", fspath(source))
+        library("fastparquet", "import", repr(fspath(source)))
         fs, root = url_to_fs(fspath(source), **files.remote_options)
-        found = LazyReferenceMapper(root, fs)
-        return found
+        return LazyReferenceMapper(root, fs)
     if kind == "json":
         with files.open(fspath(source)) as file:
             source = json.load(file)
     # With "file" fsspec opens no client: it fetches nothing here.
-    references = ReferenceFileSystem(source, remote_protocol="file", skip_instance_cache=True)
-    found = references.references
-    return found
+    return ReferenceFileSystem(source, remote_protocol="file", skip_instance_cache=True).references
 
 
 class _References:
@@ -129,7 +125,7 @@ def parse_references(files: SourceFiles, found: Mapping[str, Any], *, recode: bo
     def decoded() -> AbstractContextManager[Callable[[str], Any]]:
         fs = ReferenceFileSystem(
             found,
-            remote_protocol=None if not is_local else "file",
+            remote_protocol="file" if is_local else None,
             remote_options={**files.remote_options, "asynchronous": True},
             asynchronous=True,
         )
@@ -149,7 +145,7 @@ def _arrays_of(store: Store) -> Iterator[Callable[[str], Any]]:
 
 def parse_tiff(files: SourceFiles, url: str, *, recode: bool) -> ParsedSource:
     """Find the tiles or strips of the first series of a TIFF file, with all its levels."""
-    tifffile = library("tifffile", "tiff", url)
+    tifffile = library("tifffile", "tiff", repr(url))
     path = file_path(url)
     directory, _, name = (url if path is None else abspath(path)).rpartition("/")
     files.size(f"{directory}/{name}")  # notes the state of the file before its first read

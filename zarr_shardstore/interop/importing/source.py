@@ -34,15 +34,16 @@ from zarr_shardstore.access import (
     backends,
     byte_ranges,
     chunk_keys,
-    concurrency,
     file_keys,
     fs,
+    gather_bounded,
     index_reads,
     metadata,
     requests,
     resolve,
 )
 from zarr_shardstore.errors import ShardConflictError, ShardStoreError
+from zarr_shardstore.tools.inspect.find import lineage
 
 RECODED = ("", -1, 1)  # reference to a chunk that is encoded again
 
@@ -70,24 +71,28 @@ _SIGNATURES = {
 _FILE = "//"
 """Prefix of the keys of files. No key of a zarr store begins with it."""
 
-_DOCUMENTS = ("zarr.json", ".zarray", ".zattrs")
 _BUFFER_NBYTES = 1 << 20
 _CHUNK_KEY = re.compile(r"(.*?/)?c((?:/[0-9]+)*)")
 
 
-def library(name: str, extra: str, path: str) -> Any:
-    """Import the library that reads a file."""
+def library(name: str, extra: str, user: str) -> Any:
+    """Import a library of an extra; `user` is what needs it, for the error message."""
     try:
         return importlib.import_module(name)
     except ImportError as error:
         raise ImportError(
-            f"{path!r} is read with {name}: pip install zarr-shardstore[{extra}]"
+            f"{user} needs {error.name}: pip install 'zarr-shardstore[{extra}]'"
         ) from error
 
 
-def format_of(head: bytes) -> str | None:
-    """Return the format of a file that begins with these bytes, if it is known."""
-    return next((name for sign, name in _SIGNATURES.items() if head.startswith(sign)), None)
+def format_of(read: Callable[[int, int], bytes | memoryview]) -> str | None:
+    """Return the format of a file, given a function that reads from start to stop."""
+    for offset in (0, 512, 1024, 2048, 4096):  # HDF5 may begin after a user block
+        head = bytes(read(offset, offset + 8)).lstrip()
+        found = next((name for sign, name in _SIGNATURES.items() if head.startswith(sign)), None)
+        if found == "hdf5" or (found is not None and offset == 0):
+            return found
+    return None
 
 
 def file_path(url: str) -> str | None:
@@ -117,7 +122,7 @@ class SourceFiles:
         self.states: dict[str, tuple[int, int, int]] = {}
         """Size, time and inode of each local file at its first read."""
         self._stores: dict[str, Store] = {}
-        self._slots = concurrency.PerLoop(lambda: asyncio.Semaphore(backends.MAX_CONCURRENCY))
+        self._slots = asyncio.Semaphore(backends.MAX_CONCURRENCY)  # of all threads, in zarr's loop
 
     def _object(self, url: str) -> tuple[Store, str]:
         directory, _, name = url.rpartition("/")
@@ -157,7 +162,7 @@ class SourceFiles:
         if all(file_path(url) is not None for url, *_ in ranges):
             return [self.read(*each) for each in ranges]
         replies = [self._read_object(*each) for each in ranges]
-        return sync(concurrency.gather_bounded(replies, backends.MAX_CONCURRENCY))
+        return sync(gather_bounded(replies, backends.MAX_CONCURRENCY))
 
     async def _read_object(self, url: str, start: int, stop: int) -> bytes | memoryview:
         if start == stop:
@@ -165,7 +170,7 @@ class SourceFiles:
         if file_path(url) is not None:
             return self.read(url, start, stop)
         store, name = self._object(url)
-        async with self._slots.here():  # for all threads
+        async with self._slots:
             wanted = RangeByteRequest(start, stop)
             found = await store.get(name, default_buffer_prototype(), wanted)
         if found is None:
@@ -283,8 +288,7 @@ class SourceBackend(backends.BlockingBackend):
         self, parsed: ParsedSource, files: SourceFiles, reopen: Callable[[], tuple[Any, ...]]
     ) -> None:
         self.parsed, self._files, self._reopen = parsed, files, reopen
-        documents = parsed.documents.items()
-        self._documents = {key: metadata.dump_document(doc) for key, doc in documents}
+        self._documents = {k: metadata.dump_document(doc) for k, doc in parsed.documents.items()}
         if not parsed.is_local:
             self.max_requests_at_once = backends.MAX_CONCURRENCY
         self.lacks.add("delete")
@@ -331,27 +335,25 @@ class SourceBackend(backends.BlockingBackend):
     def perform(
         self, batch: list[requests.Request], _: backends.OpenFiles | None = None
     ) -> list[Any]:
-        gets = [request for request in batch if isinstance(request, requests.Get)]
-        found = iter(self._read([(get.key, get.byte_range) for get in gets]))
+        found = iter(self._read([each for each in batch if isinstance(each, requests.Get)]))
         return [
             next(found) if isinstance(each, requests.Get) else self.replies[type(each)](self, each)
             for each in batch
         ]
 
     def get_index(self, request: requests.GetIndex) -> requests.FoundIndex:
-        get = index_reads.index_get(request)
-        return index_reads.found_index(request, self._read([(get.key, get.byte_range)])[0])
+        (found,) = self._read([index_reads.index_get(request)])
+        return index_reads.found_index(request, found)
 
     def get_many(self, request: requests.GetMany) -> list[requests.Found]:
-        return self._read([(key, None) for key in request.keys])
+        return self._read([requests.Get(key) for key in request.keys])
 
     def exists(self, request: requests.Exists) -> bool:
-        return self._reference(request.key) is not None
+        key = request.key
+        return key in self._documents or self.parsed.references.get(key) is not None
 
     def get_size(self, request: requests.GetSize) -> int | None:
         reference = self._reference(request.key)
-        if reference == RECODED:
-            reference = self._recode(request.key)
         return None if reference is None else _nbytes_of(reference)
 
     def keys(self, prefix: str, *, shows_all: bool = False) -> Iterator[str]:
@@ -368,17 +370,12 @@ class SourceBackend(backends.BlockingBackend):
         return [name for name in names if not file_keys.is_hidden(name)]
 
     def _reference(self, key: str) -> Reference | None:
-        if key in self._documents:
-            return self._documents[key]
-        if key.startswith(_FILE):
-            url = key.removeprefix(_FILE)
-            return url, 0, self._files.size(url)
-        return self.parsed.references.get(key)
+        """Return the bytes of a value, or their place; a chunk may be encoded first."""
+        reference = self._documents.get(key) or self.parsed.references.get(key)
+        return self._recode(key) if reference == RECODED else reference
 
-    def _read(
-        self, wanted: Iterable[tuple[str, byte_ranges.ByteRange | None]]
-    ) -> list[requests.Found]:
-        parts = [self._part(*each) for each in wanted]
+    def _read(self, wanted: Iterable[requests.Get]) -> list[requests.Found]:
+        parts = [self._part(get.key, get.byte_range) for get in wanted]
         data = iter(self._files.read_all([part for part, _ in parts if isinstance(part, tuple)]))
         values = [(next(data) if isinstance(p, tuple) else p, size) for p, size in parts]
         return [requests.Found(v if v is None else memoryview(v), None, n) for v, n in values]
@@ -387,11 +384,10 @@ class SourceBackend(backends.BlockingBackend):
         self, key: str, byte_range: byte_ranges.ByteRange | None
     ) -> tuple[bytes | tuple[str, int, int] | None, int | None]:
         """Return the bytes, or a file with start and stop; and the size of the value."""
-        if key.startswith(_FILE) and isinstance(byte_range, byte_ranges.Range):
+        if key.startswith(_FILE):
+            assert isinstance(byte_range, byte_ranges.Range), "only `ranges_of` names files"
             return (key.removeprefix(_FILE), byte_range.start, byte_range.stop), None
         reference = self._reference(key)
-        if reference == RECODED:
-            reference = self._recode(key)
         if reference is None:
             return None, None
         nbytes = _nbytes_of(reference)
@@ -401,16 +397,6 @@ class SourceBackend(backends.BlockingBackend):
         url, offset, _ = reference
         return (url, offset + start, offset + stop), nbytes
 
-    def _array_of(self, key: str) -> str:
-        """Return the path of the array of a chunk key."""
-        path = key
-        while path:
-            path = path.rpartition("/")[0]
-            names = (f"{path}/{name}".lstrip("/") for name in ("zarr.json", ".zarray"))
-            if any(name in self._documents for name in names):
-                break
-        return path
-
     def _recode(self, key: str) -> bytes:
         """Return a chunk that its library has decoded, encoded as its array declares."""
         with self._lock:  # HDF5 has one lock for all
@@ -418,9 +404,10 @@ class SourceBackend(backends.BlockingBackend):
                 return self._recent[1]
             if self._array_at is None:
                 self._array_at = self._opened.enter_context(self.parsed.decoded())
-            path = self._array_of(key)
-            prefix = f"{path}/" if path else ""
-            own = ((name, self._documents.get(prefix + name)) for name in _DOCUMENTS)
+            names = {"zarr.json", ".zarray"}
+            above = [f"{path}/".lstrip("/") for path in reversed(lineage(key))]
+            prefix = next(p for p in above if any(p + name in self._documents for name in names))
+            own = ((name, self._documents.get(prefix + name)) for name in {*names, ".zattrs"})
             # At the root: zarr spells some paths in another way.
             store = MemoryStore({name: cpu.Buffer.from_bytes(doc) for name, doc in own if doc})
             with zarr.config.set({"array.write_empty_chunks": True}):
@@ -429,7 +416,9 @@ class SourceBackend(backends.BlockingBackend):
                 bounds = zip(coords, array.chunks, array.shape, strict=True)
                 box = tuple(slice(c * n, min((c + 1) * n, size)) for c, n, size in bounds)
                 with faults_named():
-                    values = self._array_at(path)[box]  # a netCDF variable may end earlier
+                    values = self._array_at(prefix.rstrip("/"))[
+                        box
+                    ]  # a netCDF variable may end earlier
                 starts = zip(box, np.shape(values), strict=True)
                 array[tuple(slice(b.start, b.start + n) for b, n in starts)] = values
             value = store._store_dict[key[len(prefix) :]].to_bytes()

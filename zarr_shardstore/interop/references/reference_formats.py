@@ -14,7 +14,6 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
-from importlib import import_module
 from itertools import islice
 from typing import Any, NamedTuple
 from urllib.parse import quote, urlsplit
@@ -23,17 +22,21 @@ from uuid import uuid4
 import fsspec
 import numpy as np
 import numpy.typing as npt
+from fsspec.implementations.reference import LazyReferenceMapper
 from zarr.core.buffer import cpu
+from zarr.core.metadata import ArrayV3Metadata
 from zarr.core.sync import sync
 
 from zarr_shardstore.access import arguments, chunk_keys, declarations
 from zarr_shardstore.errors import SpecError, UnsupportedError
-from zarr_shardstore.tools.native.translate import ZarrFormat
+from zarr_shardstore.interop.importing.source import library
+from zarr_shardstore.tools.native.translate import ZarrFormat, documents_in
 
 OUR_MEMBER = "zarr_shardstore"
 """Member of kerchunk's JSON with the states of shards; readers pass over it."""
 
 _AT_ONCE = 10_000  # references in one write
+_library = partial(library, extra="references", user="this form of references")
 
 S_NS = 1_000_000_000
 
@@ -115,19 +118,15 @@ class References:
 
     def documents(self) -> Iterator[tuple[str, declarations.Document]]:
         """Yield documents by key, groups first."""
-        nodes: list[tuple[str, str, Any, declarations.Document]]
-        if self.zarr_format == 3:
-            v3, name = {"zarr_format": 3, "node_type": "group"}, "zarr.json"
-            groups = sorted(self.groups.items())
-            nodes = [(path, name, {**v3, "attributes": found}, {}) for path, found in groups]
-        else:
-            v2, name = {"zarr_format": 2}, ".zarray"
-            nodes = [(path, ".zgroup", v2, found) for path, found in sorted(self.groups.items())]
-        nodes += [(array.path, name, array.doc, array.attributes) for array in self.arrays]
-        for path, name, doc, attributes in nodes:
-            yield f"{path}/{name}".lstrip("/"), doc
-            if attributes:
-                yield f"{path}/.zattrs".lstrip("/"), attributes
+        for path, attributes in sorted(self.groups.items()):
+            doc = {"zarr_format": 3, "node_type": "group", "attributes": attributes}
+            for name, shown in documents_in(self.zarr_format, doc, {}).items():
+                yield f"{path}/{name}".lstrip("/"), shown
+        for array in self.arrays:
+            name = ".zarray" if self.zarr_format == 2 else "zarr.json"
+            yield f"{array.path}/{name}".lstrip("/"), array.doc
+            if array.attributes:
+                yield f"{array.path}/.zattrs".lstrip("/"), array.attributes
 
     def head(self) -> dict[str, Any]:
         """Return the member of kerchunk's document with the versions of shards by key."""
@@ -188,15 +187,6 @@ def form_of(to: Any, out: str | os.PathLike[str] | None, url: str | None) -> For
     return Form("icechunk", (3,), partial(_to_icechunk, store=to, url=url), encoding, True)
 
 
-def _import(name: str) -> Any:
-    try:
-        return import_module(name)
-    except ImportError as error:
-        raise ImportError(
-            f"these references need {error.name}: pip install 'zarr-shardstore[references]'"
-        ) from error
-
-
 # ------------------------------------------------------------------------- kerchunk
 
 
@@ -236,11 +226,10 @@ def _to_json(found: References, out: str | os.PathLike[str] | None) -> Any:
 def _to_parquet(found: References, out: str | os.PathLike[str]) -> str:
     if any(not array.path for array in found.arrays):
         raise UnsupportedError("this form has no place for an array at the root: pass group=")
-    _import("kerchunk.df")
-    _import("fastparquet")
-    mapper = _import("fsspec.implementations.reference").LazyReferenceMapper
+    for name in ("kerchunk.df", "fastparquet"):
+        _library(name)
     with _published(out, replaces=False) as (fs, path):
-        references = mapper.create(path, fs=fs, record_size=_AT_ONCE)
+        references = LazyReferenceMapper.create(path, fs=fs, record_size=_AT_ONCE)
         for key, value in found.of_kerchunk():
             references[key] = value or b""
         references.flush()
@@ -274,7 +263,7 @@ def _refuse_empty(found: References) -> None:
 
 def _to_icechunk(found: References, store: Any, url: str | None) -> Any:
     """Write into a session, which the caller commits. A `url` of the caller is quoted already."""
-    spec_of = _import("icechunk").VirtualChunkSpec
+    spec_of = _library("icechunk").VirtualChunkSpec
     _refuse_empty(found)
     url = quote(found.url, safe=":/@") if url is None else found.url
     for array in found.arrays:
@@ -316,8 +305,7 @@ def _icechunk_specs(array: ReferencedArray, url: str, spec_of: Any) -> Iterator[
 
 
 def _to_virtualizarr(found: References) -> Any:
-    manifests = _import("virtualizarr.manifests")
-    metadata_of = import_module("zarr.core.metadata.v3").ArrayV3Metadata.from_dict
+    manifests = _library("virtualizarr.manifests")
     _refuse_empty(found)
     if any(not array.path for array in found.arrays):
         raise UnsupportedError("a ManifestStore has no array at its root: pass group=")
@@ -326,23 +314,19 @@ def _to_virtualizarr(found: References) -> Any:
         arguments.check_n_chunks(math.prod(array.grid_shape))
         if {"#", "?"} & {*found.url, *array.path}:
             raise UnsupportedError(f"a ManifestStore cuts URLs at '#' and '?': {array.path!r}")
-        paths = np.full(math.prod(array.grid_shape), "", dtype=np.dtypes.StringDType())
+        paths = np.full(array.grid_shape, "", dtype=np.dtypes.StringDType())
         offsets, lengths = np.zeros(paths.shape, np.uint64), np.zeros(paths.shape, np.uint64)
         for some in array.ranges:
-            at: Any = slice(None)
-            if array.grid_shape:
-                at = np.ravel_multi_index(tuple(some.coords.T), array.grid_shape)
-            urls = [f"{found.url}/{key}" for key in some.keys]
-            paths[at] = urls if some.version is None else urls[0]
+            at = (*some.coords.T, ...)  # also of an array without dimensions
+            paths[at] = np.array([f"{found.url}/{key}" for key in some.keys], paths.dtype)
             offsets[at], lengths[at] = some.offsets, some.nbytes
         manifest = manifests.ChunkManifest.from_arrays(
-            paths=paths.reshape(array.grid_shape),
-            offsets=offsets.reshape(array.grid_shape),
-            lengths=lengths.reshape(array.grid_shape),
-            validate_paths=False,
+            paths=paths, offsets=offsets, lengths=lengths, validate_paths=False
         )
         group, _, name = array.path.rpartition("/")
-        below[group][0][name] = manifests.ManifestArray(metadata_of(array.doc), manifest)
+        below[group][0][name] = manifests.ManifestArray(
+            ArrayV3Metadata.from_dict(array.doc), manifest
+        )
     for path in sorted(found.groups, reverse=True):  # members before their group
         arrays, groups = below[path]
         made = manifests.ManifestGroup(arrays, groups, attributes=dict(found.groups[path]))
@@ -358,6 +342,6 @@ def _registry(found: References) -> Any:
     scheme, host = urlsplit(found.url)[:2]
     client = found.client
     if scheme == "file":
-        client = _import("obstore.store").LocalStore()
+        client = _library("obstore.store").LocalStore()
     known = {} if client is None else {f"{scheme}://{host}": client}
-    return _import("obspec_utils.registry").ObjectStoreRegistry(known)
+    return _library("obspec_utils.registry").ObjectStoreRegistry(known)

@@ -56,8 +56,6 @@ from zarr_shardstore.tools.native import data_types, document_members, translate
 from zarr_shardstore.tools.native.draft_documents import array_of_draft, node_of_meta_key
 from zarr_shardstore.tools.native.translate import ZarrFormat, documents_in
 
-_TRANSFORMERS = "storage_transformers"
-
 _MASKED = "xarray masks its fill value, unless told use_zarr_fill_value_as_mask=False"
 
 
@@ -87,8 +85,7 @@ def to_references(
     to : {"kerchunk-json", "kerchunk-parquet", "virtualizarr"} or icechunk store
         Form of the references. An icechunk store belongs to a writable session.
     out : str or path, optional
-        Path or URL of references for kerchunk. JSON replaces a file there. Parquet needs a free
-        path.
+        Path or URL of references for kerchunk: JSON replaces a file there, Parquet does not.
     url : str, optional
         Prefix by which readers reach the stored objects: ``"s3://bucket/v.zarr"``. By default the
         URL of the store.
@@ -118,21 +115,19 @@ def to_references(
 
     Notes
     -----
-    A write to a shard makes the references to it stale: the bytes may lie elsewhere then.
-    `stale_references` finds such shards. icechunk refuses to read their chunks.
+    A write to a shard makes the references to it stale: `stale_references` finds such shards, and
+    icechunk refuses to read their chunks.
 
     Cost: the requests that find the arrays, a listing of each array, and one read for each shard.
 
     Examples
     --------
-    >>> import zarr
+    >>> import numpy as np, zarr
     >>> from zarr_shardstore import ShardingStore
     >>> base = {}
     >>> store = ShardingStore(base, chunks_per_shard=2)
-    >>> z = zarr.create_array(
-    ...     store, name="z", shape=4, chunks=1, dtype="u1", compressors=None
-    ... )
-    >>> z[:] = [1, 2, 3, 4]
+    >>> options = {"chunks": 1, "compressors": None}
+    >>> z = zarr.create_array(store, name="z", data=np.arange(4, dtype="u1"), **options)
     >>> to_references(base, url="s3://bucket/v.zarr")["refs"]["z/3"]
     ['s3://bucket/v.zarr/z/c/1', 1, 1]
     """
@@ -175,7 +170,7 @@ def stale_references(
     base = open_base(store, storage_options)
     base.seal()
     directory = posixpath.commonpath([f"{key}/" for key in noted]) if noted else ""
-    version_of = _versions_below(base, f"{directory}/" if directory else "")
+    version_of = _versions_below(base, f"{directory}/".lstrip("/"))
     versions = {key: version_of(key) for key in noted}
     return [key for key, now in versions.items() if now is None or not now.may_be(noted[key])]
 
@@ -187,20 +182,18 @@ def _versions_below(base: BaseStoreHandle, prefix: str) -> Callable[[str], Versi
     """
     store: Any = base.store
     root = base.root_of_files
-    found: list[tuple[str, str | None, int | None]] = []
+    infos: dict[str, Any] = {}
     if root is None and type(store) is ObjectStore:
-        metas = (meta for page in store.store.list(prefix or None) for meta in page)
-        found = [(meta["path"], meta["e_tag"], meta["size"]) for meta in metas]
+        infos = {info["path"]: info for page in store.store.list(prefix or None) for info in page}
     elif root is None and type(store) is FsspecStore:
         store.fs.invalidate_cache()
-        infos = sync(store.fs._find(f"{store.path}/{prefix}".rstrip("/"), detail=True))
+        found = sync(store.fs._find(f"{store.path}/{prefix}".rstrip("/"), detail=True))
         top = f"{store.path.strip('/')}/".lstrip("/")
-        for path, info in infos.items():
-            etag = info.get("ETag") or info.get("etag")
-            found.append((path.strip("/").removeprefix(top), etag, info.get("size")))
-    listed = {
-        key: Version((etag or "").strip('"') or None, None, size) for key, etag, size in found
-    }
+        infos = {path.strip("/").removeprefix(top): info for path, info in found.items()}
+    listed: dict[str, Version] = {}
+    for key, info in infos.items():  # obstore, s3fs, others
+        etag = info.get("e_tag") or info.get("ETag") or info.get("etag") or ""
+        listed[key] = Version(etag.strip('"') or None, None, info.get("size"))
 
     def version_of(key: str) -> Version | None:
         if root is not None:
@@ -317,9 +310,9 @@ class _Reader:
             key = f"{found.node.path}/.zattrs".lstrip("/")
             attributes = self.base.documents([key])[0] or {}
         elif found.node.hierarchy == "draft":
-            doc = array_of_draft({name: doc[name] for name in doc if name != _TRANSFORMERS})
+            doc = array_of_draft({k: v for k, v in doc.items() if k != "storage_transformers"})
         named = documents_in(self.zarr_format, doc, attributes)
-        return named.get("zarr.json") or named[".zarray"], named.get(".zattrs", {})
+        return named[".zarray" if self.zarr_format == 2 else "zarr.json"], named.get(".zattrs", {})
 
     def _with_ranges(self, grid: walks.ObjectGrid, array: ReferencedArray) -> ReferencedArray:
         array = replace(array, ranges=tuple(self._ranges(grid)))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections.abc import Sequence
 from time import monotonic
 
 from zarr.core.buffer import default_buffer_prototype
@@ -17,9 +18,9 @@ from zarr_shardstore.access import (
     LocalBackend,
     ShardingStore,
     chunk_keys,
-    concurrency,
     declarations,
     file_keys,
+    gather_bounded,
     metadata,
     open_base,
 )
@@ -65,8 +66,7 @@ class ServedStore:
             array = arrays[nodes[0]] or arrays[nodes[1]]
             if isinstance(array, ShardStoreError):
                 raise array
-            geometry = None if array is None else array.document.geometry
-            if array is not None and geometry is not None:
+            if array is not None and (geometry := array.document.geometry) is not None:
                 shown = encoding_in(self._format, geometry.encoding)
                 coords = shown.decode(suffix, len(geometry.shape))
                 prefix = array.node.chunk_prefix
@@ -77,12 +77,12 @@ class ServedStore:
 
     async def _document(self, path: str, name: str) -> bytes | None:
         if self._format is None:
-            (value,) = await self._values([_join(path, name)])
+            (value,) = await self._values(path, [name])
             return None if value is None or metadata.parse_json(value) is None else value
         shown = await self._node(path)
         if not path and name == ".zmetadata" and self._format == 2 and shown:
             members = [(p, *item) for p, docs in await self._nodes() for item in docs.items()]
-            shown = {_join(p, name): doc for p, name, doc in members}
+            shown = {f"{p}/{name}".lstrip("/"): doc for p, name, doc in members}
             return metadata.dump_document({"zarr_consolidated_format": 1, "metadata": shown})
         doc = shown.get(name)
         is_root = not path and doc and doc.get("node_type") == "group"
@@ -93,7 +93,7 @@ class ServedStore:
 
     async def _node(self, path: str) -> dict[str, declarations.Document]:
         """Return the documents of a node in the format, by name."""
-        values = await self._values([_join(path, name) for name in DOCUMENTS[:4]])
+        values = await self._values(path, DOCUMENTS[:4])
         found = zip(DOCUMENTS, values, strict=False)
         docs = {name: metadata.parse_json(v) or {} for name, v in found if v is not None}
         v2 = docs.get(".zarray") or docs.get(".zgroup")
@@ -115,13 +115,11 @@ class ServedStore:
             except ShardStoreError:
                 return path, {}
 
-        nodes = await concurrency.gather_bounded(
-            list(map(documents_of, sorted(paths))), _NODES_AT_ONCE
-        )
+        nodes = await gather_bounded(list(map(documents_of, sorted(paths))), _NODES_AT_ONCE)
         return [(path, docs) for path, docs in nodes if docs]
 
-    async def _values(self, keys: list[str]) -> list[bytes | None]:
-        asked = [(key, None) for key in keys]
+    async def _values(self, path: str, names: Sequence[str]) -> list[bytes | None]:
+        asked = [(f"{path}/{name}".lstrip("/"), None) for name in names]
         found = await self.store.get_partial_values(default_buffer_prototype(), asked)
         return [None if value is None else value.to_bytes() for value in found]
 
@@ -141,7 +139,3 @@ def is_public(key: str) -> bool:
         and not (name.startswith(".") and name not in DOCUMENTS)
         and not file_keys.is_hidden(key)
     )
-
-
-def _join(path: str, name: str) -> str:
-    return f"{path}/{name}" if path else name

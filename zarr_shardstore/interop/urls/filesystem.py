@@ -7,10 +7,8 @@ It is chained like ``zip::``, before the URL of the store::
     shard://?view=shards::file:///v.zarr          arrays with the shape of their shards
     shard://path/in/the/store::file:///v.zarr     a group, an array or a chunk
 
-fsspec finds it by the entry point ``fsspec.specs``. `ShardedCodecPipeline` takes its store, so zarr
-reads and writes an array at such a URL as in a `ShardingStore`.
-
-`ShardAdapter` is the same for zarr's own URLs, ``s3://bucket/v.zarr|shard:``, once zarr has them.
+`ShardedCodecPipeline` takes its store, so zarr reads and writes an array at such a URL as in a
+`ShardingStore`. `ShardAdapter` is the same for zarr's own URLs, ``s3://bucket/v.zarr|shard:``.
 
 Source: fsspec, ``AsyncFileSystem`` and "URL chaining"; zarr-python, pull request 4192, "URL
 pipelines".
@@ -27,6 +25,7 @@ from contextlib import suppress
 from dataclasses import replace
 from importlib import import_module
 from inspect import signature
+from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl
 
@@ -40,9 +39,10 @@ from zarr_shardstore.access import (
     ShardingMapping,
     ShardingStore,
     chunk_keys,
-    concurrency,
+    gather_bounded,
     metadata,
     resolve,
+    zarrs_loop,
 )
 from zarr_shardstore.errors import SpecError, UnsupportedError
 
@@ -69,12 +69,7 @@ class ShardFileSystem(AsyncFileSystem):  # type: ignore[misc]
         Options of obstore or fsspec for the store. In a chain they are below the name of its
         protocol: ``storage_options={"s3": {"anon": True}}``.
     **options
-        Options of `ShardingStore`, and of fsspec.
-
-    Raises
-    ------
-    SpecError
-        If there is no store, or an option is unknown or invalid.
+        Options of `ShardingStore`, and of fsspec. An unknown one raises `SpecError`.
 
     Notes
     -----
@@ -106,7 +101,7 @@ class ShardFileSystem(AsyncFileSystem):  # type: ignore[misc]
     @property
     def loop(self) -> asyncio.AbstractEventLoop:
         """zarr's event loop, because a client works in one loop. After a fork there is another."""
-        return concurrency.zarrs_loop()
+        return zarrs_loop()
 
     # -------------------------------------------------------------------- paths
 
@@ -122,8 +117,8 @@ class ShardFileSystem(AsyncFileSystem):  # type: ignore[misc]
 
     @staticmethod
     def _get_kwargs_from_urls(path: str) -> dict[str, Any]:
-        _, *query = _QUERY.split(path, maxsplit=1) if path.startswith("shard://") else [path]
-        return _options_of("".join(query))
+        _, *query = _QUERY.split(path, maxsplit=1)
+        return _options_of("".join(query)) if path.startswith("shard://") else {}
 
     # -------------------------------------------------------------------- reads
 
@@ -145,22 +140,22 @@ class ShardFileSystem(AsyncFileSystem):  # type: ignore[misc]
         **_: Any,
     ) -> list[Any]:
         """Read ranges of files, in at most two rounds. The store merges ranges by its own gap."""
-        n = len(paths)
+        keys, n = self._strip_protocol(list(paths)), len(paths)
         starts = list(starts) if isinstance(starts, Iterable) else [starts] * n
         ends = list(ends) if isinstance(ends, Iterable) else [ends] * n
-        if not len(starts) == len(ends) == n:
-            raise ValueError(f"{n} paths have {len(starts)} starts and {len(ends)} ends")
-        keys = [self._strip_protocol(path) for path in paths]
-        bounds = list(zip(keys, starts, ends, strict=True))
+        bounds = zip(keys, starts, ends, strict=True)
         ranges = [(key, await self._range(key, start, end)) for key, start, end in bounds]
-        store, prototype = self.sharding_store, default_buffer_prototype()
-        found = await store.get_partial_values(prototype, ranges)
-        pairs = list(zip(keys, found, strict=True))
-        missing = [key for key, value in pairs if value is None]
-        if missing and on_error == "raise":
-            raise FileNotFoundError(missing[0])
-        values = [FileNotFoundError(key) if v is None else v.to_bytes() for key, v in pairs]
-        return [v for v in values if not (on_error == "omit" and isinstance(v, Exception))]
+        prototype = default_buffer_prototype()
+        found = await self.sharding_store.get_partial_values(prototype, ranges)
+        values: list[Any] = []
+        for key, value in zip(keys, found, strict=True):
+            if value is not None:
+                values.append(value.to_bytes())
+            elif on_error == "raise":
+                raise FileNotFoundError(key)
+            elif on_error != "omit":
+                values.append(FileNotFoundError(key))
+        return values
 
     async def _range(self, key: str, start: int | None, end: int | None) -> ByteRequest | None:
         if end is None:
@@ -186,14 +181,12 @@ class ShardFileSystem(AsyncFileSystem):  # type: ignore[misc]
     async def _ls(self, path: str, detail: bool = True, **_: Any) -> list[Any]:
         key = self._strip_protocol(path)
         names = sorted({name async for name in self.sharding_store.list_dir(key)})
+        keys = [f"{key}/{name}".lstrip("/") for name in names]
+        if key and not keys:
+            keys = [(await self._info(path))["name"]]
         root = "/" if path.startswith("/") else ""  # zarr strips the path as it was given
-        paths = [root + f"{key}/{name}".lstrip("/") for name in names]
-        if key and not paths:
-            paths = [root + (await self._info(path))["name"]]
-        if not detail:
-            return paths
-        sizes = await self._nbytes_of([path.lstrip("/") for path in paths])
-        return list(map(_entry, paths, sizes))
+        paths = [root + key for key in keys]
+        return list(map(_entry, paths, await self._nbytes_of(keys))) if detail else paths
 
     async def _find(
         self, path: str, maxdepth: int | None = None, withdirs: bool = False, **options: Any
@@ -201,14 +194,13 @@ class ShardFileSystem(AsyncFileSystem):  # type: ignore[misc]
         if maxdepth is not None or withdirs:
             return await super()._find(path, maxdepth=maxdepth, withdirs=withdirs, **options)
         key, store = self._strip_protocol(path), self.sharding_store
-        prefix = f"{key}/" if key else ""
-        names = sorted([name async for name in store.list_prefix(prefix)])
-        if not names and key and await store.exists(key):
-            names = [key]
+        keys = sorted([each async for each in store.list_prefix(f"{key}/" if key else "")])
+        if not keys and key and await store.exists(key):
+            keys = [key]
         if not options.get("detail"):
-            return names
-        sizes = zip(names, await self._nbytes_of(names), strict=True)
-        return {name: _entry(name, size) for name, size in sizes if size is not None}
+            return keys
+        sizes = zip(keys, await self._nbytes_of(keys), strict=True)
+        return {key: _entry(key, size) for key, size in sizes if size is not None}
 
     async def _nbytes_of(self, keys: list[str]) -> list[int | None]:
         """Return the sizes of values, of chunks in one round; ``None`` for a missing key."""
@@ -223,7 +215,7 @@ class ShardFileSystem(AsyncFileSystem):  # type: ignore[misc]
                 sizes[key] = await store.getsize(key)
 
         left = [ask(key) for key in keys if key not in sizes]
-        await concurrency.gather_bounded(left, _N_SIZES_AT_ONCE)
+        await gather_bounded(left, _N_SIZES_AT_ONCE)
         return [sizes.get(key) for key in keys]
 
     async def _du(
@@ -236,10 +228,8 @@ class ShardFileSystem(AsyncFileSystem):  # type: ignore[misc]
     async def _get_file(self, rpath: str, lpath: str, **_: Any) -> None:
         if await self._isdir(rpath):
             os.makedirs(lpath, exist_ok=True)
-            return
-        value = await self._cat_file(rpath)
-        with open(lpath, "wb") as file:
-            file.write(value)
+        else:
+            Path(lpath).write_bytes(await self._cat_file(rpath))
 
     # ------------------------------------------------------------------- writes
 
@@ -247,16 +237,16 @@ class ShardFileSystem(AsyncFileSystem):  # type: ignore[misc]
         key, store, value = self._strip_protocol(path), self.sharding_store, bytes(value)
         if mode != "create":
             await store.set(key, value)
-        elif await store.exists(key):
-            raise FileExistsError(path)
-        else:  # another writer may be faster
+            return
+        is_there = await store.exists(key)
+        if not is_there:  # another writer may be faster
             await store.set_if_not_exists(key, value)
-            if await self._cat_file(key) != value:
-                raise FileExistsError(path)
+            is_there = await self._cat_file(key) != value
+        if is_there:
+            raise FileExistsError(path)
 
     async def _put_file(self, lpath: str, rpath: str, mode: str = "overwrite", **_: Any) -> None:
-        with open(lpath, "rb") as file:
-            await self._pipe_file(rpath, file.read(), mode=mode)
+        await self._pipe_file(rpath, Path(lpath).read_bytes(), mode=mode)
 
     async def _cp_file(self, path1: str, path2: str, **_: Any) -> None:
         await self._pipe_file(path2, await self._cat_file(path1))
@@ -298,7 +288,7 @@ class ShardFileSystem(AsyncFileSystem):  # type: ignore[misc]
 
 
 class _ShardFile(AbstractBufferedFile):  # type: ignore[misc]
-    """One value, stored in one piece at its close or the end of its transaction."""
+    """One value, stored at its close or the end of its transaction."""
 
     def _upload_chunk(self, final: bool = False) -> bool:
         if final and self.autocommit:
@@ -356,8 +346,8 @@ def _entry(key: str, size: int | None = None) -> dict[str, Any]:
 class ShardAdapter:
     """Segment ``shard:`` of a URL of zarr, with options and a path: ``|shard:a/b?order=C``.
 
-    zarr will find it by the entry point ``zarr.url_adapters``; no release has these URLs yet.
-    Options may also come by ``storage_options={"shard": {...}}``.
+    No release of zarr has these URLs yet. Options may also come by
+    ``storage_options={"shard": {...}}``.
     """
 
     @classmethod
