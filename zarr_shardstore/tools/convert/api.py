@@ -34,6 +34,10 @@ _Lengths: TypeAlias = (
     "Sequence[int | Iterable[int]] | Mapping[str | int, int | Iterable[int]] | None"
 )
 
+_WAY_BACK = (
+    "the way back: unshard_store (unshard), then from_native (from-native) with zarr_format=2"
+)
+
 
 class ConversionArguments(TypedDict, total=False):
     """Keyword arguments of every conversion; `shard_store` documents them."""
@@ -44,6 +48,8 @@ class ConversionArguments(TypedDict, total=False):
     destination_options: Mapping[str, Any] | None
     dry_run: bool
     progress: OnProgress | None
+    copy_rest: bool
+    estimate: bool
 
 
 def shard_store(
@@ -68,6 +74,8 @@ def shard_store(
     shard_shape: _Shape = ...,
     native: bool = False,
     ome: bool = False,
+    copy_rest: bool = False,
+    estimate: bool = False,
 ) -> ConversionReport:
     """Pack the chunks of the arrays of a store into shards, in place or in another store.
 
@@ -80,9 +88,10 @@ def shard_store(
         Any store that `ShardingStore` wraps.
     destination
         Another store of any kind; ``None``: in place. All keys of the source are copied to it,
-        arrays in their new form. Directories of chunks are not listed: other objects in them
-        (``z/c/notes.txt``) are not copied. An array that is there already is compared with the
-        source, chunk by chunk. Close a `ZipStore` afterwards: only then its file is whole.
+        arrays in their new form; with `paths` only those, and the documents of groups above.
+        Directories of chunks are not listed: other objects in them (``z/c/notes.txt``) are not
+        copied. An array that is there already is compared with the source, chunk by chunk. Close
+        a `ZipStore` afterwards: only then its file is whole.
     chunks_per_shard : "auto", int, tuple of int, mapping
         As for `ShardingStore`. ``"auto"``, the default, looks at the sizes of stored chunks, and
         the report says why. A shard is no longer than the grid of the array. A name of no array
@@ -118,7 +127,13 @@ def shard_store(
         In place this comes first, so a killed conversion leaves a readable store. Without it,
         only this package reads the shards of Zarr v2 arrays.
     ome
-        With `native`: turn OME-Zarr 0.4 metadata into 0.5.
+        With `native`: turn OME-Zarr 0.4 metadata into 0.5. The way back: `unshard_store`, then
+        ``from_native(store, zarr_format=2, ome=True)``.
+    copy_rest
+        With `paths` and a destination: also copy all other arrays and keys, as they are.
+    estimate
+        With `dry_run`: also count objects and bytes before and after, requests, their price and
+        time. Cost: requests for up to 4,096 objects of each array, and a listing of sparse ones.
 
     Returns
     -------
@@ -184,6 +199,7 @@ def shard_store(
     options = ConversionArguments(
         paths=paths, executor=executor, destination_options=destination_options, progress=progress
     )
+    options |= {"copy_rest": copy_rest, "estimate": estimate}
     convert = partial(convert_store, sharding=sharding, **options)
     notes: tuple[str, ...] = ()
     if native:
@@ -195,9 +211,13 @@ def shard_store(
         with only_conversion(base) if is_in_place else nullcontext():
             if is_in_place:
                 notes = finish_exchanges(base)
-            preview, change = native_preview(base, paths, ome=ome)
+            above = destination is not None and not copy_rest
+            preview, change = native_preview(base, paths, ome=ome, above=above)
             report = convert(preview, destination, dry_run=dry_run or is_in_place)
             notes += change.notes
+            if destination is None and change.n_of_v2:
+                way_back = f"{_WAY_BACK} and ome=True" if ome else _WAY_BACK
+                notes += (f"{change.n_of_v2} arrays of Zarr v2 become v3 in place; {way_back}",)
             if is_in_place:  # nothing was refused
                 change.make(base, dry_run=False)
                 report = convert(base, None)
