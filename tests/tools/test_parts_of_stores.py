@@ -94,7 +94,7 @@ def test_a_part_may_become_the_whole() -> None:
 def test_in_place_there_is_no_rest_to_copy() -> None:
     base = make(3)
     before = dict(base)
-    with pytest.raises(SpecError, match="goes with a destination"):
+    with pytest.raises(SpecError, match="go with a destination"):
         convert(base, None, "g/a", copy_rest=True)
     assert base == before
 

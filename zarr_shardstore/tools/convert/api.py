@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import nullcontext
 from dataclasses import replace
@@ -11,6 +11,7 @@ from types import EllipsisType
 from typing import Any, TypeAlias, TypedDict, Unpack
 
 from zarr_shardstore.access import (
+    BaseStoreHandle,
     ShardingMapping,
     StoreLike,
     arguments,
@@ -27,15 +28,12 @@ from zarr_shardstore.tools.convert.in_place import only_conversion
 from zarr_shardstore.tools.convert.job import convert_store, finish_exchanges
 from zarr_shardstore.tools.convert.report import CompactionReport, ConversionReport, OnProgress
 from zarr_shardstore.tools.inspect.occupancy import cell_of
-from zarr_shardstore.tools.native.preview import native_preview
+from zarr_shardstore.tools.native.bridge import DocumentChange
+from zarr_shardstore.tools.native.preview import NativePreview, native_preview
 
 _Shape: TypeAlias = policies.ChunksPerShard | EllipsisType
 _Lengths: TypeAlias = (
     "Sequence[int | Iterable[int]] | Mapping[str | int, int | Iterable[int]] | None"
-)
-
-_WAY_BACK = (
-    "the way back: unshard_store (unshard), then from_native (from-native) with zarr_format=2"
 )
 
 
@@ -201,32 +199,44 @@ def shard_store(
     )
     options |= {"copy_rest": copy_rest, "estimate": estimate}
     convert = partial(convert_store, sharding=sharding, **options)
-    notes: tuple[str, ...] = ()
     if native:
         base = open_base(source, source_options)
-        is_in_place = destination is None and not dry_run
-        if is_in_place:
-            base.check_replaceable()
-            base.check_writable()
-        with only_conversion(base) if is_in_place else nullcontext():
-            if is_in_place:
-                notes = finish_exchanges(base)
-            above = destination is not None and not copy_rest
-            preview, change = native_preview(base, paths, ome=ome, above=above)
-            report = convert(preview, destination, dry_run=dry_run or is_in_place)
-            notes += change.notes
-            if destination is None and change.n_of_v2:
-                way_back = f"{_WAY_BACK} and ome=True" if ome else _WAY_BACK
-                notes += (f"{change.n_of_v2} arrays of Zarr v2 become v3 in place; {way_back}",)
-            if is_in_place:  # nothing was refused
-                change.make(base, dry_run=False)
-                report = convert(base, None)
-        report = replace(report, notes=notes + report.notes)
+        above = destination is not None and not copy_rest
+        preview = partial(native_preview, base, paths, ome=ome, above=above)
+        report = _convert_native(convert, base, preview, destination, dry_run=dry_run)
     else:
         report = convert(source, destination, source_options=source_options, dry_run=dry_run)
     if mapping is not None and not dry_run:
         mapping.consolidate_index()
     return report
+
+
+def _convert_native(
+    convert: Callable[..., ConversionReport],
+    base: BaseStoreHandle,
+    preview: Callable[[], tuple[NativePreview, DocumentChange]],
+    destination: StoreLike | None,
+    *,
+    dry_run: bool,
+) -> ConversionReport:
+    """Convert a store and translate its documents; in place these come first."""
+    notes: tuple[str, ...] = ()
+    is_in_place = destination is None and not dry_run
+    if is_in_place:
+        base.check_replaceable()
+        base.check_writable()
+    with only_conversion(base) if is_in_place else nullcontext():
+        if is_in_place:
+            notes = finish_exchanges(base)
+        previewed, change = preview()
+        report = convert(previewed, destination, dry_run=dry_run or is_in_place)
+        notes += change.notes
+        if destination is None and change.n_of_v2:
+            notes += (f"{change.n_of_v2} arrays of Zarr v2 become v3 in place; {change.way_back}",)
+        if is_in_place:  # nothing was refused
+            change.make(base, dry_run=False)
+            report = convert(base, None)
+    return replace(report, notes=notes + report.notes)
 
 
 def unshard_store(

@@ -68,23 +68,19 @@ def convert_store(
 ) -> ConversionReport:
     """Convert a store, in place if there is no destination; `shard_store` has the errors."""
     begun = time.monotonic()
-    if progress is not None and not callable(progress):
-        raise SpecError(f"progress is a function of a Progress, got {progress!r}")
-    if executor is not None and not callable(getattr(executor, "submit", None)):
-        raise SpecError(
-            f"executor is a concurrent.futures.Executor, got {type(executor).__name__}; "
-            "of dask take client.get_executor()"
-        )
+    _check_callables(executor, progress)
     patterns = None if paths is None else arguments.paths_of(paths)
     is_in_place = destination is None
     if estimate and not dry_run:
         raise SpecError("estimate=True goes with dry_run=True: a report of a conversion has counts")
-    if is_in_place and copy_rest:
-        raise SpecError("copy_rest=True (--all) goes with a destination: in place the rest stays")
-    if is_in_place and destination_options:
-        raise SpecError("destination_options without a destination: pass source_options")
+    if is_in_place and (copy_rest or destination_options):
+        raise SpecError(
+            "copy_rest=True (--all) and destination_options go with a destination: without one "
+            "pass source_options, and the rest stays"
+        )
     base = open_base(source, source_options)
     target = base if destination is None else open_base(destination, destination_options)
+    copies_all = copy_rest or patterns is None
     with own_threads() as threads:
         workers = threads if executor is None else executor
         _check_stores(base, target, workers)
@@ -92,23 +88,11 @@ def convert_store(
             target.check_writable()
 
         def plan() -> Conversion:
-            takes_all = copy_rest or patterns is None
-            plans, contents = plan_store(
-                base,
-                sharding,
-                patterns,
-                to_plain=to_plain,
-                in_place=is_in_place,
-                copy_rest=takes_all,
-            )
-            part = None
-            if not (is_in_place or takes_all):
-                part = Part.of(patterns or (), [p.node.path for p in plans if p.is_chosen])
-                contents.other_keys = [key for key in contents.other_keys if part.has(key)]
-                contents.unlisted = [node for node in contents.unlisted if part.has(node.path)]
-            return Conversion(
-                base, target, plans, contents, sharding.order, workers, progress, part
-            )
+            given = {"to_plain": to_plain, "in_place": is_in_place, "copy_rest": copies_all}
+            plans, contents = plan_store(base, sharding, patterns, **given)
+            part = None if copies_all or is_in_place else _take_part(plans, contents, patterns)
+            means = sharding.order, workers, progress, part
+            return Conversion(base, target, plans, contents, *means)
 
         notes: tuple[str, ...] = ()
         estimated = None
@@ -116,8 +100,8 @@ def convert_store(
             conversion = plan()
             arrays = tuple(map(_report_of, conversion.plans))
             if estimate:
-                found = estimate_conversion(base, conversion.plans, arrays, is_in_place)
-                arrays, estimated = found
+                found = base, conversion.plans, arrays, is_in_place
+                arrays, estimated = estimate_conversion(*found)
         else:
             base.seal()  # a shard that is sealed later would count as changed by another writer
             if not is_in_place:  # before the lock, so that a refusal leaves no trace
@@ -132,20 +116,41 @@ def convert_store(
                 finally:
                     invalidate_documents()
     contents = StoreContents() if is_in_place else conversion.contents
-    notes += _notes(contents, conversion)
+    notes += _notes(contents, arrays, conversion.part)
     n_copied, seconds = len(contents.other_keys), time.monotonic() - begun
     return ConversionReport(arrays, n_copied, notes, seconds, dry_run, estimated)
 
 
-def _notes(copied: StoreContents, conversion: Conversion) -> tuple[str, ...]:
-    arrays = [_report_of(plan) for plan in conversion.plans]
+def _check_callables(executor: Any, progress: Any) -> None:
+    if progress is not None and not callable(progress):
+        raise SpecError(f"progress is a function of a Progress, got {progress!r}")
+    if executor is not None and not callable(getattr(executor, "submit", None)):
+        raise SpecError(
+            f"executor is a concurrent.futures.Executor, got {type(executor).__name__}; "
+            "of dask take client.get_executor()"
+        )
+
+
+def _take_part(
+    plans: Sequence[ArrayPlan], contents: StoreContents, patterns: Iterable[str] | None
+) -> Part:
+    """Leave the keys out of the contents that do not go to the destination with these paths."""
+    part = Part.of(patterns or (), [plan.node.path for plan in plans if plan.is_chosen])
+    contents.other_keys = [key for key in contents.other_keys if part.has(key)]
+    contents.unlisted = [node for node in contents.unlisted if part.has(node.path)]
+    return part
+
+
+def _notes(
+    copied: StoreContents, arrays: Sequence[ArrayReport], part: Part | None
+) -> tuple[str, ...]:
     notes = tuple(
         f"the directory of the array {node.path!r} was not listed, because it has too many "
         "chunks, or the store lists none: if it holds keys that are neither chunks nor "
         "documents, they were not copied"
         for node in copied.unlisted
     )
-    if conversion.part is not None and (left := [a.path for a in arrays if a.reason == NOT_CHOSEN]):
+    if part is not None and (left := [a.path for a in arrays if a.reason == NOT_CHOSEN]):
         notes += (
             f"these arrays stay out of the destination: {quoted(left)}; groups above the others "
             "come without consolidated metadata; copy_rest=True (--all) copies all",

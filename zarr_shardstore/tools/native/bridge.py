@@ -165,6 +165,7 @@ def native_change(
         change.selected |= dict.fromkeys(sorted(groups & change.before.keys()))
     change.for_each(lambda path: _make_native(change.before[path], change.after[path], ome))
     if ome:
+        change.way_back += " and ome=True"
         change.for_each(change.name_dimensions)
     elif found := [path or "/" for path in change.selected if change.has_old_ome(path)]:
         change.notes += (
@@ -257,6 +258,9 @@ class DocumentChange:
         self.selected = dict.fromkeys(sorted(select_paths(set(self.before), paths)))
         self.reasons: dict[str, str] = {}
         self.notes: tuple[str, ...] = ()
+        self.way_back = (
+            "the way back: unshard_store, then from_native (from-native) with zarr_format=2"
+        )
 
     def make(self, base: BaseStoreHandle, *, dry_run: bool) -> NativeReport:
         """Write and remove documents, unless it is a dry run."""
