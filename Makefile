@@ -40,11 +40,15 @@ test-thorough:
 test-oldest: .venv-oldest/.done
 	.venv-oldest/bin/python -m pytest -n $(WORKERS) -p no:cacheprovider tests/unit $(ARGS)
 
-# Wheel and sdist, each installed into an empty environment and used there.
+# Wheel and sdist, with a README that renders and a small wheel, each installed into an empty environment and used there.
+# The wheel is 33,000 lines of Python with their docstrings, and nothing else: 551 kB.
+MAX_WHEEL := 600000
 dist: $(VENV)/bin/python
 	@rm -rf dist .venv-dist
-	$(VENV)/bin/python $(PIP) build
+	$(VENV)/bin/python $(PIP) build twine
 	$(VENV)/bin/python -m build --outdir dist >/dev/null
+	$(VENV)/bin/python -m twine check --strict dist/*
+	@$(VENV)/bin/python -c "import glob, os, sys; (wheel,) = glob.glob('dist/*.whl'); n = os.path.getsize(wheel); print(f'{wheel}: {n:,} bytes'); sys.exit('the wheel is larger than $(MAX_WHEEL) bytes' if n > $(MAX_WHEEL) else 0)"
 	@for file in dist/*; do \
 		rm -rf .venv-dist && $(PYTHON) -m venv .venv-dist && \
 		.venv-dist/bin/python $(PIP) "$$file[cli]" && \

@@ -83,7 +83,7 @@ if TYPE_CHECKING:  # `X as X`: type checkers take these for public names
     from zarr_shardstore.tools.native.bridge import to_native as to_native
     from zarr_shardstore.zarr_hooks.pipeline import ShardedCodecPipeline as ShardedCodecPipeline
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 _MODULES = {
     name: f"zarr_shardstore.{module}"

@@ -44,9 +44,9 @@ ROOMS = {
     "core/io": 5_829,
     "core/zarr_hooks": 1_778,
     "core/store": 3_408,
-    "tools": 8_492,
-    "cli": 1_196,
-    "interop": 4_285,
+    "tools": 8_968,
+    "cli": 1_302,
+    "interop": 4_286,
 }
 """Lines that each room may have. The core is what is neither `tools`, `cli` nor `interop`."""
 

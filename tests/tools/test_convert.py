@@ -599,14 +599,14 @@ def test_other_keys_and_consolidated_metadata(where: str) -> None:
     assert meaning(objects_of(base)) == meaning(source)
 
 
-def test_what_is_not_selected_is_copied() -> None:
+def test_what_is_not_selected_is_copied_on_demand() -> None:
     """Plain and sharded arrays in the form they have, and arrays of an unknown chunk grid."""
     unknown = full(V3, "unknown")
     doc = {**unknown.document, "chunk_grid": {"name": "rectangular", "configuration": {}}}
     source = three() | unknown.objects() | {"unknown/zarr.json": json.dumps(doc).encode()}
     shard_store(source, paths="mask", chunks_per_shard=(3, 1))
     target: dict[str, bytes] = {}
-    report = shard_store(source, target, paths="raw/a", chunks_per_shard=2)
+    report = shard_store(source, target, paths="raw/a", chunks_per_shard=2, copy_rest=True)
     assert [(r.path, r.action) for r in report.arrays] == [
         ("mask", "copied"),
         ("raw/a", "sharded"),

@@ -25,6 +25,7 @@ from zarr_shardstore import (
     SpecError,
     UnfinishedConversionError,
     UnsupportedError,
+    from_native,
     get_shard_info,
     shard_store,
     unshard_store,
@@ -224,10 +225,10 @@ def test_metadata_that_changes_on_the_way_stops_it() -> None:
 
 
 def test_some_arrays_into_a_zip(tmp_path: Path) -> None:
-    """Paths may be any iterable; what they do not name is copied as it is, in its format."""
+    """Paths may be any iterable; on demand, what they do not name is copied as it is."""
     source = make({})
     with ZipStore(tmp_path / "a.zip", mode="w") as destination:
-        report = shard(source, destination, paths=(path for path in ["s"]))
+        report = shard(source, destination, paths=(path for path in ["s"]), copy_rest=True)
     assert [array.read_by for array in report.arrays] == ["every v2 reader", "every v3 reader"]
     assert report.read_by == "every v2 reader (1 of 2); every v3 reader (1 of 2)"
     base = ZipStore(tmp_path / "a.zip", mode="r")
@@ -248,3 +249,38 @@ def test_processes_convert_it_elsewhere(tmp_path: Path) -> None:
     root = tmp_path / "b.zarr"
     files = [path for path in root.rglob("*") if path.is_file()]
     assert_native({path.relative_to(root).as_posix(): path.read_bytes() for path in files})
+
+
+def test_the_way_back_from_a_conversion_in_place() -> None:
+    """The report names it. `unshard` and `from_native` give OME-Zarr 0.4 with the same chunks."""
+    start = make({})
+    base = dict(start)
+    report = shard(base, ome=True)
+    (note,) = [note for note in report.notes if "the way back" in note]
+    assert note.endswith("from_native (from-native) with zarr_format=2 and ome=True")
+    unshard_store(base)
+    from_native(base, zarr_format=2, ome=True)
+    assert base.keys() ^ start.keys() <= {"0/.zattrs", "s/.zattrs", "s/1/.zattrs"}
+    assert {k: v for k, v in base.items() if ".z" not in k} == {
+        k: v for k, v in start.items() if ".z" not in k
+    }
+    for is_consolidated in (False, True):
+        root = zarr.open_group(
+            wrap(base), mode="r", zarr_format=2, use_consolidated=is_consolidated
+        )
+        assert list(root.attrs) == ["multiscales"]
+        (image,) = json.loads(start[".zattrs"])["multiscales"]
+        assert root.attrs["multiscales"] == [image]
+        for path, data in LEVELS.items():
+            np.testing.assert_array_equal(root[path][:], data)  # type: ignore[index]
+
+
+def test_ome_metadata_goes_back_only_to_v2() -> None:
+    """Without `ome` a note says what stays; with Zarr v3 it is refused."""
+    base = make({})
+    shard(base, ome=True)
+    with pytest.raises(SpecError, match="goes with zarr_format=2"):
+        from_native(base, ome=True)
+    (note,) = from_native(base, zarr_format=2, dry_run=True).notes
+    assert "OME-Zarr 0.5 metadata stays in '/'" in note
+    assert not from_native(base, zarr_format=2, ome=True, dry_run=True).notes

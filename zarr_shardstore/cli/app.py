@@ -10,11 +10,26 @@ from typing import Annotated, Any, NamedTuple
 import typer
 
 from zarr_shardstore import __version__
+from zarr_shardstore.cli import EXIT_CODES
 from zarr_shardstore.cli.parameters import EXECUTOR, PARAMETERS
 
+FIRST_SCREEN = """\
+Sharding for Zarr: many chunks in one file or object.
+
+  zarr-shardstore info STORE                  Show arrays, chunks and shards.
+  zarr-shardstore shard STORE NEW --dry-run   Say what packing would do and cost; then
+                                              pack, without --dry-run.
+  zarr-shardstore map STORE                   Draw which shards there are, and how full.
+  zarr-shardstore fsck STORE                  Find damage.
+  zarr-shardstore import FILE NEW             Copy HDF5, NetCDF or TIFF into shards.
+
+All commands: zarr-shardstore --help. One of them: zarr-shardstore shard --help.
+To complete them by the Tab key: zarr-shardstore --install-completion."""
+"""Output without arguments: the commands that people need, and where the rest is."""
+
 app = typer.Typer(
-    no_args_is_help=True,
-    add_completion=False,
+    invoke_without_command=True,
+    epilog="\b\nExit codes:\n" + "\n".join(f"{n:>5}  {text}" for n, text in EXIT_CODES.items()),
     rich_markup_mode=None,  # plain help and errors: the same in a pipe
     pretty_exceptions_enable=False,
     help="Sharding for Zarr: look at stores, and convert them. Chunks are moved, never decoded.",
@@ -29,11 +44,14 @@ def _print_version(is_asked: bool) -> None:
 
 @app.callback()
 def _all_commands(
+    context: typer.Context,
     _version: Annotated[
         bool,
         typer.Option("--version", callback=_print_version, is_eager=True, help="Say which it is."),
     ] = False,
-) -> None: ...
+) -> None:
+    if context.invoked_subcommand is None:
+        typer.echo(FIRST_SCREEN)
 
 
 class Command(NamedTuple):
@@ -67,7 +85,7 @@ def _callback(command: Command, name: str) -> Callable[..., None]:
     return run
 
 
-_CONVERSION = f"paths {EXECUTOR} source_options destination_options dry_run yes as_json"
+_CONVERSION = f"paths copy_rest {EXECUTOR} source_options destination_options dry_run yes as_json"
 _FORM = "declaration index_location order"
 _SHARDS = "chunks_per_shard shard_nbytes shards_at"
 _TRANSLATION = "paths storage_options dry_run yes as_json"
@@ -85,7 +103,10 @@ COMMANDS = (
     Command(
         "unshard packed.zarr volume-again.zarr",
         f"source destination {_CONVERSION}",
-        "Store each chunk as an object of its own again.",
+        """Store each chunk as an object of its own again.
+
+        From-native --zarr-format 2 --ome then makes OME-Zarr 0.4 of it again.
+        """,
     ),
     Command(
         "reshard packed.zarr --chunks-per-shard 4 --yes",
@@ -102,7 +123,7 @@ COMMANDS = (
     ),
     Command(
         "from-native packed.zarr --dry-run",
-        f"store zarr_format {_TRANSLATION}",
+        f"store zarr_format ome {_TRANSLATION}",
         """Declare native shards in the other ways.
 
         Only metadata is written: the shards stay as they are. No other program reads them then.
@@ -110,10 +131,11 @@ COMMANDS = (
     ),
     Command(
         "info packed.zarr",
-        "store paths storage_options as_json",
+        "store arrays paths storage_options as_json",
         """Show arrays, and what their shards hold.
 
-        If something is damaged, it says so and ends with status 1.
+        Of several arrays it shows a table. If something is damaged, it says so and ends with
+        status 1.
         """,
     ),
     Command(
@@ -151,12 +173,13 @@ COMMANDS = (
         "store path png html storage_options as_json",
         """Draw which shards there are, and how full.
 
-        If some are damaged, it names them and ends with status 1.
+        Of a group it shows a table, and the map of the largest array. If some shards are damaged,
+        it names them and ends with status 1.
         """,
     ),
     Command(
         "serve packed.zarr --as v2 --open",
-        "store shown_as host port in_browser storage_options",
+        "store shown_as host port in_browser storage_options as_json",
         """Serve chunks over HTTP, and a page with slices.
 
         Browsers and other readers open it without this package. Nothing is written.

@@ -152,11 +152,12 @@ def _local_path(store: str) -> Path | None:
 
 
 def confirm(warning: str, other_way: str, *, is_confirmed: bool) -> None:
-    """Ask before the command continues, unless confirmed; refuse without a terminal."""
+    """Ask before the command continues, unless confirmed; without a terminal say what to do."""
     if is_confirmed:
         return
     if not _can_ask():
-        raise _bad("--yes", f"{warning}: say --yes to do that, or {other_way}")
+        typer.echo(f"nothing was done: {warning}; say --yes to do that, or {other_way}", err=True)
+        raise typer.Exit(2)
     question = f"{warning[0].upper()}{warning[1:]} (or {other_way}). Go on?"
     typer.confirm(question, abort=True, err=True)
 

@@ -19,6 +19,7 @@ from zarr_shardstore.cli import output
 from zarr_shardstore.cli.arguments import Work, confirm, is_same
 from zarr_shardstore.errors import SpecError
 from zarr_shardstore.tools.inspect import shard_map
+from zarr_shardstore.tools.inspect.find import arrays_at
 from zarr_shardstore.tools.inspect.readers import ONLY_HERE
 from zarr_shardstore.tools.inspect.shard_map import printable
 
@@ -51,8 +52,10 @@ def _convert(
     if warnings:
         warning, other_way = "; ".join(warnings), ", or ".join(other_ways)
         confirm(warning, other_way, is_confirmed=yes or options["dry_run"])
+    if destination is not None and options["paths"]:
+        output.say_what_is_left(options["paths"], source, copies_rest=options["copy_rest"])
     with work() as workers:
-        report = convert(*arguments, **options, **workers)
+        report = convert(*arguments, **options, **workers, estimate=options["dry_run"])
     output.check_arrays(report.arrays, source)
     output.print_report(as_json, report.as_dict(), output.conversion_text(report))
     output.fail_if_left(report.n_left)
@@ -88,8 +91,9 @@ def run_import(imported: str, imported_to: str, work: Work, as_json: bool, **opt
 # --------------------------------------------------------- reports, check, upkeep
 
 
-def run_info(store: str, as_json: bool, **options: Any) -> None:
-    found = zarr_shardstore.get_shard_info(store, **options)
+def run_info(store: str, arrays: Any, paths: Any, as_json: bool, **options: Any) -> None:
+    paths = [*(arrays or ()), *(paths or ())] or None
+    found = zarr_shardstore.get_shard_info(store, paths=paths, **options)
     output.check_arrays(found.arrays, store)
     output.print_report(as_json, found.as_dict(), output.info_text(found))
     if any(array.n_errors for array in found.arrays):
@@ -100,7 +104,14 @@ def run_info(store: str, as_json: bool, **options: Any) -> None:
 def run_map(
     store: str, path: str, png: Path | None, html: Path | None, as_json: bool, **options: Any
 ) -> None:
+    info = None
+    if not arrays_at(open_base(store, **options), path):
+        with suppress(SpecError):  # the map names the arrays that there are
+            info = zarr_shardstore.get_shard_info(store, paths=[path] if path else None, **options)
+            path = max(info.arrays, key=lambda array: array.stored_nbytes).path
     shards = shard_map.shard_map(store, path, **options)
+    if info is not None and not as_json:
+        typer.echo(f"{output.info_text(info)}\n\nthe largest array:")
     if png is not None:
         png.write_bytes(shard_map.render_figure(shards, "png"))
     if html is not None:
@@ -109,7 +120,8 @@ def run_map(
     for file in drawn:
         typer.echo(f"drawn: {file}", err=as_json)
     if as_json:
-        typer.echo(json.dumps(shards.as_dict()))
+        arrays = {} if info is None else {"arrays": info.as_dict()["arrays"]}
+        typer.echo(json.dumps({**shards.as_dict(), **arrays}))
     elif not drawn:
         width, n_lines = get_terminal_size((80, 46))
         is_ascii = not (sys.stdout.encoding or "").lower().startswith("utf")
@@ -187,12 +199,18 @@ def run_consolidate(
 
 
 def run_serve(
-    store: str, shown_as: str | None, in_browser: bool, storage_options: Any, **address: Any
+    store: str,
+    shown_as: str | None,
+    in_browser: bool,
+    storage_options: Any,
+    as_json: bool,
+    **address: Any,
 ) -> None:
     from zarr_shardstore.interop.serve.server import serve_store
 
     def say(url: str) -> None:
-        typer.echo(f"{printable(store)} is served at {url} until Ctrl-C")
+        served = f"{printable(store)} is served at {url} until Ctrl-C"
+        typer.echo(json.dumps({"store": store, "url": url}) if as_json else served)
         if in_browser:
             webbrowser.open(url)
 

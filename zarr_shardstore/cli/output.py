@@ -1,16 +1,6 @@
 """Output of the commands: reports on stdout; progress and failures on stderr.
 
 Reports are the same for each width of a terminal. Names in them are printable.
-
-Exit codes:
-
-====  ==================================================================
-0     done
-1     it failed, and one sentence says why; or the store is damaged
-2     the call is wrong: nothing was done; or fsck could not check
-3     done, but for arrays that are not understood: the output has the reasons
-130   interrupted
-====  ==================================================================
 """
 
 from __future__ import annotations
@@ -35,7 +25,12 @@ from zarr_shardstore.tools.inspect.shard_map import by, printable
 if TYPE_CHECKING:
     from zarr_shardstore import AdoptionReport, CheckReport, ConversionReport, RepairReport
     from zarr_shardstore.tools.check.presence import ArrayPresence
-    from zarr_shardstore.tools.convert.report import CompactionReport, OnProgress, Progress
+    from zarr_shardstore.tools.convert.report import (
+        CompactionReport,
+        Estimate,
+        OnProgress,
+        Progress,
+    )
     from zarr_shardstore.tools.inspect.info import ArrayInfo, StoreInfo
     from zarr_shardstore.tools.native.bridge import NativeReport
 
@@ -173,12 +168,26 @@ def path_text(path: str) -> str:
     return printable(path or "/")
 
 
+def say_what_is_left(paths: Sequence[str], source: str, *, copies_rest: bool) -> None:
+    """Say, before anything is copied, what becomes of the rest of a store."""
+    what, store = ", ".join(map(path_text, paths)), printable(source)
+    rest = f"only {what} goes there: --all copies the rest of {store}, too"
+    if copies_rest:
+        rest = f"{what} is converted, and the rest of {store} is copied as it is"
+    typer.echo(rest, err=True)
+
+
 def info_text(info: StoreInfo) -> str:
-    rows = [_figures(array) for array in info.arrays]
+    """Show the figures of one array, or a table of several."""
+    is_table = len(info.arrays) > 1
+    rows = [[] if is_table else _figures(array) for array in info.arrays]
     table = iter(_table([row for some in rows for row in some], right=(2, 3, 4)))
-    lines = [printable(info.store)]
-    for array, some in zip(info.arrays, rows, strict=True):
-        lines.append(f"{path_text(array.path)}  {_head(array)}")
+    heads = [f"{path_text(array.path)}  {_head(array)}" for array in info.arrays]
+    if is_table:
+        title, *heads = _table([_TITLES, *map(_line, info.arrays)], right=(4, 5, 6))
+    lines = [printable(info.store), title] if is_table else [printable(info.store)]
+    for array, head, some in zip(info.arrays, heads, rows, strict=True):
+        lines.append(head)
         lines += [f"  {next(table)}" for _ in some]
         if array.shares_objects:
             lines.append("  the objects are those of the v3 array: totals count them once")
@@ -196,6 +205,19 @@ def info_text(info: StoreInfo) -> str:
     )
     errors = f"; {count(info.n_errors, 'error')}" if info.n_errors else ""
     return "\n".join([*lines, f"read by: {printable(info.read_by)}", total + errors])
+
+
+_TITLES = ("array", "shape", "chunks", "shards", "objects", "fill", "size", "")
+
+
+def _line(array: ArrayInfo) -> Sequence[str]:
+    """Return the row of an array in a table of several."""
+    shapes = (array.shape, array.chunk_shape, array.shard_shape)
+    chunks, *_ = _figures(array) or [[""] * 5]
+    kind = printable(f"{array.dtype or 'unknown type'}, {array.hierarchy}")
+    size = decimal(array.stored_nbytes) if array.chunk_shape else ""
+    n = f"{array.n_objects:,}" if array.chunk_shape else ""
+    return path_text(array.path), *(by(s or ()) for s in shapes), n, chunks[3], size, kind
 
 
 def _head(array: ArrayInfo) -> str:
@@ -231,14 +253,16 @@ def _figures(array: ArrayInfo) -> list[list[str]]:
 def conversion_text(report: ConversionReport) -> str:
     """List the result, or with a dry run the plan, for each array and in sum."""
     would_be = "would be " if report.dry_run else ""
-    counted = ["", "", ""] if report.dry_run else ["chunks", "objects", "bytes"]
-    rows = [["array", "", "", "per shard", *counted, ""]]
+    is_counted = not report.dry_run or report.estimate is not None
+    rows = [["array", "", "", "per shard", *(_COUNTED if is_counted else _UNCOUNTED), ""]]
     for array in report.arrays:
         is_left = array.action == "skipped" and (would_be or array.is_left)
         action = "left" if is_left else array.action
-        counts = ["", "", ""]
-        if array.action != "skipped" and not report.dry_run:
-            counts = [f"{array.n_chunks:,}", f"{array.n_objects:,}", decimal(array.n_bytes)]
+        counts = list(_UNCOUNTED)
+        if array.action != "skipped" and is_counted:
+            before = f"{array.n_objects_before:,} → " if report.dry_run else ""
+            objects = f"{before}{array.n_objects:,}"
+            counts = [f"{array.n_chunks:,}", objects, decimal(array.n_bytes)]
         first = [path_text(array.path), array.hierarchy, would_be + action]
         cps = by(array.chunks_per_shard or ())
         rows.append([*first, cps, *counts, printable(array.reason)])
@@ -253,7 +277,36 @@ def conversion_text(report: ConversionReport) -> str:
         total.append(f"{report.seconds:.1f} s")
     notes = [f"note: {printable(note)}" for note in report.notes]
     readers = f"{would_be}read by: {printable(report.read_by)}"
-    return "\n".join([*_table(rows, right=(4, 5, 6)), *notes, readers, "; ".join(total)])
+    estimate = [] if report.estimate is None else _estimate_lines(report.estimate)
+    lines = [*_table(rows, right=(4, 5, 6)), *notes, readers, *estimate]
+    return "\n".join([*lines, "; ".join(total)])
+
+
+_COUNTED = ("chunks", "objects", "bytes")
+_UNCOUNTED = ("", "", "")
+
+
+def _estimate_lines(found: Estimate) -> list[str]:
+    """Say what a conversion takes."""
+    from zarr_shardstore.tools.convert.report import PRICES_OF
+
+    about = "" if found.is_exact else "about "
+    sizes = f"{decimal(found.n_bytes_before)} become {decimal(found.n_bytes_after)}"
+    n_before, n_after = f"{found.n_objects_before:,}", count(found.n_objects_after, "object")
+    asked = f"{count(found.n_reads, 'read')}, {count(found.n_writes, 'write')}"
+    costs = ", ".join(f"{cloud} {_dollars(usd)}" for cloud, usd in found.cost_usd.items())
+    took = f"about {found.seconds:.0f} s" if found.seconds >= 1 else "less than 1 s"
+    took = took if found.seconds < 100 else f"about {found.seconds / 60:,.0f} min"
+    return [
+        f"objects: {about}{n_before} become {n_after}; bytes: {about}{sizes}",
+        f"requests: about {asked}, {count(found.n_deletes, 'delete')}",
+        f"price of these requests in a cloud: {costs} (list prices of {PRICES_OF})",
+        f"time: {took}, if writes are as fast as the reads that were timed now",
+    ]
+
+
+def _dollars(usd: float) -> str:
+    return "below $0.01" if usd < 0.01 else f"${usd:,.2f}"
 
 
 def check_text(report: CheckReport) -> str:

@@ -63,6 +63,8 @@ _option("shard_nbytes", str | None, "Bytes of a shard before compression, as '64
 _SHARDS_AT = "Elements at which shards begin, as 'time=31,59,90' or '0=31,59'; repeatable."
 _option("shards_at", _Texts, _SHARDS_AT)
 _option("paths", _Texts, "Only this array, group or pattern; repeatable.", flag="--path")
+_ALL = "With --path and a destination: copy the rest, too, as it is."
+_option("copy_rest", bool, _ALL, False, flag="--all")
 _option("recode", bool, "Encode again what cannot be copied.", False)
 _option("declaration", V3Declaration | None, "How v3 metadata says that an array is sharded.")
 _option("index_location", Literal["start", "end"] | None, "Where in a shard its index is.")
@@ -74,7 +76,7 @@ _option("storage_options", _Texts, _STORAGE_OPTION, flag="--source-option")
 _option("source_options", _Texts, _STORAGE_OPTION, flag="--source-option")
 _option("destination_options", _Texts, _STORAGE_OPTION, flag="--destination-option")
 _option("native", bool, "Also do what to-native does: every v3 reader reads it.", False)
-_option("ome", bool, "Also bring OME-Zarr 0.4 metadata to version 0.5.", False)
+_option("ome", bool, "Also translate OME-Zarr metadata: 0.4 in v2, 0.5 in v3.", False)
 _option("zarr_format", int, "Format of the new metadata.", 3, min=2, max=3)
 _option("level", Level, "Read indexes, all bytes of chunks too, or decode them.", "index")
 _option("decode", bool, "The same as --level decode.", False)

@@ -38,10 +38,11 @@ from zarr_shardstore import (
     UnsupportedError,
     access,
 )
-from zarr_shardstore.cli import arguments, parameters
+from zarr_shardstore.cli import EXIT_CODES, arguments, parameters
 from zarr_shardstore.cli.app import app
 from zarr_shardstore.cli.output import ProgressBars, progress_lines
 from zarr_shardstore.tools.check import findings
+from zarr_shardstore.tools.convert.report import Estimate
 from zarr_shardstore.tools.inspect.readers import ONLY_HERE
 from zarr_shardstore.tools.inspect.shard_map import printable
 
@@ -177,6 +178,8 @@ def test_shard_hands_over_what_its_options_say(tools: StandIn) -> None:
         "dry_run": True,
         "native": True,
         "ome": True,
+        "copy_rest": False,
+        "estimate": True,
     }
 
 
@@ -195,7 +198,7 @@ def test_what_is_not_said_is_left_to_the_tools(tools: StandIn) -> None:
         assert run(command, "packed.zarr", "new.zarr", *more).exit_code == 0
     shard, unshard, reshard = tools.calls
     rest: dict[str, Any] = {"executor": None, "source_options": None, "destination_options": None}
-    rest |= {"paths": None, "dry_run": False}
+    rest |= {"paths": None, "dry_run": False, "copy_rest": False, "estimate": False}
     spelled = {"declaration": None, "index_location": None, "order": "morton"}
     spelled |= {"shard_nbytes": None, "shards_at": None}
     for _, _, kwargs in tools.calls:
@@ -240,7 +243,13 @@ def test_native_commands_hand_over_what_their_options_say(tools: StandIn) -> Non
         (
             "from_native",
             ("packed.zarr",),
-            {"paths": None, "zarr_format": 2, "storage_options": None, "dry_run": True},
+            {
+                "paths": None,
+                "zarr_format": 2,
+                "ome": False,
+                "storage_options": None,
+                "dry_run": True,
+            },
         ),
     ]
 
@@ -647,24 +656,46 @@ def test_names_do_not_move_the_cursor(here: Path) -> None:
 def test_map_draws_into_the_terminal_and_into_files(here: Path) -> None:
     """Errors of shards on stderr."""
     result = run("map", "packed.zarr", "raw")
-    assert result.stdout.splitlines()[2:7] == ["███", "███", "···", "···", "···"]
+    assert result.stdout.splitlines()[2:7] == ["■■■", "■■■", "···", "···", "···"]
     result = run("map", "packed.zarr", "/raw/", "--png", "m.png", "--html", "m.html")
     assert result.stdout.splitlines() == ["drawn: m.png", "drawn: m.html"]
     assert (here / "m.png").read_bytes().startswith(b"\x89PNG")
     assert (here / "m.html").read_text(encoding="utf-8").startswith("<!DOCTYPE html>")
     (here / "packed.zarr/raw/c/0/0").write_bytes(b"damaged")
     result = run("map", "packed.zarr", "raw")
-    assert result.stdout.splitlines()[2] == "!██"
+    assert result.stdout.splitlines()[2] == "!■■"
     assert "raw/c/0/0" in result.stderr
     assert result.exit_code == 1
     one_sentence(run("map", "packed.zarr", "x"), says="no array at 'x'.* arrays in it: 'raw'")
-    one_sentence(run("map", "packed.zarr"), says="no array at ''.* arrays in it: 'raw'")
+
+
+def test_map_and_info_of_a_group(here: Path) -> None:
+    """A table of its arrays; the map is of the largest."""
+    group = zarr.open_group(ShardingStore("packed.zarr", chunks_per_shard=2), path="g")
+    group.create_array("small", shape=(4,), chunks=(1,), dtype="u1")[:] = 1
+    group.create_array("large", shape=(8, 8), chunks=(2, 2), dtype="u1")[:] = 1
+    for where, n_arrays in ((["g"], 2), ([], 3)):
+        result = run("info", "packed.zarr", *where)
+        _, titles, *lines = result.stdout.splitlines()
+        assert titles.split() == ["array", "shape", "chunks", "shards", "objects", "fill", "size"]
+        assert re.search(
+            r"^g/large +8 × 8 +2 × 2 +4 × 4 +4 +100 % +\S+ bytes +uint8, v3$", lines[0]
+        )
+        assert lines[-1].startswith(f"{n_arrays} arrays, {n_arrays} sharded")
+    result = run("map", "packed.zarr", "g")
+    assert result.exit_code == 0
+    table, drawn = result.stdout.split("\nthe largest array:\n")
+    assert "g/small" in table
+    assert drawn.startswith("/g/large: 2 × 2 shards, 2 × 2 chunks each\n\n■■\n■■\n")
+    found = json.loads(run("map", "packed.zarr", "g", "--json").stdout)
+    assert [array["path"] for array in found["arrays"]] == ["g/large", "g/small"]
+    assert found["path"] == "g/large"
 
 
 def test_map_as_json(here: Path) -> None:
     """How full each shard is; null where that is not known, and then status 1."""
     zarr.create_array(str(here / "packed.zarr"), name="g/deep/er", shape=(4,), dtype="u1")
-    one_sentence(run("map", "packed.zarr", "g"), says="no array at 'g'.* below 'g': 'g/deep/er'$")
+    one_sentence(run("map", "packed.zarr", "h"), says="no array at 'h'.* 'g/deep/er', 'raw'$")
     (here / "packed.zarr/raw/c/0/1").write_bytes(b"damaged")
     result = run("map", "packed.zarr", "raw", "--json")
     assert result.exit_code == 1
@@ -714,7 +745,92 @@ def test_progress_bars_show_a_few_arrays() -> None:
     console.file.close()
 
 
+def test_a_dry_run_says_what_it_would_cost() -> None:
+    """Objects and bytes before and after, requests, a price for each cloud, and time."""
+    args = ("shard", "volume.zarr", "new.zarr", "--chunks-per-shard", "2,4", "--dry-run")
+    text = run(*args).stdout
+    assert re.search(r"raw +v3 +would be sharded +2 × 4 +40 +40 → 6 +480 bytes ", text)
+    assert "\nobjects: 40 become 6 objects; bytes: 480 bytes become 1.3 kB\n" in text
+    assert "\nrequests: about 58 reads, 6 writes, 0 deletes\n" in text
+    assert "S3 below $0.01, GCS below $0.01, Azure below $0.01 (list prices of" in text
+    assert re.search("^time: .*if writes are as fast as the reads", text, re.M)
+    found = json.loads(run(*args, "--json").stdout)["estimate"]
+    assert found["cost_usd"].keys() == {"S3", "GCS", "Azure"}
+    assert (found["n_objects_before"], found["n_objects_after"]) == (40, 6)
+
+
+def test_prices_are_of_all_requests() -> None:
+    """A million writes and reads in S3 have this list price."""
+    found = Estimate(n_writes=10**6, n_reads=10**6)
+    assert found.cost_usd["S3"] == pytest.approx(5.4)
+    assert (found + Estimate(n_reads=5, is_exact=False)).n_reads == 10**6 + 5
+    assert not (found + Estimate(is_exact=False)).is_exact
+
+
+def test_what_becomes_of_the_rest_is_said_before_anything_is_copied(tools: StandIn) -> None:
+    """Also if it fails afterwards; in place there is no rest to copy."""
+    tools.error = SpecError("stopped")
+    args = ("shard", "volume.zarr", "new.zarr", "--path", "raw")
+    first, *_ = run(*args).stderr.splitlines()
+    assert first == "only raw goes there: --all copies the rest of volume.zarr, too"
+    first, *_ = run(*args, "--all").stderr.splitlines()
+    assert first == "raw is converted, and the rest of volume.zarr is copied as it is"
+    assert [call[2]["copy_rest"] for call in tools.calls] == [False, True]
+
+
+def test_a_missing_yes_is_one_plain_sentence() -> None:
+    """No usage, no box: the call was right."""
+    (line,) = run("unshard", "packed.zarr").stderr.splitlines()
+    assert line == (
+        "nothing was done: the stored objects of 'packed.zarr' are replaced, after they were "
+        "verified; say --yes to do that, or name a destination"
+    )
+
+
 # ------------------------------------------------------------- help
+
+
+def test_without_arguments_it_shows_five_commands(here: Path) -> None:
+    """Each is there, takes these arguments, and has one line; the status is 0."""
+    result = run()
+    assert result.exit_code == 0
+    shown = re.findall(r"^  zarr-shardstore (\S+) (\S.*?)  +[A-Z]", result.stdout, re.M)
+    assert [name for name, _ in shown] == ["info", "shard", "map", "fsck", "import"]
+    for name, options in shown:
+        text = run(name, "--help").stdout
+        assert all(f"{option} " in text for option in re.findall("--[a-z-]+", options))
+        assert options.count(" NEW") <= text.count("estination") + text.count("DESTINATION")
+    assert "zarr-shardstore --help" in result.stdout
+    assert max(map(len, result.stdout.splitlines())) <= 88
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion(shell: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The shell gets a script, and the script the commands."""
+    variable = "_ZARR_SHARDSTORE_COMPLETE"
+    options: dict[str, Any] = {"prog_name": "zarr-shardstore"}
+    script = run(env={variable: f"source_{shell}"}, **options)
+    assert variable in script.stdout
+    words = {"COMP_WORDS": "zarr-shardstore un", "COMP_CWORD": "1"}
+    words |= {
+        "_TYPER_COMPLETE_ARGS": "zarr-shardstore un",
+        "_TYPER_COMPLETE_FISH_ACTION": "get-args",
+    }
+    found = run(env={variable: f"complete_{shell}", **words}, **options)
+    assert "unshard" in found.stdout
+    assert "reshard" not in found.stdout
+
+
+def test_exit_codes_are_in_one_table() -> None:
+    """The page, the help and the code say the same."""
+    page = (ROOT / "docs/reference/errors.md").read_text(encoding="utf-8")
+    rows = dict(re.findall(r"^\| `(\d+)` \| (.*) \|$", page, re.M))
+    assert rows == {str(n): text for n, text in EXIT_CODES.items()}
+    listed = re.findall(r"^ +(\d+)  (.*)$", run("--help").stdout.split("Exit codes:")[1], re.M)
+    assert dict(listed) == rows
+    source = "".join(file.read_text() for file in (ROOT / "zarr_shardstore/cli").glob("*.py"))
+    used = re.findall(r"typer.Exit\((\d+)|^_(?:LEFT|INTERRUPTED) = (\d+)", source, re.M)
+    assert {int(a or b) for a, b in used} <= EXIT_CODES.keys()
 
 
 def test_the_commands_are_these() -> None:

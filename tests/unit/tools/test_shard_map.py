@@ -99,7 +99,7 @@ def test_a_shard_that_cannot_be_read_is_neither_full_nor_missing() -> None:
     assert np.isnan(shards.fill[0])
     assert shards.counts()["unreadable"] == 1
     assert "c/0" in shards.errors[0]
-    assert body(render_text(shards)) == ["!█"]
+    assert body(render_text(shards)) == ["!■"]
 
 
 def test_maps_that_are_not_possible() -> None:
@@ -124,7 +124,7 @@ def test_grids_with_one_shard_or_none(shape: Coords) -> None:
         z[()] = 1
     shards = shard_map(base)
     assert shards.counts()["full"] == (1 if shape == () else 0)
-    assert body(render_text(shards)) == (["█"] if shape == () else [])
+    assert body(render_text(shards)) == (["■"] if shape == () else [])
     assert "<svg" in render_html(shards)
 
 
@@ -132,11 +132,11 @@ def test_text_has_one_sign_for_each_shard() -> None:
     """Rows and columns as the dimensions are; full, missing, three thirds, and unreadable."""
     shards = made([[0, 0.01, 0.4], [0.75, 1, np.nan]], cps=100)
     text = render_text(shards)
-    assert body(text) == ["·░▒", "▓█!"]
+    assert body(text) == ["·░▒", "▓■!"]
     assert text.splitlines()[0] == "/a: 2 × 3 shards, 100 × 100 chunks each"
-    assert text.splitlines()[-1] == ("█ full 1   ░▒▓ partial 3   · missing 1   ! unreadable 1")
+    assert text.splitlines()[-1] == ("■ full 1   ░▒▓ partial 3   · missing 1   ! unreadable 1")
     assert body(render_text(shards, is_ascii=True)) == [".-+", "*#!"]
-    assert body(render_text(made([0, 1, 1]))) == ["·██"]
+    assert body(render_text(made([0, 1, 1]))) == ["·■■"]
 
 
 def test_a_sign_for_several_shards_is_full_only_if_all_are() -> None:
@@ -156,11 +156,11 @@ def test_slices_over_the_leading_dimensions() -> None:
     shards = made(fill)
     wide = body(render_text(shards))
     assert wide[0].split("  ") == ["[0, :, :]", "[1, :, :]", "[2, :, :]"]
-    assert wide[1].split() == ["····", "████", "····"]
+    assert wide[1].split() == ["····", "■■■■", "····"]
     narrow = body(render_text(shards, width=14))
     assert narrow == [
         *("[0, :, :]", "····", "····"),
-        *("[1, :, :]", "████", "████"),
+        *("[1, :, :]", "■■■■", "■■■■"),
         *("[2, :, :]", "····", "····"),
     ]
     low = body(render_text(shards, width=14, height=8))

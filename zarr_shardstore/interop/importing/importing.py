@@ -128,6 +128,7 @@ def import_store(
             source_options=source_options if kind == "zarr" else None,
             destination_options=destination_options,
             dry_run=dry_run,
+            estimate=dry_run,
             progress=progress,
             native=True,
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import nullcontext
 from dataclasses import replace
@@ -11,6 +11,7 @@ from types import EllipsisType
 from typing import Any, TypeAlias, TypedDict, Unpack
 
 from zarr_shardstore.access import (
+    BaseStoreHandle,
     ShardingMapping,
     StoreLike,
     arguments,
@@ -27,7 +28,8 @@ from zarr_shardstore.tools.convert.in_place import only_conversion
 from zarr_shardstore.tools.convert.job import convert_store, finish_exchanges
 from zarr_shardstore.tools.convert.report import CompactionReport, ConversionReport, OnProgress
 from zarr_shardstore.tools.inspect.occupancy import cell_of
-from zarr_shardstore.tools.native.preview import native_preview
+from zarr_shardstore.tools.native.bridge import DocumentChange
+from zarr_shardstore.tools.native.preview import NativePreview, native_preview
 
 _Shape: TypeAlias = policies.ChunksPerShard | EllipsisType
 _Lengths: TypeAlias = (
@@ -44,6 +46,8 @@ class ConversionArguments(TypedDict, total=False):
     destination_options: Mapping[str, Any] | None
     dry_run: bool
     progress: OnProgress | None
+    copy_rest: bool
+    estimate: bool
 
 
 def shard_store(
@@ -68,6 +72,8 @@ def shard_store(
     shard_shape: _Shape = ...,
     native: bool = False,
     ome: bool = False,
+    copy_rest: bool = False,
+    estimate: bool = False,
 ) -> ConversionReport:
     """Pack the chunks of the arrays of a store into shards, in place or in another store.
 
@@ -80,9 +86,10 @@ def shard_store(
         Any store that `ShardingStore` wraps.
     destination
         Another store of any kind; ``None``: in place. All keys of the source are copied to it,
-        arrays in their new form. Directories of chunks are not listed: other objects in them
-        (``z/c/notes.txt``) are not copied. An array that is there already is compared with the
-        source, chunk by chunk. Close a `ZipStore` afterwards: only then its file is whole.
+        arrays in their new form; with `paths` only those, and the documents of groups above.
+        Directories of chunks are not listed: other objects in them (``z/c/notes.txt``) are not
+        copied. An array that is there already is compared with the source, chunk by chunk. Close
+        a `ZipStore` afterwards: only then its file is whole.
     chunks_per_shard : "auto", int, tuple of int, mapping
         As for `ShardingStore`. ``"auto"``, the default, looks at the sizes of stored chunks, and
         the report says why. A shard is no longer than the grid of the array. A name of no array
@@ -118,7 +125,13 @@ def shard_store(
         In place this comes first, so a killed conversion leaves a readable store. Without it,
         only this package reads the shards of Zarr v2 arrays.
     ome
-        With `native`: turn OME-Zarr 0.4 metadata into 0.5.
+        With `native`: turn OME-Zarr 0.4 metadata into 0.5. The way back: `unshard_store`, then
+        ``from_native(store, zarr_format=2, ome=True)``.
+    copy_rest
+        With `paths` and a destination: also copy all other arrays and keys, as they are.
+    estimate
+        With `dry_run`: also count objects and bytes before and after, requests, their price and
+        time. Cost: requests for up to 4,096 objects of each array, and a listing of sparse ones.
 
     Returns
     -------
@@ -184,29 +197,46 @@ def shard_store(
     options = ConversionArguments(
         paths=paths, executor=executor, destination_options=destination_options, progress=progress
     )
+    options |= {"copy_rest": copy_rest, "estimate": estimate}
     convert = partial(convert_store, sharding=sharding, **options)
-    notes: tuple[str, ...] = ()
     if native:
         base = open_base(source, source_options)
-        is_in_place = destination is None and not dry_run
-        if is_in_place:
-            base.check_replaceable()
-            base.check_writable()
-        with only_conversion(base) if is_in_place else nullcontext():
-            if is_in_place:
-                notes = finish_exchanges(base)
-            preview, change = native_preview(base, paths, ome=ome)
-            report = convert(preview, destination, dry_run=dry_run or is_in_place)
-            notes += change.notes
-            if is_in_place:  # nothing was refused
-                change.make(base, dry_run=False)
-                report = convert(base, None)
-        report = replace(report, notes=notes + report.notes)
+        above = destination is not None and not copy_rest
+        preview = partial(native_preview, base, paths, ome=ome, above=above)
+        report = _convert_native(convert, base, preview, destination, dry_run=dry_run)
     else:
         report = convert(source, destination, source_options=source_options, dry_run=dry_run)
     if mapping is not None and not dry_run:
         mapping.consolidate_index()
     return report
+
+
+def _convert_native(
+    convert: Callable[..., ConversionReport],
+    base: BaseStoreHandle,
+    preview: Callable[[], tuple[NativePreview, DocumentChange]],
+    destination: StoreLike | None,
+    *,
+    dry_run: bool,
+) -> ConversionReport:
+    """Convert a store and translate its documents; in place these come first."""
+    notes: tuple[str, ...] = ()
+    is_in_place = destination is None and not dry_run
+    if is_in_place:
+        base.check_replaceable()
+        base.check_writable()
+    with only_conversion(base) if is_in_place else nullcontext():
+        if is_in_place:
+            notes = finish_exchanges(base)
+        previewed, change = preview()
+        report = convert(previewed, destination, dry_run=dry_run or is_in_place)
+        notes += change.notes
+        if destination is None and change.n_of_v2:
+            notes += (f"{change.n_of_v2} arrays of Zarr v2 become v3 in place; {change.way_back}",)
+        if is_in_place:  # nothing was refused
+            change.make(base, dry_run=False)
+            report = convert(base, None)
+    return replace(report, notes=notes + report.notes)
 
 
 def unshard_store(

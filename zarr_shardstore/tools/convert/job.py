@@ -21,6 +21,7 @@ from typing import Any, TypeVar
 from zarr_shardstore.access import (
     BaseStoreHandle,
     StoreLike,
+    arguments,
     backends,
     consolidated_index,
     invalidate_documents,
@@ -33,8 +34,9 @@ from zarr_shardstore.access import (
 )
 from zarr_shardstore.errors import ShardConflictError, ShardStoreError, SpecError
 from zarr_shardstore.tools.convert import in_place
-from zarr_shardstore.tools.convert.other_keys import check_other_keys, copy_other_keys
-from zarr_shardstore.tools.convert.plan import ArrayPlan, plan_store
+from zarr_shardstore.tools.convert.estimate import estimate_conversion
+from zarr_shardstore.tools.convert.other_keys import Part, check_other_keys, copy_other_keys
+from zarr_shardstore.tools.convert.plan import NOT_CHOSEN, ArrayPlan, plan_store
 from zarr_shardstore.tools.convert.regions import ArrayLocation, regions_to_visit
 from zarr_shardstore.tools.convert.report import ArrayReport, ConversionReport, OnProgress, Progress
 from zarr_shardstore.tools.convert.task import ArrayTask, TaskResult, run_task
@@ -61,21 +63,24 @@ def convert_store(
     destination_options: Mapping[str, Any] | None = None,
     dry_run: bool = False,
     progress: OnProgress | None = None,
+    copy_rest: bool = False,
+    estimate: bool = False,
 ) -> ConversionReport:
     """Convert a store, in place if there is no destination; `shard_store` has the errors."""
     begun = time.monotonic()
-    if progress is not None and not callable(progress):
-        raise SpecError(f"progress is a function of a Progress, got {progress!r}")
-    if executor is not None and not callable(getattr(executor, "submit", None)):
-        raise SpecError(
-            f"executor is a concurrent.futures.Executor, got {type(executor).__name__}; "
-            "of dask take client.get_executor()"
-        )
+    _check_callables(executor, progress)
+    patterns = None if paths is None else arguments.paths_of(paths)
     is_in_place = destination is None
-    if is_in_place and destination_options:
-        raise SpecError("destination_options without a destination: pass source_options")
+    if estimate and not dry_run:
+        raise SpecError("estimate=True goes with dry_run=True: a report of a conversion has counts")
+    if is_in_place and (copy_rest or destination_options):
+        raise SpecError(
+            "copy_rest=True (--all) and destination_options go with a destination: without one "
+            "pass source_options, and the rest stays"
+        )
     base = open_base(source, source_options)
     target = base if destination is None else open_base(destination, destination_options)
+    copies_all = copy_rest or patterns is None
     with own_threads() as threads:
         workers = threads if executor is None else executor
         _check_stores(base, target, workers)
@@ -83,13 +88,20 @@ def convert_store(
             target.check_writable()
 
         def plan() -> Conversion:
-            found = plan_store(base, sharding, paths, to_plain=to_plain, in_place=is_in_place)
-            return Conversion(base, target, *found, sharding.order, workers, progress)
+            given = {"to_plain": to_plain, "in_place": is_in_place, "copy_rest": copies_all}
+            plans, contents = plan_store(base, sharding, patterns, **given)
+            part = None if copies_all or is_in_place else _take_part(plans, contents, patterns)
+            means = sharding.order, workers, progress, part
+            return Conversion(base, target, plans, contents, *means)
 
         notes: tuple[str, ...] = ()
+        estimated = None
         if dry_run:
             conversion = plan()
             arrays = tuple(map(_report_of, conversion.plans))
+            if estimate:
+                found = base, conversion.plans, arrays, is_in_place
+                arrays, estimated = estimate_conversion(*found)
         else:
             base.seal()  # a shard that is sealed later would count as changed by another writer
             if not is_in_place:  # before the lock, so that a refusal leaves no trace
@@ -104,18 +116,45 @@ def convert_store(
                 finally:
                     invalidate_documents()
     contents = StoreContents() if is_in_place else conversion.contents
-    notes += _notes(contents, arrays)
+    notes += _notes(contents, arrays, conversion.part)
     n_copied, seconds = len(contents.other_keys), time.monotonic() - begun
-    return ConversionReport(arrays, n_copied, notes, seconds, dry_run)
+    return ConversionReport(arrays, n_copied, notes, seconds, dry_run, estimated)
 
 
-def _notes(copied: StoreContents, arrays: Sequence[ArrayReport]) -> tuple[str, ...]:
+def _check_callables(executor: Any, progress: Any) -> None:
+    if progress is not None and not callable(progress):
+        raise SpecError(f"progress is a function of a Progress, got {progress!r}")
+    if executor is not None and not callable(getattr(executor, "submit", None)):
+        raise SpecError(
+            f"executor is a concurrent.futures.Executor, got {type(executor).__name__}; "
+            "of dask take client.get_executor()"
+        )
+
+
+def _take_part(
+    plans: Sequence[ArrayPlan], contents: StoreContents, patterns: Iterable[str] | None
+) -> Part:
+    """Leave the keys out of the contents that do not go to the destination with these paths."""
+    part = Part.of(patterns or (), [plan.node.path for plan in plans if plan.is_chosen])
+    contents.other_keys = [key for key in contents.other_keys if part.has(key)]
+    contents.unlisted = [node for node in contents.unlisted if part.has(node.path)]
+    return part
+
+
+def _notes(
+    copied: StoreContents, arrays: Sequence[ArrayReport], part: Part | None
+) -> tuple[str, ...]:
     notes = tuple(
         f"the directory of the array {node.path!r} was not listed, because it has too many "
         "chunks, or the store lists none: if it holds keys that are neither chunks nor "
         "documents, they were not copied"
         for node in copied.unlisted
     )
+    if part is not None and (left := [a.path for a in arrays if a.reason == NOT_CHOSEN]):
+        notes += (
+            f"these arrays stay out of the destination: {quoted(left)}; groups above the others "
+            "come without consolidated metadata; copy_rest=True (--all) copies all",
+        )
     if lost := [array.path for array in arrays if array.loses_readers]:
         notes += (
             f"no other program reads the Zarr v2 arrays {quoted(lost)} in this form: to_native "
@@ -188,6 +227,8 @@ class Conversion:
     order: shard_format.EntryOrder
     executor: futures.Executor
     progress: OnProgress | None
+    part: Part | None = None
+    """What goes to the destination; ``None``: all."""
 
     def run(self) -> tuple[ArrayReport, ...]:
         if self.target is self.source:
@@ -199,14 +240,15 @@ class Conversion:
         documents: dict[str, Mapping[str, Any]] = {}
         for plan in self.plans:
             documents |= plan.new_documents
-        there = check_other_keys(self.source, self.target, other_keys, documents)
+        rest = self.source, self.target, other_keys, documents, self.part
+        there = check_other_keys(*rest)
         are_there = [plan.new_documents.keys() <= there for plan in self.plans]
         for plan, is_there in zip(self.plans, are_there, strict=True):
-            if plan.geometry is not None:
+            if plan.geometry is not None and plan.new_documents:
                 self._check_array(plan, is_there=is_there)
         self.target.try_to_remove()
         reports = tuple(map(self._convert_to_destination, self.plans, are_there))
-        copy_other_keys(self.source, self.target, other_keys, documents)
+        copy_other_keys(*rest)
         return reports
 
     def _convert_in_place(self, plan: ArrayPlan) -> ArrayReport:
@@ -223,6 +265,8 @@ class Conversion:
         return report
 
     def _convert_to_destination(self, plan: ArrayPlan, is_there: bool) -> ArrayReport:
+        if not plan.new_documents:  # it stays out
+            return _report_of(plan)
         if plan.geometry is None:
             # Its chunks are not known, and are among the other keys.
             self.target.write_documents(plan.new_documents)

@@ -2,20 +2,65 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
 from typing import Any, TypeAlias
 
 import crc32c
 
-from zarr_shardstore.access import BaseStoreHandle, metadata
+from zarr_shardstore.access import BaseStoreHandle, metadata, policies, requests
 from zarr_shardstore.errors import CorruptValueError, SpecError
 from zarr_shardstore.tools.convert.task import read_object
+from zarr_shardstore.tools.inspect import find
 
 DocumentsByKey: TypeAlias = Mapping[str, Mapping[str, Any]]
 
 _NODES = frozenset({"zarr.json", ".zarray", ".zgroup"})
 
 _KEYS_A_ROUND = 64
+_SMALL_NBYTES = 128 * 1024
+"""Values up to this size are copied by one round of requests for all of them."""
+
+_CONSOLIDATED = "consolidated_metadata"
+_NO_DOCUMENTS: DocumentsByKey = {}
+_ANOTHER = "it was written, and reads back as another"
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """The part of a store that goes to the destination: chosen paths, and the groups above them.
+
+    These groups go without consolidated metadata, which would name nodes that stay out.
+    """
+
+    patterns: tuple[str, ...]
+    above: frozenset[str]
+    """Paths of the groups above."""
+
+    @classmethod
+    def of(cls, patterns: Iterable[str], arrays: Iterable[str]) -> Part:
+        above = {path for array in arrays for path in find.lineage(array)[:-1]}
+        return cls(tuple(patterns), frozenset(above))
+
+    def has(self, key: str) -> bool:
+        return self._is_chosen(key) or (
+            self.is_above(key) and key.rpartition("/")[2] in find.DOCUMENTS[:-1]
+        )
+
+    def is_above(self, key: str) -> bool:
+        """Return whether a key lies in a group above the chosen paths, and not below one."""
+        return _path_of(key) in self.above and not self._is_chosen(key)
+
+    def _is_chosen(self, key: str) -> bool:
+        paths = find.lineage(_path_of(key))
+        return any(policies.matches(at, pattern) for at in paths for pattern in self.patterns)
+
+
+def _path_of(key: str) -> str:
+    """Return the path of the node that a document describes, or the directory of another key."""
+    node = metadata.node_of_document(key)
+    return key.rpartition("/")[0] if node is None else node.path
 
 
 def with_copies(doc: Mapping[str, Any], path: str, new: DocumentsByKey) -> Mapping[str, Any]:
@@ -29,7 +74,11 @@ def with_copies(doc: Mapping[str, Any], path: str, new: DocumentsByKey) -> Mappi
 
 
 def check_other_keys(
-    source: BaseStoreHandle, target: BaseStoreHandle, keys: Sequence[str], documents: DocumentsByKey
+    source: BaseStoreHandle,
+    target: BaseStoreHandle,
+    keys: Sequence[str],
+    documents: DocumentsByKey,
+    part: Part | None,
 ) -> set[str]:
     """Refuse a target with other values under these keys; return the documents that it has."""
     _check_nodes(target, [*documents, *keys])
@@ -44,13 +93,27 @@ def check_other_keys(
             if doc is None or metadata.without_notes(doc) != wanted:
                 raise _another(key)
             there.add(key)
-    parse = metadata.parse_json
     for key in _stored(target, keys):
-        found = b"".join(_pieces(target, key, {}))
-        new = b"".join(_pieces(source, key, documents))
-        if found != new and (parse(found) or found) != (parse(new) or new):
+        found = b"".join(_pieces(target, key))
+        new = b"".join(_pieces(source, key, documents, part))
+        if found != new and not _is_same(found, new, part is not None and part.is_above(key)):
             raise _another(key)
     return there
+
+
+def _is_same(found: bytes, new: bytes, is_above: bool) -> bool:
+    """Compare documents; a group that a part of a store was copied to has no consolidated
+    metadata, or newer one."""
+    one, other = metadata.parse_json(found), metadata.parse_json(new)
+    if one is None or other is None:
+        return False
+    if is_above or _CONSOLIDATED not in one:
+        one, other = _unconsolidated(one), _unconsolidated(other)
+    return one == other
+
+
+def _unconsolidated(doc: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in doc.items() if name != _CONSOLIDATED}
 
 
 def _stored(base: BaseStoreHandle, keys: Sequence[str]) -> Iterator[str]:
@@ -84,43 +147,101 @@ def _check_nodes(target: BaseStoreHandle, keys: Sequence[str]) -> None:
 
 
 def copy_other_keys(
-    source: BaseStoreHandle, target: BaseStoreHandle, keys: Sequence[str], documents: DocumentsByKey
+    source: BaseStoreHandle,
+    target: BaseStoreHandle,
+    keys: Sequence[str],
+    documents: DocumentsByKey,
+    part: Part | None,
 ) -> None:
-    """Copy keys and read them back, the deepest first: a group is visible after its members."""
-    for key in sorted(keys, key=lambda key: (-key.count("/"), key)):
-        if not target.supports_deletes and any(_stored(target, [key])):
-            continue  # `check_other_keys` compared it; a zip would have it twice
-        written = 0
+    """Copy keys and read them back, the deepest first: a group is visible after its members.
 
-        def parts(key: str = key) -> Iterator[Sequence[bytes | memoryview]]:
-            nonlocal written
-            for piece in _pieces(source, key, documents):
-                written = crc32c.crc32c(piece, written)
-                yield [piece]
+    Small values share rounds of requests. Groups above a part of a store that are there stay.
+    """
 
-        target.backend.upload(key, parts())
-        found = 0
-        for piece in _pieces(target, key, {}):
-            found = crc32c.crc32c(piece, found)
-        if found != written:
-            raise CorruptValueError("it was written, and reads back as another", key=key)
+    def order(key: str) -> tuple[int, bool]:
+        return -key.count("/"), key.rpartition("/")[2] in _NODES  # attributes before their node
+
+    for _, same in groupby(sorted(keys, key=lambda key: (order(key), key)), key=order):
+        for some in in_rounds(list(same)):
+            # `check_other_keys` compared what is there; a zip would have it twice.
+            is_once = not target.supports_deletes
+            there = _stored(target, some) if is_once or part is not None else iter(())
+            stays = {key for key in there if is_once or (part and part.is_above(key))}
+            sizes = zip(some, source.sizes(some), strict=True)
+            small = []
+            for key, size in sizes:
+                if key in stays:
+                    continue
+                if size is None or size > _SMALL_NBYTES:
+                    _copy_large(source, target, key, documents, part)
+                else:
+                    small.append(key)
+            stored = zip(small, source.values(small), strict=True)
+            new = {
+                key: bytes(_edited(key, value, documents, part))
+                for key, value in stored
+                if value is not None
+            }
+            target.perform([requests.Set(key, memoryview(value)) for key, value in new.items()])
+            for key, found in zip(new, target.values(list(new)), strict=True):
+                if found is None or bytes(found) != new[key]:
+                    raise CorruptValueError(_ANOTHER, key=key)
+
+
+def _copy_large(
+    source: BaseStoreHandle,
+    target: BaseStoreHandle,
+    key: str,
+    documents: DocumentsByKey,
+    part: Part | None,
+) -> None:
+    written = found = 0
+
+    def parts() -> Iterator[Sequence[bytes | memoryview]]:
+        nonlocal written
+        for piece in _pieces(source, key, documents, part):
+            written = crc32c.crc32c(piece, written)
+            yield [piece]
+
+    target.backend.upload(key, parts())
+    for piece in _pieces(target, key):
+        found = crc32c.crc32c(piece, found)
+    if found != written:
+        raise CorruptValueError(_ANOTHER, key=key)
 
 
 def _pieces(
-    base: BaseStoreHandle, key: str, documents: DocumentsByKey
+    base: BaseStoreHandle,
+    key: str,
+    documents: DocumentsByKey = _NO_DOCUMENTS,
+    part: Part | None = None,
 ) -> Iterator[bytes | memoryview]:
-    """Read the value of a key; a group gets `documents` in place of its copies."""
+    """Read the value of a key; a document is edited."""
     pieces = (piece for found in read_object(base, key) for piece in found.pieces)
-    node, path = metadata.node_of_document(key), metadata.directory_of_v2_consolidated(key)
-    if not documents or (path is None and (node is None or node.hierarchy != "v3")):
+    if _is_edited(key, documents, part):
+        yield _edited(key, b"".join(pieces), documents, part)
+    else:
         yield from pieces
-        return
-    value = b"".join(pieces)
-    doc = metadata.parse_json(value)
-    if doc is not None:
-        new = with_copies(doc, key.rpartition("/")[0] if path is None else path, documents)
-        value = value if new is doc else metadata.dump_document(new)
-    yield value
+
+
+def _is_edited(key: str, documents: DocumentsByKey, part: Part | None) -> bool:
+    node, path = metadata.node_of_document(key), metadata.directory_of_v2_consolidated(key)
+    is_group = path is not None or (node is not None and node.hierarchy == "v3")
+    return is_group and bool(documents or part)
+
+
+def _edited(
+    key: str, value: bytes | memoryview, documents: DocumentsByKey, part: Part | None
+) -> bytes | memoryview:
+    """Return the value of a key; a group gets `documents` in place of its copies."""
+    doc = metadata.parse_json(value) if _is_edited(key, documents, part) else None
+    if doc is None:
+        return value
+    path = metadata.directory_of_v2_consolidated(key)
+    new = with_copies(doc, key.rpartition("/")[0] if path is None else path, documents)
+    if part is not None and part.is_above(key) and _CONSOLIDATED in new:
+        new = _unconsolidated(new)
+    return value if new is doc else metadata.dump_document(new)
 
 
 def in_rounds(keys: Sequence[str], n: int = _KEYS_A_ROUND) -> Iterator[Sequence[str]]:

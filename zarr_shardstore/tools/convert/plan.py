@@ -33,6 +33,8 @@ from zarr_shardstore.tools.inspect import find
 
 _Stack: TypeAlias = tuple[transformer_list.TransformerSpec, ...]
 
+NOT_CHOSEN = "not among the paths"
+
 _ROUND = 128
 _MAX_SAMPLED = 1024
 _ENOUGH = 64
@@ -54,7 +56,7 @@ class ArrayPlan:
     obstacle: str = ""
     """Reason why the array cannot be converted, if so."""
     action: Action = "skipped"
-    reason: str = "not among the paths"
+    reason: str = NOT_CHOSEN
     is_chosen: bool = False
     """True if the conversion is for the array."""
     is_named: bool = False
@@ -107,6 +109,7 @@ def plan_store(
     *,
     to_plain: bool,
     in_place: bool,
+    copy_rest: bool,
 ) -> tuple[list[ArrayPlan], find.StoreContents]:
     """Decide about each array of a store, or refuse the conversion."""
     contents = base.run(find.find_contents())
@@ -143,7 +146,8 @@ def plan_store(
             plan = replace(plan, is_chosen=True, is_named=paths is not None)
             plan = _plan_array(base, plan, sharding, dims[plan.node.path], to_plain=to_plain)
         if not in_place:
-            plan = plan.copied() if plan.action == "skipped" else plan
+            is_copied = plan.action == "skipped" and (plan.is_chosen or copy_rest)
+            plan = plan.copied() if is_copied else plan
         elif plan.action != "skipped" and (
             link := base.backend.linked_directory(plan.node.chunk_prefix)
         ):

@@ -136,7 +136,7 @@ def regions_to_visit(
         n_listed = 0
         with _listing(location) as rounds:
             for some in rounds:
-                _add_regions(location, some, regions, found)
+                add_regions(location, some, regions, found)
                 n_listed += len(some)
                 if n_listed >= max(n_objects, n_regions) // 2 or len(found) > max_regions:
                     return None
@@ -158,7 +158,7 @@ def _listing(location: ArrayLocation) -> closing[Generator[list[walks.Stored], N
     return closing(walks.walk(run, grid, needs=("index",), is_paged=True, reads=False))
 
 
-def _add_regions(
+def add_regions(
     location: ArrayLocation,
     objects: Sequence[walks.Stored],
     regions: box_grids.BoxGrid,

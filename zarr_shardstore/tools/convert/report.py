@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, astuple, dataclass, replace
+from operator import add
 from typing import Any, Literal, TypeAlias
 
 from zarr_shardstore.access import chunk_keys, metadata
@@ -36,6 +37,8 @@ class ArrayReport:
         Programs that read the array afterwards and before, such as ``"every v3 reader"``.
     is_left : bool
         True if the array cannot be converted; `reason` says why.
+    n_objects_before, n_bytes_before : int
+        Objects that a dry run found, and their bytes; 0 otherwise.
     """
 
     path: str
@@ -52,6 +55,8 @@ class ArrayReport:
     read_by: str = ""
     was_read_by: str = ""
     is_left: bool = False
+    n_objects_before: int = 0
+    n_bytes_before: int = 0
 
     @property
     def loses_readers(self) -> bool:
@@ -59,12 +64,55 @@ class ArrayReport:
         return self.hierarchy == "v2" and self.was_read_by != self.read_by == ONLY_HERE
 
 
+PRICES_USD = {"S3": (0.005, 0.0004), "GCS": (0.005, 0.0004), "Azure": (0.0065, 0.0005)}
+"""Price of 1,000 writes, copies or listings, and of 1,000 reads; deletes are free. List prices of
+standard (hot) storage in one region of the USA, before taxes. Transfer between regions is extra."""
+
+PRICES_OF = "2025-06"
+"""Month of these prices."""
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """Expected cost of a conversion, by its dry run: totals of all arrays.
+
+    `n_reads`, `n_writes` (with copies and listings) and `n_deletes` are requests, as clouds bill
+    them. `seconds` holds if writes are as fast as the reads that the dry run timed. Without
+    `is_exact`, objects were sampled.
+    """
+
+    n_objects_before: int = 0
+    n_objects_after: int = 0
+    n_bytes_before: int = 0
+    n_bytes_after: int = 0
+    n_reads: int = 0
+    n_writes: int = 0
+    n_deletes: int = 0
+    is_exact: bool = True
+    seconds: float = 0.0
+
+    @property
+    def cost_usd(self) -> dict[str, float]:
+        """Price of the requests by cloud, if source and result are both there."""
+        return {
+            cloud: (self.n_writes * write + self.n_reads * read) / 1000
+            for cloud, (write, read) in PRICES_USD.items()
+        }
+
+    def __add__(self, other: Estimate) -> Estimate:
+        sums: list[Any] = list(map(add, astuple(self), astuple(other)))
+        return replace(Estimate(*sums), is_exact=self.is_exact and other.is_exact)
+
+    def as_dict(self) -> dict[str, Any]:
+        return {**asdict(self), "cost_usd": self.cost_usd, "prices_of": PRICES_OF}
+
+
 @dataclass(frozen=True, slots=True)
 class ConversionReport:
     """Result for a store; of a dry run, the expected result.
 
-    The arrays are in the order of their paths. `n_copied_keys` counts keys that belong to no array,
-    `notes` are warnings for the user, and `seconds` are wall time.
+    The arrays are in the order of their paths. `n_copied_keys` counts keys that belong to no array.
+    `notes` are warnings for the user, `seconds` are wall time. A dry run may have an `estimate`.
     """
 
     arrays: tuple[ArrayReport, ...]
@@ -72,6 +120,7 @@ class ConversionReport:
     notes: tuple[str, ...] = ()
     seconds: float = 0.0
     dry_run: bool = False
+    estimate: Estimate | None = None
 
     @property
     def n_chunks(self) -> int:
@@ -106,7 +155,9 @@ class ConversionReport:
     def as_dict(self) -> dict[str, Any]:
         """Return the report as a JSON object."""
         names = ("n_chunks", "n_objects", "n_bytes", "n_skipped", "n_left", "read_by")
-        return {**asdict(self), **{name: getattr(self, name) for name in names}}
+        estimate = None if self.estimate is None else self.estimate.as_dict()
+        totals = {name: getattr(self, name) for name in names}
+        return {**asdict(self), **totals, "estimate": estimate}
 
     def __str__(self) -> str:
         verb = "to convert" if self.dry_run else "converted"

@@ -38,6 +38,8 @@ MAX_CELLS = 2**26
 _MISSING, _FULL, _UNREADABLE = 0, 4, 5
 """Levels of a place. Levels 1 to 3 are partial: a third, two thirds, and more of its chunks."""
 _BLOCKS = "·░▒▓█!"
+_FULL_SHARD = "■"
+"""A full place that is one shard: unlike the block it has a border."""
 _ASCII = ".-+*#!"
 _COLORS = ("#e8e8e8", "#fbd9b0", "#f2a65a", "#c8702a", "#2a6f97", "#d00000")
 """Colors by level; they also differ in grey."""
@@ -48,6 +50,9 @@ _LEVELS = {
     "missing": (_MISSING,),
     "unreadable": (_UNREADABLE,),
 }
+
+_MAX_BORDERS = 128
+"""Most shards along a side of a panel that are drawn with borders."""
 
 _GAP = 2
 """Characters between two panels in one line."""
@@ -234,7 +239,6 @@ def render_text(
     shards: ShardMap, *, width: int = 80, height: int = 40, is_ascii: bool = False
 ) -> str:
     """Draw a map with one character for each place. Legend and titles need more room."""
-    signs = _ASCII if is_ascii else _BLOCKS
     title_width = title_height = 0
     if len(shards.shape) > 2:
         title_width = len(f"[{', '.join(f'{n}:{n}' for n in shards.shape[:-2])}, :, :]")
@@ -247,6 +251,9 @@ def render_text(
         return height // (rows + title_height) * n_across(max(columns, title_width))
 
     panels, factors = cut_into_panels(shards, max(1, height - title_height), width, max_panels)
+    signs = _ASCII if is_ascii else _BLOCKS
+    if shards.is_sharded and not is_ascii and math.prod(factors) == 1:
+        signs = signs.replace(_BLOCKS[_FULL], _FULL_SHARD)
     blocks = [
         [panel.title] * bool(panel.title)
         + ["".join(signs[level] for level in row) for row in panel.levels()]
@@ -304,6 +311,8 @@ def render_figure(shards: ShardMap, file_format: Literal["png", "svg"]) -> bytes
     for axes, panel in zip(figure.axes, panels, strict=False):
         axes.imshow(panel.levels(), cmap=colors, norm=norm, interpolation="nearest", aspect="auto")
         axes.set_title(panel.title, fontsize=8)
+        if shards.is_sharded and math.prod(factors) == 1:
+            _draw_borders(axes, panel.stored.shape)
     legend = [
         Patch(facecolor=_COLORS[_LEVELS[state][-1]], edgecolor="grey", label=f"{state} {n:,}")
         for state, n in shards.counts().items()
@@ -313,6 +322,16 @@ def render_figure(shards: ShardMap, file_format: Literal["png", "svg"]) -> bytes
     with rc_context({"svg.fonttype": "none"}):  # text stays text
         figure.savefig(picture, format=file_format, dpi=120)
     return picture.getvalue()
+
+
+def _draw_borders(axes: Any, shape: tuple[int, ...]) -> None:
+    """Draw white lines between shards, thinner where there are more of them."""
+    n_rows, n_columns = shape
+    if max(shape) > _MAX_BORDERS:
+        return
+    style = {"colors": "white", "linewidth": min(1.0, 30 / max(shape))}
+    axes.hlines([i - 0.5 for i in range(1, n_rows)], -0.5, n_columns - 0.5, **style)
+    axes.vlines([i - 0.5 for i in range(1, n_columns)], -0.5, n_rows - 0.5, **style)
 
 
 def _headline(shards: ShardMap) -> str:

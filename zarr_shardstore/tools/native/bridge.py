@@ -29,7 +29,7 @@ from zarr_shardstore.access import (
     requests,
 )
 from zarr_shardstore.errors import SpecError, UnsupportedError
-from zarr_shardstore.tools.inspect.find import find_contents, quoted, select_paths
+from zarr_shardstore.tools.inspect.find import find_contents, lineage, quoted, select_paths
 from zarr_shardstore.tools.inspect.readers import read_by, summarize
 from zarr_shardstore.tools.native import document_members, translate
 
@@ -156,12 +156,16 @@ def to_native(
 
 
 def native_change(
-    base: BaseStoreHandle, paths: Iterable[str] | str | None, *, ome: bool
+    base: BaseStoreHandle, paths: Iterable[str] | str | None, *, ome: bool, above: bool = False
 ) -> DocumentChange:
-    """Plan what `to_native` does."""
+    """Plan what `to_native` does; if asked, also with the groups above the paths."""
     change = DocumentChange(base.run(_read_documents()), paths)
+    if above:
+        groups = {group for path in change.selected for group in lineage(path)}
+        change.selected |= dict.fromkeys(sorted(groups & change.before.keys()))
     change.for_each(lambda path: _make_native(change.before[path], change.after[path], ome))
     if ome:
+        change.way_back += " and ome=True"
         change.for_each(change.name_dimensions)
     elif found := [path or "/" for path in change.selected if _is_old_ome(change.after[path])]:
         change.notes += (
@@ -177,6 +181,7 @@ def from_native(
     *,
     paths: Iterable[str] | None = None,
     zarr_format: Literal[2, 3] = 3,
+    ome: bool = False,
     storage_options: Mapping[str, Any] | None = None,
     dry_run: bool = False,
 ) -> NativeReport:
@@ -185,18 +190,27 @@ def from_native(
     With ``zarr_format=3``, arrays of the ``sharding_indexed`` codec are declared by
     ``storage_transformers``, and every other reader refuses them. With ``zarr_format=2``, groups
     and arrays of v3 get v2 documents, with our marker where they are sharded; their chunk keys
-    must be v2's already. OME-Zarr attributes do not change.
+    must be v2's already. With `ome` OME-Zarr 0.5 attributes become 0.4 there.
 
     `to_native` has the parameters, errors and notes.
     """
     if zarr_format not in (2, 3):
         raise SpecError(f"zarr_format is 2 or 3, got {zarr_format!r}")
-    step = _make_v2 if zarr_format == 2 else _make_transformed
+    if ome and zarr_format == 3:
+        raise SpecError("ome=True (--ome) goes with zarr_format=2: OME-Zarr 0.4 is Zarr v2")
+    step = partial(_make_v2, ome=ome) if zarr_format == 2 else _make_transformed
     base = open_base(store, storage_options)
     if not dry_run:
         base.check_writable()
     change = DocumentChange(base.run(_read_documents()), paths)
     change.for_each(lambda path: step(change.before[path], change.after[path]))
+    if zarr_format == 2 and (
+        found := [path or "/" for path in change.selected if change.has_new_ome(path)]
+    ):
+        change.notes += (
+            f"OME-Zarr 0.5 metadata stays in {quoted(found)}, where OME readers of Zarr v2 do not "
+            "look for it: ome=True (--ome) makes it 0.4",
+        )
     change.update_consolidated(_transformed if zarr_format == 3 else dict)
     return change.make(base, dry_run=dry_run)
 
@@ -244,6 +258,9 @@ class DocumentChange:
         self.selected = dict.fromkeys(sorted(select_paths(set(self.before), paths)))
         self.reasons: dict[str, str] = {}
         self.notes: tuple[str, ...] = ()
+        self.way_back = (
+            "the way back: unshard_store, then from_native (from-native) with zarr_format=2"
+        )
 
     def make(self, base: BaseStoreHandle, *, dry_run: bool) -> NativeReport:
         """Write and remove documents, unless it is a dry run."""
@@ -275,6 +292,16 @@ class DocumentChange:
             finally:
                 invalidate_documents()  # other stores read documents again
         return NativeReport(tuple(entries), len(writes), len(removals), dry_run, self.notes)
+
+    @property
+    def n_of_v2(self) -> int:
+        """Number of arrays of v2 that become v3."""
+        pairs = ((self.before[path], self.after[path]) for path in self.before)
+        return sum(".zarray" in before and ".zarray" not in after for before, after in pairs)
+
+    def has_new_ome(self, path: str) -> bool:
+        """Return whether a node has the attributes of OME-Zarr 0.5 in v2."""
+        return "ome" in self.after[path].get(".zattrs", {})
 
     def for_each(self, step: Callable[[str], str | None]) -> None:
         """Take a step, which returns its reason, for each selected node; errors name the node."""
@@ -382,17 +409,18 @@ def _make_transformed(before: Node, after: Node) -> str:
     return "declared by a transformer" if is_changed else "no sharding codec"
 
 
-def _make_v2(before: Node, after: Node) -> str:
+def _make_v2(before: Node, after: Node, ome: bool) -> str:
     stored, v2 = before.get("zarr.json"), _v2(before)
     if stored is None:
         return "v2 already"
     if v2 is None:
         doc, attributes = translate.v2_of_v3(stored)
+        attributes = translate.to_ome_04(attributes) if ome else attributes
         after[".zarray" if _is_array(stored) else ".zgroup"] = doc
         if attributes or ".zattrs" in before:
             after[".zattrs"] = attributes
     else:
-        _check_same(_native(stored, ome=False), translate.v3_of_v2(*v2))
+        _check_same(_native(stored, ome), _native(translate.v3_of_v2(*v2), ome))
     del after["zarr.json"]
     return "v3 made v2"
 

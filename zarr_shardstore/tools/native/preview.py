@@ -44,10 +44,10 @@ class NativePreview(BaseStoreHandle):
 
 
 def native_preview(
-    base: BaseStoreHandle, paths: Iterable[str] | str | None, *, ome: bool
+    base: BaseStoreHandle, paths: Iterable[str] | str | None, *, ome: bool, above: bool = False
 ) -> tuple[NativePreview, DocumentChange]:
     """Return the store as `to_native` would leave it, and the change that it makes."""
-    change = native_change(base, paths, ome=ome)
+    change = native_change(base, paths, ome=ome, above=above)
     before, after = documents_by_key(change.before), documents_by_key(change.after)
     changed: dict[str, memoryview | None] = {key: None for key in before if key not in after}
     for key, doc in after.items():

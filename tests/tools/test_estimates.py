@@ -1,0 +1,121 @@
+"""Estimates of dry runs, beside what the same conversion then does."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import zarr
+
+from tests.support.kit import CountingStore
+from zarr_shardstore import (
+    ConversionReport,
+    ShardingStore,
+    SpecError,
+    reshard,
+    shard_store,
+    unshard_store,
+)
+
+CONVERSIONS: dict[str, Any] = {
+    "shard": lambda *args, **options: shard_store(*args, chunks_per_shard=(4, 3), **options),
+    "reshard": lambda base, to=None, **options: reshard(base, (2, 6), to, **options),
+    "unshard": unshard_store,
+}
+
+
+def make(base: Any, conversion: str, *, n: int = 16) -> Any:
+    """An array with some missing chunks, plain or in shards."""
+    store = ShardingStore(base, None if conversion == "shard" else (4, 4))
+    z = zarr.create_array(store, name="z", shape=(n, n), chunks=(1, 1), dtype="u2", fill_value=0)
+    z[: n // 2] = 7
+    z[n - 1, 3] = 7
+    store.close()
+    return base
+
+
+@pytest.mark.parametrize("elsewhere", [False, True])
+@pytest.mark.parametrize("conversion", CONVERSIONS)
+def test_a_small_grid_is_counted(conversion: str, elsewhere: bool) -> None:
+    """Objects, chunks and bytes are those of the conversion itself, and of its result."""
+    base = make({}, conversion)
+    to: Any = {} if elsewhere else None
+    convert = CONVERSIONS[conversion]
+    before = {key: value for key, value in base.items() if "zarr.json" not in key}
+    (planned,) = (dry := convert(base, to, dry_run=True, estimate=True)).arrays
+    assert (planned.n_objects_before, planned.n_bytes_before) == (
+        len(before),
+        sum(map(len, before.values())),
+    )
+    done: ConversionReport = convert(base, to)
+    assert (planned.n_chunks, planned.n_objects, planned.n_bytes) == (
+        done.n_chunks,
+        done.n_objects,
+        done.n_bytes,
+    )
+    result = base if to is None else to
+    after = {key: value for key, value in result.items() if "zarr.json" not in key}
+    found = dry.estimate
+    assert found is not None
+    assert found.is_exact
+    assert (found.n_objects_after, found.n_bytes_after) == (
+        len(after),
+        sum(map(len, after.values())),
+    )
+
+
+@pytest.mark.parametrize("conversion", CONVERSIONS)
+def test_requests_are_about_those_of_the_conversion(conversion: str) -> None:
+    """Of a full array, counted as an object store would bill them."""
+    base, to = CountingStore(), CountingStore()
+    store = ShardingStore(base, None if conversion == "shard" else (4, 4))
+    z = zarr.create_array(store, shape=(24, 24), chunks=(1, 1), dtype="u2", fill_value=0)
+    z[:] = 7
+    store.close()
+    convert = CONVERSIONS[conversion]
+    found = convert(base, to, dry_run=True, estimate=True).estimate
+    base.forget()
+    to.forget()
+    convert(base, to)
+    n_reads = len(base.reads) + len(to.reads)
+    n_writes = sum(name == "set" for name, _ in to.writes)
+    assert n_writes * 0.8 <= found.n_writes <= n_writes * 1.2 + 5, (found, n_writes)
+    assert n_reads * 0.4 <= found.n_reads <= n_reads * 2.5, (found, n_reads)
+
+
+def test_a_large_grid_is_sampled() -> None:
+    """A tenth of the requests, and the sum is nearly right."""
+    base = CountingStore()
+    z = zarr.create_array(base, shape=(100, 100), chunks=(1, 1), dtype="u1", fill_value=0)
+    z[:50] = 7
+    base.forget()
+    found = shard_store(base, {}, chunks_per_shard=10, dry_run=True, estimate=True).estimate
+    assert len(base.reads) < 2500
+    assert found is not None
+    assert not found.is_exact
+    assert 4000 < found.n_objects_before < 6000
+    assert 50 <= found.n_objects_after <= 100  # it does not know that one half is empty
+
+
+def test_few_objects_of_a_large_grid_are_listed() -> None:
+    """They are counted, not guessed."""
+    base: dict[str, bytes] = {}
+    z = zarr.create_array(
+        ShardingStore(base, None), shape=(10**5, 10**5), chunks=(1, 1), dtype="u1", fill_value=0
+    )
+    for i in range(5):
+        z[1000 * i, 7] = 1
+    (planned,) = shard_store(base, {}, chunks_per_shard=10, dry_run=True, estimate=True).arrays
+    assert (planned.n_objects_before, planned.n_objects) == (5, 5)
+
+
+def test_without_being_asked_a_dry_run_looks_at_no_object() -> None:
+    """The command line asks for the estimate; programs say so."""
+    base = make({}, "shard")
+    report = shard_store(base, {}, chunks_per_shard=2, dry_run=True)
+    assert report.estimate is None
+    assert report.as_dict()["estimate"] is None
+    with pytest.raises(SpecError, match="goes with dry_run"):
+        shard_store(base, {}, chunks_per_shard=2, estimate=True)
+    np.testing.assert_array_equal(zarr.open_array(ShardingStore(base), path="z")[0], [7] * 16)

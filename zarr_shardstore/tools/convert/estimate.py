@@ -1,0 +1,179 @@
+"""Estimates of a dry run: objects and bytes before and after, requests, their price, and time.
+
+A small grid is counted. Of a larger one up to 1,024 objects are looked at, and the rest is taken to
+be like them; where few of these are stored, the objects are listed. No chunk is decoded. Some bytes
+are read, and the time of these reads gives the time of the conversion.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
+
+import numpy as np
+
+from zarr_shardstore.access import BaseStoreHandle, byte_ranges, requests, walks
+from zarr_shardstore.tools.convert.plan import ArrayPlan
+from zarr_shardstore.tools.convert.regions import ArrayLocation, add_regions, random_coords
+from zarr_shardstore.tools.convert.report import ArrayReport, Estimate
+from zarr_shardstore.tools.convert.task import ROUND_NBYTES
+from zarr_shardstore.tools.inspect.occupancy import cell_of
+
+_COUNTED = 4096
+"""Most objects of a grid that are all looked at."""
+_SAMPLED = 1024
+_ENOUGH = 16
+"""Sampled objects, and stored ones of these that suffice for an estimate."""
+_MAX_LISTED = 2**16
+"""Objects after which a listing is given up: the estimate is too low then, and says so."""
+
+_KEYS_A_PAGE = 1000
+"""Keys in a reply to a listing, in all three clouds."""
+
+_TIMED = 64
+_TIMED_NBYTES = 256 * 1024
+"""Objects that are read for the time, and bytes of each at most: 16 MiB."""
+
+
+@dataclass(slots=True)
+class _Counts:
+    """Content of some or all objects of an array."""
+
+    n_objects: float = 0
+    n_chunks: float = 0
+    n_bytes: float = 0
+    chunk_nbytes: float = 0
+    factor: float = 1.0
+    """Objects of the grid for each that was looked at."""
+    is_exact: bool = True
+
+    def add(self, objects: Iterable[walks.Stored]) -> None:
+        for stored in objects:
+            cell = cell_of(stored)
+            self.n_objects += 1
+            self.n_bytes += stored.nbytes or 0
+            self.n_chunks += cell.n_chunks or 0
+            self.chunk_nbytes += cell.chunk_nbytes
+
+    def scaled(self) -> _Counts:
+        names = ("n_objects", "n_chunks", "n_bytes", "chunk_nbytes")
+        values = {name: round(self.factor * getattr(self, name)) for name in names}
+        return replace(self, **values)
+
+
+def estimate_conversion(
+    source: BaseStoreHandle,
+    plans: Sequence[ArrayPlan],
+    reports: Sequence[ArrayReport],
+    in_place: bool,
+) -> tuple[tuple[ArrayReport, ...], Estimate]:
+    """Fill the reports of a dry run, and estimate its requests, price and time."""
+    total, timed, found = Estimate(), list[tuple[str, int]](), []
+    for plan, report in zip(plans, reports, strict=True):
+        if plan.action == "skipped" or plan.geometry is None:
+            found.append(report)
+            continue
+        keys = plan.geometry.encoding, plan.grid_shape
+        grid = walks.ObjectGrid.of_keys(plan.node.chunk_prefix, *keys, plan.spec)
+        counts, n_after, some = _look(ArrayLocation(source, grid), plan)
+        timed += islice(some, max(0, _TIMED - len(timed)))
+        after = round(counts.chunk_nbytes) if counts.is_exact else counts.chunk_nbytes
+        index = 0 if plan.new_spec is None else plan.new_spec.index_nbytes
+        report = replace(
+            report,
+            n_chunks=int(counts.n_chunks),
+            n_objects=n_after,
+            n_bytes=int(after),
+            n_objects_before=int(counts.n_objects),
+            n_bytes_before=int(counts.n_bytes),
+        )
+        found.append(report)
+        total += _requests(plan, report, n_after * index, counts.is_exact, in_place)
+    return tuple(found), replace(total, seconds=_seconds(source, timed, total))
+
+
+def _look(location: ArrayLocation, plan: ArrayPlan) -> tuple[_Counts, int, list[tuple[str, int]]]:
+    """Count objects; return also how many there are after it, and keys with their sizes."""
+    grid, n_grid = location.grid, math.prod(location.grid.shape)
+    boxes = plan.regions.boxes
+    n_regions = math.prod(boxes.shape(grid.grid_shape))
+    is_plain = plan.new_spec is None or plan.action == "copied"
+    counts, regions = _Counts(), set[tuple[int, ...]]()
+    if n_grid <= _COUNTED:
+        coords: Iterable[tuple[int, ...]] = np.ndindex(*grid.shape)
+    else:
+        coords = set(random_coords(grid.shape, _SAMPLED, np.random.default_rng(0)))
+    places = [walks.Stored(grid.key(c), c) for c in coords]
+    there = _read(location, places)
+    if n_grid > _COUNTED and len(there) >= _ENOUGH:
+        counts.add(there)
+        counts.factor, counts.is_exact = n_grid / len(places), False
+        counts = counts.scaled()
+        # A region is empty if all its chunks are missing.
+        share = counts.n_chunks / max(1, math.prod(grid.grid_shape))
+        n_after = round(n_regions * (1 - (1 - min(1, share)) ** math.prod(boxes.largest)))
+    else:
+        if n_grid > _COUNTED:
+            there = []
+            for page in walks.walk(location.base.run, grid, needs=(), is_paged=True, reads=False):
+                there += _read(location, page)
+                if len(there) >= _MAX_LISTED:
+                    counts.is_exact = False
+                    break
+        counts.add(there)
+        if not is_plain:
+            add_regions(location, there, boxes, regions)
+        n_after = len(regions)
+    some = [(stored.key, stored.nbytes or 0) for stored in there]
+    return counts, int(counts.n_chunks) if is_plain else n_after, some
+
+
+def _read(location: ArrayLocation, places: Sequence[walks.Stored]) -> list[walks.Stored]:
+    run, found = location.base.run, list[walks.Stored]()
+    for i in range(0, len(places), _SAMPLED):
+        some = places[i : i + _SAMPLED]
+        found += walks.try_read(run, location.grid, some, ("index", "size"))
+    return [stored for stored in found if stored.nbytes is not None]
+
+
+def _requests(
+    plan: ArrayPlan, report: ArrayReport, index_nbytes: int, is_exact: bool, in_place: bool
+) -> Estimate:
+    """Count the requests of an array: its values are read, written and read back."""
+    n_rounds = math.ceil(report.n_bytes / ROUND_NBYTES)
+    nominal = plan.nominal_nbytes
+    of_source = report.n_objects_before
+    if plan.spec is not None:  # size, index, and ranges of each shard
+        of_source = 2 * report.n_objects_before + max(report.n_objects_before, n_rounds)
+    elif nominal is None or nominal > ROUND_NBYTES:
+        of_source = 2 * report.n_objects_before + n_rounds
+    written, read_back = report.n_objects, report.n_objects
+    if plan.new_spec is not None and plan.action != "copied":
+        read_back = 2 * report.n_objects + max(report.n_objects, n_rounds)
+        written += n_rounds if report.n_bytes > ROUND_NBYTES * report.n_objects else 0
+    n_deleted = 0
+    if in_place:  # staged objects are moved, and both are listed
+        n_deleted = report.n_objects + report.n_objects_before
+        pages = math.ceil(n_deleted / _KEYS_A_PAGE) + 2
+        written += report.n_objects + pages
+    nbytes = report.n_bytes + index_nbytes
+    objects = report.n_objects_before, report.n_objects
+    sizes = report.n_bytes_before, nbytes
+    return Estimate(*objects, *sizes, of_source + read_back, written, n_deleted, is_exact)
+
+
+def _seconds(base: BaseStoreHandle, keys: Sequence[tuple[str, int]], total: Estimate) -> float:
+    """Return the time of all requests, if each takes as long as those that are timed here."""
+    ranges = [(key, byte_ranges.Range(0, min(n, _TIMED_NBYTES))) for key, n in keys if n]
+    if not ranges:
+        return 0.0
+    begun = time.perf_counter()
+    base.perform([requests.Get(key, byte_range) for key, byte_range in ranges])
+    seconds = time.perf_counter() - begun
+    n_requests = total.n_reads + total.n_writes + total.n_deletes
+    n_bytes = total.n_bytes_before + 2 * total.n_bytes_after
+    n_timed = sum(byte_range.stop or 0 for _, byte_range in ranges)
+    return seconds * max(n_requests / len(ranges), n_bytes / n_timed)
