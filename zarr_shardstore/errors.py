@@ -14,7 +14,9 @@ The type says what the handler can do:
     └── UnfinishedConversionError              a conversion has to be finished first
 
 `UnshardedWarning` is a warning: arrays of a new store are not sharded, perhaps by oversight.
-Errors of the base store pass through unwrapped. All errors of the package pickle.
+Errors of the base store pass through unwrapped. All errors of the package pickle. The first note of
+an error, which a traceback shows, names its section of the page that says why it comes and what to
+do.
 """
 
 from __future__ import annotations
@@ -25,6 +27,12 @@ from typing import Any, Self
 
 class ShardStoreError(Exception):
     """Base class of the errors of this package."""
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Self:
+        """Add the note that names the section of the page."""
+        self = super().__new__(cls, *args, **kwargs)
+        self.add_note(f"Causes and remedies: {_PAGE}#{cls.__name__.lower()}")
+        return self
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Without `__init__`: its arguments differ from the message.
@@ -166,6 +174,9 @@ class UnpublishedError(ShardStoreError, ExceptionGroup[Exception]):
     def __reduce__(self) -> tuple[Any, ...]:
         return UnpublishedError, (self._message, list(self.exceptions), self.chunk_keys)
 
+
+_PAGE = "docs/reference/errors.md"
+"""Page with a section for each class: what one sees, why, and what to do."""
 
 _N_NAMED = 3
 """Shards, and chunks of each shard, in a message; `chunk_keys` has all."""
