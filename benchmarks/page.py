@@ -83,7 +83,7 @@ def versions() -> str:
 
 
 def printed_by(command: str, *more_options: str) -> str:
-    """Run a script, store what it prints, and return a link to that file."""
+    """Run a script, store the machine and what it prints, and return a link to that file."""
     script, *options = command.split()
     path = f"{HERE}{os.pathsep}{HERE.parent}"
     done = subprocess.run(
@@ -95,7 +95,8 @@ def printed_by(command: str, *more_options: str) -> str:
     )
     file = (HERE / "printed" / script).with_suffix(".txt")
     file.parent.mkdir(exist_ok=True)
-    file.write_text(f"{done.stdout.strip()}\n", encoding="utf-8")
+    measured = f"Measured on {datetime.now(UTC):%Y-%m-%d}. {machine()}. {versions()}."
+    file.write_text(f"{measured}\n\n{done.stdout.strip()}\n", encoding="utf-8")
     return f"[What it printed](../../benchmarks/printed/{file.name})"
 
 
@@ -136,9 +137,8 @@ def section(command: str) -> str:
     about = re.sub(r"(?m)(?:^ {4}.*\n?)+", r"```text\n\g<0>\n```\n", about)
     about = about.replace("\n\n```\n", "\n```\n")
     result = illustrated(command) if script in ILLUSTRATED else printed_by(command)
-    measured = f"Measured on {datetime.now(UTC):%Y-%m-%d}. {machine()}. {versions()}."
     head = f"## {SCRIPTS[command]}\n\n`benchmarks/{command}`. {about.strip()}"
-    return f"{head}\n\n{measured}\n\n{result}\n"
+    return f"{head}\n\n{result}\n"
 
 
 def sections_of_page() -> dict[str, str]:

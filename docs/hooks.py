@@ -51,6 +51,7 @@ def on_page_markdown(markdown: str, *, page: Page, **_: Any) -> str:
     if "/decisions/" in page.file.src_uri:
         page.meta["search"] = {"boost": 0.2}
     markdown = re.sub(r"(?m)^\[.*\]\(\.\./\.\./(benchmarks/printed/.*)\)$", _printed, markdown)
+    markdown = markdown.replace("](../../README.md", "](../index.md")
     return markdown.replace("](../../spec_notes/", "](../spec_notes/").replace("../docs/", "../")
 
 
