@@ -101,7 +101,7 @@ def printed_by(command: str, *more_options: str) -> str:
 
 
 def illustrated(command: str) -> str:
-    """Run a script, and return its plot, the link to what it printed, and where a peer was faster."""
+    """Run a script, and return plot, link to what it printed, and where a peer was faster."""
     script = command.split()[0]
     plot = PAGE.with_name(script).with_suffix(".svg")
     plot.unlink(missing_ok=True)

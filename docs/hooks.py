@@ -1,4 +1,4 @@
-"""Pages that mkdocs takes from elsewhere: notes, the help of commands, the tree of files, figures."""
+"""Pages that mkdocs takes from elsewhere: notes, help of commands, tree of files, figures."""
 
 from __future__ import annotations
 
@@ -67,7 +67,8 @@ def tree_of_files() -> str:
         raise ImportError("tests/support/layers.py")
     layers = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(layers)
-    about = "The first line of each file. [Architecture](../spec_notes/architecture.md) says how they fit."
+    about = "The first line of each file."
+    about += " [Architecture](../spec_notes/architecture.md) says how they fit."
     return f"# Files of the package\n\n{about}\n\n{layers.tree()}"
 
 

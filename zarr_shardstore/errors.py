@@ -13,10 +13,8 @@ The type says what the handler can do:
     ├── UnpublishedError (ExceptionGroup)      a batch could not store all; write the rest again
     └── UnfinishedConversionError              a conversion has to be finished first
 
-`UnshardedWarning` is a warning: arrays of a new store are not sharded, perhaps by oversight.
 Errors of the base store pass through unwrapped. All errors of the package pickle. The first note of
-an error, which a traceback shows, names its section of the page that says why it comes and what to
-do.
+an error names the page that has its causes and remedies.
 """
 
 from __future__ import annotations
@@ -29,9 +27,8 @@ class ShardStoreError(Exception):
     """Base class of the errors of this package."""
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
-        """Add the note that names the section of the page."""
         self = super().__new__(cls, *args, **kwargs)
-        self.add_note(f"Causes and remedies: {_PAGE}#{cls.__name__.lower()}")
+        self.add_note(f"Causes and remedies: docs/reference/errors.md#{cls.__name__.lower()}")
         return self
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -61,10 +58,7 @@ class UnsupportedError(ShardStoreError, NotImplementedError):
 
 
 class AlreadyExistsError(ShardStoreError, FileExistsError):
-    """Error of a value that was to be created and is stored already; it changed no data.
-
-    Users of ``obspec`` find errors by the names of their classes, so this one has the same name.
-    """
+    """Error of a value to create that is stored already; ``obspec`` has the name of this class."""
 
 
 class CorruptShardError(ShardStoreError):
@@ -124,17 +118,14 @@ class ShardConflictError(ShardStoreError):
 
 
 class UnpublishedError(ShardStoreError, ExceptionGroup[Exception]):
-    """Error of a batch that ended and could not store some of its shards.
-
-    All other shards are stored. The `exceptions` are the errors of the base store, one for each
-    shard. So ``except*`` finds them.
+    """Error of a batch that ended and could not store some of its shards. All others are stored.
 
     Parameters
     ----------
     message : str
         The attempted operation.
     exceptions : sequence of Exception
-        The reasons, in the order of `chunk_keys`.
+        Errors of the base store, in the order of `chunk_keys`. ``except*`` finds them.
     chunk_keys : mapping of str to tuple of str
         Keys of the chunks whose values or erasures were buffered, by the key of each shard that
         is not stored.
@@ -174,9 +165,6 @@ class UnpublishedError(ShardStoreError, ExceptionGroup[Exception]):
     def __reduce__(self) -> tuple[Any, ...]:
         return UnpublishedError, (self._message, list(self.exceptions), self.chunk_keys)
 
-
-_PAGE = "docs/reference/errors.md"
-"""Page with a section for each class: what one sees, why, and what to do."""
 
 _N_NAMED = 3
 """Shards, and chunks of each shard, in a message; `chunk_keys` has all."""

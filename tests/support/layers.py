@@ -1,5 +1,4 @@
-"""Drawing of the package in ``spec_notes/architecture.md``, and the tree of its files, made from the
-source.
+"""Drawing of the package in ``spec_notes/architecture.md``, and tree of its files, by the source.
 
 ``python -m tests.support.layers`` writes the drawing into its page, ``--tree`` prints the tree.
 ``docs/hooks.py`` makes a page of the tree.
