@@ -56,8 +56,9 @@ def on_page_markdown(markdown: str, *, page: Page, **_: Any) -> str:
 
 
 def _printed(link: re.Match[str]) -> str:
-    """Return what a benchmark has printed, in place of the link to that file."""
-    return f"```text\n{(ROOT / link[1]).read_text(encoding='utf-8').strip()}\n```"
+    """Return the machine and what a benchmark has printed, in place of the link to that file."""
+    measured, _, printed = (ROOT / link[1]).read_text(encoding="utf-8").strip().partition("\n\n")
+    return f"{measured}\n\n```text\n{printed}\n```"
 
 
 def tree_of_files() -> str:
