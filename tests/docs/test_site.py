@@ -102,7 +102,7 @@ def reported(tab: Tab, url: str) -> Iterator[str]:
 FOUND = {
     "camera": "tutorials/stream.html",
     "lost updates": "reference/errors.html",
-    "too many files": "reference/errors.html",
+    "too many files": "how-to/hpc.html",
     "inodes": "how-to/hpc.html",
 }
 """Words of users, and a page that search has among the first."""
