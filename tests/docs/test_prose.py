@@ -14,10 +14,11 @@ import zarr_shardstore
 ROOT = Path(__file__).parents[2]
 READ_FIRST = [
     ROOT / "README.md",
-    ROOT / "docs/reference/errors.md",
     ROOT / "spec_notes/guarantees.md",
-    *sorted((ROOT / "docs/tutorials").glob("*.md")),
+    *sorted(set((ROOT / "docs").rglob("*.md")) - {ROOT / "docs/explanation/benchmarks.md"}),
 ]
+"""All that users read, but the page that is made of docstrings of benchmarks."""
+
 PAGES = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *(ROOT / "spec_notes").rglob("*.md")]
 
 
