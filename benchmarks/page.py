@@ -1,6 +1,7 @@
 """The benchmarks, one after the other, as the page of the site that shows what they print.
 
-It takes about half an hour, and wants a machine that does nothing else.
+What a script prints goes into ``benchmarks/printed/``; the page links it, and the site shows it in
+place of the link. It takes about half an hour, and wants a machine that does nothing else.
 
     python benchmarks/page.py [--only arrays.py reads.py]
 
@@ -82,6 +83,7 @@ def versions() -> str:
 
 
 def printed_by(command: str, *more_options: str) -> str:
+    """Run a script, store the machine and what it prints, and return a link to that file."""
     script, *options = command.split()
     path = f"{HERE}{os.pathsep}{HERE.parent}"
     done = subprocess.run(
@@ -91,11 +93,15 @@ def printed_by(command: str, *more_options: str) -> str:
         encoding="utf-8",
         check=True,
     )
-    return f"```text\n{done.stdout.strip()}\n```"
+    file = (HERE / "printed" / script).with_suffix(".txt")
+    file.parent.mkdir(exist_ok=True)
+    measured = f"Measured on {datetime.now(UTC):%Y-%m-%d}. {machine()}. {versions()}."
+    file.write_text(f"{measured}\n\n{done.stdout.strip()}\n", encoding="utf-8")
+    return f"[What it printed](../../benchmarks/printed/{file.name})"
 
 
 def illustrated(command: str) -> str:
-    """Run a script, and return its plot, what it printed, and where a peer was faster."""
+    """Run a script, and return plot, link to what it printed, and where a peer was faster."""
     script = command.split()[0]
     plot = PAGE.with_name(script).with_suffix(".svg")
     plot.unlink(missing_ok=True)
@@ -124,16 +130,15 @@ Two runs differ by a tenth, so a ratio below 1.1 says little.
 
 
 def section(command: str) -> str:
-    """Run a script, and return its docstring and what it printed."""
+    """Run a script, and return its docstring and the link to what it printed."""
     script = command.split()[0]
     about = ast.get_docstring(ast.parse((HERE / script).read_text(encoding="utf-8"))) or ""
     about = re.sub(r"\n\n +python .*", "", about)  # its options
     about = re.sub(r"(?m)(?:^ {4}.*\n?)+", r"```text\n\g<0>\n```\n", about)
     about = about.replace("\n\n```\n", "\n```\n")
     result = illustrated(command) if script in ILLUSTRATED else printed_by(command)
-    measured = f"Measured on {datetime.now(UTC):%Y-%m-%d}. {machine()}. {versions()}."
     head = f"## {SCRIPTS[command]}\n\n`benchmarks/{command}`. {about.strip()}"
-    return f"{head}\n\n{measured}\n\n{result}\n"
+    return f"{head}\n\n{result}\n"
 
 
 def sections_of_page() -> dict[str, str]:

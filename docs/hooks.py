@@ -1,7 +1,8 @@
-"""Pages that mkdocs takes from elsewhere: the notes of ``spec_notes/`` and the help of commands."""
+"""Pages that mkdocs takes from elsewhere: notes, help of commands, tree of files, figures."""
 
 from __future__ import annotations
 
+import importlib.util
 import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,7 +22,7 @@ TOP = {"README.md": "index.md"} | {name: name for name in ("CHANGELOG.md", "CONT
 
 
 def on_files(files: Files, *, config: Any) -> Files:
-    """Add the README, the notes under their own paths, a list of decisions, the command line."""
+    """Add the README, the notes under their own paths, and the pages that are made here."""
     from mkdocs.structure.files import File  # not in the environment of the tests
 
     for name, page in TOP.items():
@@ -38,6 +39,7 @@ def on_files(files: Files, *, config: Any) -> Files:
     decisions += "\n".join(titles)
     files.append(File.generated(config, "spec_notes/decisions/index.md", content=decisions))
     files.append(File.generated(config, "reference/cli.md", content=command_line()))
+    files.append(File.generated(config, "reference/package.md", content=tree_of_files()))
     return files
 
 
@@ -48,7 +50,27 @@ def on_page_markdown(markdown: str, *, page: Page, **_: Any) -> str:
     """
     if "/decisions/" in page.file.src_uri:
         page.meta["search"] = {"boost": 0.2}
+    markdown = re.sub(r"(?m)^\[.*\]\(\.\./\.\./(benchmarks/printed/.*)\)$", _printed, markdown)
+    markdown = markdown.replace("](../../README.md", "](../index.md")
     return markdown.replace("](../../spec_notes/", "](../spec_notes/").replace("../docs/", "../")
+
+
+def _printed(link: re.Match[str]) -> str:
+    """Return the machine and what a benchmark has printed, in place of the link to that file."""
+    measured, _, printed = (ROOT / link[1]).read_text(encoding="utf-8").strip().partition("\n\n")
+    return f"{measured}\n\n```text\n{printed}\n```"
+
+
+def tree_of_files() -> str:
+    """Return the page with one line for each file of the package."""
+    spec = importlib.util.spec_from_file_location("layers", ROOT / "tests/support/layers.py")
+    if spec is None or spec.loader is None:
+        raise ImportError("tests/support/layers.py")
+    layers = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(layers)
+    about = "The first line of each file."
+    about += " [Architecture](../spec_notes/architecture.md) says how they fit."
+    return f"# Files of the package\n\n{about}\n\n{layers.tree()}"
 
 
 def command_line() -> str:

@@ -13,8 +13,8 @@ The type says what the handler can do:
     ├── UnpublishedError (ExceptionGroup)      a batch could not store all; write the rest again
     └── UnfinishedConversionError              a conversion has to be finished first
 
-`UnshardedWarning` is a warning: arrays of a new store are not sharded, perhaps by oversight.
-Errors of the base store pass through unwrapped. All errors of the package pickle.
+Errors of the base store pass through unwrapped. All errors of the package pickle. The first note of
+an error names the page that has its causes and remedies.
 """
 
 from __future__ import annotations
@@ -25,6 +25,11 @@ from typing import Any, Self
 
 class ShardStoreError(Exception):
     """Base class of the errors of this package."""
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Self:
+        self = super().__new__(cls, *args, **kwargs)
+        self.add_note(f"Causes and remedies: docs/reference/errors.md#{cls.__name__.lower()}")
+        return self
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Without `__init__`: its arguments differ from the message.
@@ -53,10 +58,7 @@ class UnsupportedError(ShardStoreError, NotImplementedError):
 
 
 class AlreadyExistsError(ShardStoreError, FileExistsError):
-    """Error of a value that was to be created and is stored already; it changed no data.
-
-    Users of ``obspec`` find errors by the names of their classes, so this one has the same name.
-    """
+    """Error of a value to create that is stored already; ``obspec`` has the name of this class."""
 
 
 class CorruptShardError(ShardStoreError):
@@ -116,17 +118,14 @@ class ShardConflictError(ShardStoreError):
 
 
 class UnpublishedError(ShardStoreError, ExceptionGroup[Exception]):
-    """Error of a batch that ended and could not store some of its shards.
-
-    All other shards are stored. The `exceptions` are the errors of the base store, one for each
-    shard. So ``except*`` finds them.
+    """Error of a batch that ended and could not store some of its shards. All others are stored.
 
     Parameters
     ----------
     message : str
         The attempted operation.
     exceptions : sequence of Exception
-        The reasons, in the order of `chunk_keys`.
+        Errors of the base store, in the order of `chunk_keys`. ``except*`` finds them.
     chunk_keys : mapping of str to tuple of str
         Keys of the chunks whose values or erasures were buffered, by the key of each shard that
         is not stored.

@@ -12,9 +12,17 @@ from tests.support import layers
 from tests.support.layers import PACKAGE
 
 
-def test_the_tree_and_the_drawing_are_made_from_the_source() -> None:
-    """A file, its first line or an import has changed: the page is made again."""
+def test_the_drawing_is_made_from_the_source() -> None:
+    """A room, its first line or an import has changed: the page is made again."""
     assert layers.blocks_in_pages() == layers.blocks(), "run: python -m tests.support.layers"
+
+
+def test_the_tree_has_each_file() -> None:
+    """With the first line of its docstring, for the site."""
+    lines = [line.split(maxsplit=1) for line in layers.tree().splitlines()[1:-1]]
+    assert all(len(line) == 2 for line in lines), [line for line in lines if len(line) < 2]
+    names = [path.name for path in PACKAGE.rglob("*.py") if path.name != "__init__.py"]
+    assert sorted(name for name, _ in lines if name.endswith(".py")) == sorted(names)
 
 
 def test_each_file_that_the_page_names_exists() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import pickle
 import re
 from pathlib import Path
 from typing import get_args, get_type_hints
@@ -10,7 +11,7 @@ from typing import get_args, get_type_hints
 import pytest
 
 import zarr_shardstore
-from zarr_shardstore import Finding
+from zarr_shardstore import Finding, errors
 
 ROOT = Path(__file__).parents[2]
 PAGES = [
@@ -81,6 +82,30 @@ def test_each_public_name_and_error_is_in_the_reference() -> None:
             continue
         is_error = name.endswith(("Error", "Warning"))
         assert f"| `{name}` |" in errors if is_error else f"::: zarr_shardstore.{name}\n" in names
+
+
+def test_each_error_names_its_section() -> None:
+    """In one note, which a traceback shows; also after pickling."""
+    page = (ROOT / "docs" / "reference" / "errors.md").read_text()
+    raised = [
+        errors.SpecError("no"),
+        errors.ReadOnlyError(),
+        errors.UnsupportedError("no"),
+        errors.AlreadyExistsError("there"),
+        errors.CorruptShardError("no", shard_key="c/0"),
+        errors.CorruptValueError("no", key="c/0"),
+        errors.ShardConflictError("late"),
+        errors.UnpublishedError("no", [OSError("full")], {"c/0": ["c/0/0"]}),
+        errors.UnfinishedConversionError("run it again"),
+    ]
+    classes = [each for each in vars(errors).values() if isinstance(each, type)]
+    concrete = {each for each in classes if issubclass(each, errors.ShardStoreError)}
+    assert {type(error) for error in raised} == concrete - {errors.ShardStoreError}
+    for error in raised:
+        name = type(error).__name__
+        assert f"\n## {name}\n" in page
+        for each in (error, pickle.loads(pickle.dumps(error))):
+            assert [note.rpartition("#")[2] for note in each.__notes__] == [name.lower()]
 
 
 def test_each_command_and_option_is_in_the_reference() -> None:

@@ -35,7 +35,7 @@ SEARCH = """
 document.querySelector("[data-md-toggle=search]").click();
 const input = document.querySelector("[data-md-component=search-query]");
 input.focus();
-input.value = "camera";
+input.value = "%s";
 for (;;) {
     input.dispatchEvent(new Event("keyup", { bubbles: true }));
     const found = [...document.querySelectorAll(".md-search-result__link")];
@@ -99,12 +99,22 @@ def reported(tab: Tab, url: str) -> Iterator[str]:
                 yield str(details["args"])
 
 
+FOUND = {
+    "camera": "tutorials/stream.html",
+    "lost updates": "reference/errors.html",
+    "too many files": "how-to/hpc.html",
+    "inodes": "how-to/hpc.html",
+}
+"""Words of users, and a page that search has among the first."""
+
+
+@pytest.mark.parametrize("words", FOUND)
 @pytest.mark.parametrize("opened", ["as a file", "over HTTP"])
-async def test_search_finds_a_page(chromium: Browser, site: Path, opened: str) -> None:
+async def test_search_finds_a_page(chromium: Browser, site: Path, opened: str, words: str) -> None:
     """Without a network: browsers start no worker for a file, see ``docs/iframe-worker.js``."""
     with folder_over_http(site) as served:
         url = site.as_uri() if opened == "as a file" else served
         async with chromium.tab() as tab, asyncio.timeout(60):
             await tab.open(f"{url}/how-to/serve.html")
-            found = await tab.evaluate(SEARCH)
-    assert any(each.startswith(f"{url}/tutorials/stream.html") for each in found)
+            found = await tab.evaluate(SEARCH % words)
+    assert any(each.startswith(f"{url}/{FOUND[words]}") for each in found)

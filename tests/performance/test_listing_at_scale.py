@@ -214,7 +214,7 @@ async def test_errors_come_when_all_else_is_listed(kind: str) -> None:
         async for key in store.list():
             listed.append(key)  # noqa: PERF401
     assert sorted(listed) == sorted(expected)
-    assert caught.value.__notes__ == ["and 1 more shards or keys could not be listed"]
+    assert caught.value.__notes__[1:] == ["and 1 more shards or keys could not be listed"]
     listed.clear()
     with pytest.raises(CorruptShardError):  # noqa: PT012
         for key in ShardingMapping(store):

@@ -171,7 +171,7 @@ def test_one_bad_shard_does_not_block_the_listing_of_the_store(base: Any) -> Non
     keys = iter(m)
     with pytest.raises(Exception, match="shard 'a/c/0/0'") as info:
         seen += keys
-    assert info.value.__notes__ == ["and 1 more shards or keys could not be listed"]
+    assert info.value.__notes__[1:] == ["and 1 more shards or keys could not be listed"]
     assert len([k for k in seen if "/c/" in k]) == 64 + 56
     m.erase_prefix("a/")
     assert len(m.list()) == 65 + ("zarr.json" in m)

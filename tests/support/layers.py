@@ -1,13 +1,14 @@
-"""Drawing of the package in ``spec_notes/architecture.md`` and its tree in ``spec_notes/files.md``,
-made from the source.
+"""Drawing of the package in ``spec_notes/architecture.md``, and tree of its files, by the source.
 
-``python -m tests.support.layers`` writes both into their pages.
+``python -m tests.support.layers`` writes the drawing into its page, ``--tree`` prints the tree.
+``docs/hooks.py`` makes a page of the tree.
 """
 
 from __future__ import annotations
 
 import ast
 import re
+import sys
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -15,7 +16,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "zarr_shardstore"
 NOTES = ROOT / "spec_notes"
-PAGES = (NOTES / "architecture.md", NOTES / "files.md")
+PAGES = (NOTES / "architecture.md",)
 PROSE = (NOTES / "architecture.md", NOTES / "journeys.md")
 
 _BEGIN, _END = "<!-- made by tests/support/layers.py -->\n", "<!-- end -->"
@@ -26,18 +27,17 @@ _WIDTH = 25
 
 
 def blocks() -> list[str]:
-    """Return the drawing and the tree."""
-    uses = imports()
-    return [drawing(uses), tree(uses)]
+    """Return the drawing."""
+    return [drawing(imports())]
 
 
 def blocks_in_pages() -> list[str]:
-    """Return the drawing and the tree that the pages have."""
+    """Return the drawing that its page has."""
     return [block for page in PAGES for block in _BLOCK.findall(page.read_text())]
 
 
 def write() -> None:
-    """Write the drawing and the tree into their pages."""
+    """Write the drawing into its page."""
     for page, made in zip(PAGES, blocks(), strict=True):
         before, _, rest = page.read_text().partition(_BEGIN)
         page.write_text(before + _BEGIN + made + _END + rest.partition(_END)[2])
@@ -67,16 +67,13 @@ def imports() -> dict[str, set[str]]:
     }
 
 
-def tree(uses: dict[str, set[str]]) -> str:
-    """Return each folder and file with the first line of its docstring.
-
-    A room comes before all rooms that it imports.
-    """
-    rooms = sorted(uses, key=lambda room: (-_height(uses, room), room))
+def tree() -> str:
+    """Return each folder and file with the first line of its docstring."""
+    files = [path for path in PACKAGE.glob("*.py") if path.name != "__init__.py"]
+    folders = [path for path in PACKAGE.iterdir() if (path / "__init__.py").is_file()]
     lines = [(f"{PACKAGE.name}/", _summary(PACKAGE))]
-    for room in rooms:
-        folder = PACKAGE / room
-        lines += _entries(folder if folder.is_dir() else folder.with_suffix(".py"), 1)
+    for path in [*sorted(files), *sorted(folders)]:
+        lines += _entries(path, 1)
     return "\n".join(["```text", *(f"{name:{_WIDTH}}  {text}" for name, text in lines), "```", ""])
 
 
@@ -123,9 +120,8 @@ def _below(uses: dict[str, set[str]], room: str) -> set[str]:
     return uses[room].union(*(_below(uses, other) for other in uses[room]))
 
 
-def _height(uses: dict[str, set[str]], room: str) -> int:
-    return 1 + max((_height(uses, other) for other in uses[room]), default=0)
-
-
 if __name__ == "__main__":
-    write()
+    if sys.argv[1:] == ["--tree"]:
+        print(tree())
+    else:
+        write()

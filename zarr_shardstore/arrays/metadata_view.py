@@ -37,7 +37,7 @@ _N_LOOKS = 64
 _NOT_SHARDED = (
     "ShardingStore was opened without chunks_per_shard, so the new array {!r} is not sharded: each "
     "chunk is an object of its own. Pass chunks_per_shard='auto', or the chunks of a shard; None "
-    "says that this is meant"
+    "says that this is meant. See docs/reference/errors.md#unshardedwarning"
 )
 
 _GRID_MEMBERS = ("chunk_grid", "chunk_key_encoding", "chunks", "dimension_separator")

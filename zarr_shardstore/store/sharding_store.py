@@ -43,9 +43,9 @@ class ShardingStore(Upkeep, AppendArrays):
     ----------
     store
         The base store: a zarr store, a local path, a URL, an fsspec file system or mapper, an
-        obstore store, or a mapping from keys to bytes such as a dict. A path may also name a zip
-        archive to read; to write one, pass a ``zarr.storage.ZipStore``. A ``zarr.Group`` or a
-        ``StorePath`` stands for the objects below its path.
+        obstore store, or a dict. Other mappings from keys to bytes work too. A path may also name
+        a zip archive to read; to write one, pass a ``zarr.storage.ZipStore``. A ``zarr.Group`` or
+        a ``StorePath`` stands for the objects below its path.
     chunks_per_shard : int, tuple of int, "auto", mapping, optional
         Chunks per shard of new arrays. Stored arrays keep their shards.
 
@@ -91,10 +91,10 @@ class ShardingStore(Upkeep, AppendArrays):
         the index; it needs local files and ``locking="os"``. ``"rewrite"`` stores the whole shard
         again. ``"auto"`` appends where it can.
     locking : {"os", "lockfile", "none"}
-        How a shard on local files is protected against other processes: by an operating system
-        lock on ``KEY.__lock``; by the existence of that file, for network file systems without
-        locks; or not at all. A killed writer leaves a lock file behind. All writers of a store,
-        including tensorstore, must use the same mode.
+        How a shard on local files is protected against other processes. ``"os"`` is an operating
+        system lock on ``KEY.__lock``. ``"lockfile"`` is the existence of that file, for network
+        file systems without locks; a killed writer leaves it. ``"none"`` is no protection. All
+        writers of a store, including tensorstore, must use the same mode.
     durability : {"process", "power"}
         Whether a finished write on local files also survives a loss of power. ``"power"`` syncs
         the file and its directories, which takes some milliseconds a write. Object stores keep
