@@ -232,3 +232,17 @@ def test_without_matplotlib_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with pytest.raises(SpecError, match=r"pip install 'zarr-shardstore\[examples\]'"):
         render_figure(made([1]), "png")
+
+
+def test_borders_lie_between_shards() -> None:
+    """So that full shards are not one area; none between chunks, nor where there are too many."""
+    drawn = {
+        name: "LineCollection" in render_figure(shards, "svg").decode()
+        for name, shards in {
+            "shards": made([[1, 1], [1, 1]]),
+            "chunks": made([[1, 1], [1, 1]], cps=1),
+            "many": made(np.ones((1, 200))),
+        }.items()
+    }
+    assert drawn == {"shards": True, "chunks": False, "many": False}
+    assert body(render_text(made([[1, 1]], cps=1))) == ["██"]
