@@ -347,3 +347,10 @@ def test_stores_without_parts(tmp_path: Path) -> None:
         assert base_store_of(StorePath(store)) is store
         with pytest.raises(SpecError, match="no part can be wrapped, here 'g'"):
             ShardingStore(StorePath(store, "g"))
+
+
+def test_options_of_the_client_are_taken_beside_those_of_the_store(no_credentials: Path) -> None:
+    """As the command line gives them; obstore panics at them there."""
+    options = {"endpoint": "http://h", "allow_http": "true", "timeout": "9s"}
+    store: Any = base_store_of("s3://b/p", options)
+    assert store.store.client_options == {"allow_http": "true", "timeout": "9s"}

@@ -217,6 +217,11 @@ _ENDPOINTS = {
 }
 """Variables that obstore reads. It refuses plain HTTP there, unless an option allows it."""
 
+_OF_CLIENT = frozenset(
+    "allow_http allow_invalid_certificates connect_timeout timeout proxy_url user_agent".split()
+)
+"""Options of every client of obstore; beside the options of a store it panics at them."""
+
 _CREDENTIALS = {"access_key_id", "aws_access_key_id", "skip_signature", "aws_skip_signature"}
 
 
@@ -301,8 +306,11 @@ def _translated(options: Mapping[str, Any], extra: str) -> dict[str, Any] | None
         translated = {**profile, **translated}
     endpoints = [value for name, value in translated.items() if "endpoint" in name.lower()]
     endpoints = endpoints or [os.environ.get(name) for name in _ENDPOINTS.get(extra, ())]
+    client = {name: translated.pop(name) for name in _OF_CLIENT & translated.keys()}
     if any(str(endpoint).startswith("http://") for endpoint in endpoints):
-        translated["client_options"] = {"allow_http": True, **translated.get("client_options", {})}
+        client = {"allow_http": True, **client}
+    if client:
+        translated["client_options"] = {**client, **translated.get("client_options", {})}
     return translated
 
 
