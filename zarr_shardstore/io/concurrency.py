@@ -57,6 +57,11 @@ def codec_pool() -> ThreadPoolExecutor:
     return _pool("codec", n_threads())
 
 
+def bulk_pool() -> ThreadPoolExecutor:
+    """Return the threads that encode whole shards and commit them, which may wait for locks."""
+    return _pool("bulk", n_threads())
+
+
 @cache
 def _pool(use: str, n: int) -> ThreadPoolExecutor:
     return ThreadPoolExecutor(n, thread_name_prefix=f"zarr-shardstore-{use}")
@@ -106,6 +111,7 @@ async def map_in_threads(
     work: Callable[[Sequence[T]], Sequence[R]],
     items: Sequence[T],
     nbytes: int,
+    pool: ThreadPoolExecutor | None = None,
 ) -> list[R]:
     """Return the results of `work` for all items, in order; one hop to each of a few threads.
 
@@ -113,14 +119,14 @@ async def map_in_threads(
     loop does the work. The first error of `work`, and a cancellation, is raised after every thread
     has stopped: none of it goes on later.
     """
-    if nbytes <= _INLINE_NBYTES:
+    if nbytes <= _INLINE_NBYTES and pool is None:
         return list(work(items))
     results: list[Any] = [None] * len(items)
     n = min(n_threads(), len(items))
     n_in_limits = min(_RUN_LENGTH, len(items) * _RUN_NBYTES // max(1, nbytes))
     length = max(1, min(n_in_limits, len(items) // (4 * n)))
     starts = iter(range(0, len(items), length))
-    threads_of = codec_pool()
+    threads_of = pool or codec_pool()
     is_stopped = False
 
     def stop() -> None:

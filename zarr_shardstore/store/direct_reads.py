@@ -341,8 +341,8 @@ class DirectArrays(DirectReads, KeyValues):
         Each call reads the metadata document of the array, so it sees what other processes did to
         it. zarr's configuration of arrays counts, not that of an array object.
 
-        Memory: the result, and encoded chunks of 64 MiB (decoded), or of one shard if that is
-        larger. Thread safety: any thread may call it.
+        Memory: the result, and one shard for each core, encoded; a shard of more than 32 MiB is
+        decoded by all cores. Thread safety: any thread may call it.
 
         Examples
         --------

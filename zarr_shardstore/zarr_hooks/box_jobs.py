@@ -13,6 +13,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from itertools import chain, islice
 from math import prod
 from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar, runtime_checkable
@@ -26,7 +28,11 @@ from zarr_shardstore.format.box_grid import Box
 from zarr_shardstore.format.layout import ArrayLayout
 from zarr_shardstore.io.buffers import own_bytes
 from zarr_shardstore.io.concurrency import (
+    bulk_pool,
+    codec_pool,
+    in_threads,
     map_in_threads,
+    n_threads,
     run_within,
 )
 from zarr_shardstore.shards.read import ShardReads
@@ -52,8 +58,18 @@ READ_NBYTES = 32 * MIB
 _LOCAL_READ_NBYTES = 4 * MIB
 """The same for local files: a round costs little, and others are decoded while these are read."""
 
+_SHARDS_PER_THREAD = 4
+"""If there are so many shards of local files, one thread does all of the work on a shard: its I/O
+and its codecs. Otherwise several threads run the codecs of one shard."""
+
+_MAX_SHARD_NBYTES = 32 * MIB
+"""Decoded size of the largest of these shards. Each thread holds one in memory, encoded."""
+
 _RUN_NBYTES = MIB
 """Decoded size of a run."""
+
+_HOP_NBYTES = 256 * 1024
+"""Decoded size of an operation on local files that one thread does faster than several."""
 
 _JOINED_NBYTES = 32 * 1024
 """Decoded size of chunks from which on each is copied alone: less than the work on it."""
@@ -94,9 +110,9 @@ class SlabCodec(NamedTuple):
         """Decoded size of a chunk in bytes; a string counts as a pointer."""
         return max(1, prod(self.spec.shape) * self.spec.dtype.to_native_dtype().itemsize)
 
-    def nbytes_of(self, *parts: ShardBox) -> int:
-        """Return the decoded size of chunks of shards in bytes."""
-        return sum([part.n_chunks for part in parts]) * self.chunk_nbytes
+    def nbytes_of(self, part: ShardBox) -> int:
+        """Return the decoded size of the chunks of a shard."""
+        return part.n_chunks * self.chunk_nbytes
 
     def encode(self, slab: Array) -> Values:
         """Return the encoded chunks of a contiguous slab; ``None`` for those to be left out."""
@@ -176,17 +192,37 @@ class BoxJob(NamedTuple):
 
     async def read(self) -> npt.NDArray[np.bool_]:
         """Read the box; return whether each chunk is stored."""
-        is_present, decoding = self.box.no_chunks(), asyncio.Lock()
+        is_present = self.box.no_chunks()
+        parts, read = list(self.box.shards()), self.store._blocking_reads()
+        is_small = _nbytes(parts, self.codec) <= _HOP_NBYTES
+        units = [parts] if is_small else _units_in_threads(parts, self.codec)
+        if read is None or not units:
+            await self._read_units(parts, is_present, read is not None)
+            return is_present
 
-        async def read_unit(parts: list[ShardBox]) -> None:
-            found = await self.store._get_groups(_reads_of(parts), self.codec.spec.prototype)
-            runs = list(self._encoded_runs(parts, found, is_present))
-            async with decoding:  # of one unit, while others are read
-                await map_in_threads(self._decode, runs, self.codec.nbytes_of(*parts))
+        def read_shards(some: Sequence[ShardBox]) -> Sequence[None]:
+            return self._decode([*self._encoded_runs(some, read(_reads_of(some)), is_present)])
 
-        nbytes = READ_NBYTES if self.store._blocking_reads() is None else _LOCAL_READ_NBYTES
-        await self._in_units(self.box.shards(), nbytes, read_unit)
+        if is_small:
+            await in_threads([partial(read_shards, parts)], codec_pool(), lambda: None)
+        else:
+            await _in_threads(read_shards, units, self.codec, codec_pool())
         return is_present
+
+    async def _read_units(
+        self, parts: Sequence[ShardBox], is_present: npt.NDArray[np.bool_], is_local: bool
+    ) -> None:
+        decoding = asyncio.Lock()  # of one unit, while others are read
+
+        async def read_unit(some: list[ShardBox]) -> None:
+            found = await self.store._get_groups(_reads_of(some), self.codec.spec.prototype)
+            runs = list(self._encoded_runs(some, found, is_present))
+            async with decoding:
+                await map_in_threads(self._decode, runs, _nbytes(some, self.codec))
+
+        nbytes = _LOCAL_READ_NBYTES if is_local else READ_NBYTES
+        units = units_of(parts, self.codec.nbytes_of, nbytes)
+        await run_within(MAX_NBYTES_AT_ONCE, units, read_unit)
 
     def read_here(self) -> npt.NDArray[np.bool_] | None:
         """Do as `read` in this thread; ``None`` if that would be slower or is not possible."""
@@ -236,27 +272,39 @@ class BoxJob(NamedTuple):
                 parts.append(part)
             else:
                 left[place] = True
-        encoding = asyncio.Lock()
+        write, is_small = self.store._blocking_writes(), _nbytes(parts, self.codec) <= _HOP_NBYTES
+        units = [parts] if is_small else _units_in_threads(parts, self.codec)
+        if write is None or not units:
+            await self._write_units(parts)
+            return np.flatnonzero(left).tolist()
+
+        def write_shards(some: Sequence[ShardBox]) -> Sequence[None]:
+            write(self._encoded_blocks(some))
+            return [None] * len(some)
+
+        if is_small:
+            await in_threads([partial(write_shards, parts)], bulk_pool(), lambda: None)
+        else:
+            await _in_threads(write_shards, units, self.codec, bulk_pool())
+        return np.flatnonzero(left).tolist()
+
+    async def _write_units(self, parts: Sequence[ShardBox]) -> None:
+        encoding = asyncio.Lock()  # of one unit, while others are stored
 
         async def write_unit(some: list[ShardBox]) -> None:
             boxes, counts = self._runs(some)
-            async with encoding:  # of one unit, while others are stored
-                encoded = await map_in_threads(self._encode, boxes, self.codec.nbytes_of(*some))
+            async with encoding:
+                encoded = await map_in_threads(self._encode, boxes, _nbytes(some, self.codec))
             blocks = _blocks(some, counts, encoded)
             await self.store._set_blocks(blocks, self.codec.spec.prototype)
 
-        await self._in_units(parts, WRITE_NBYTES, write_unit)
-        return np.flatnonzero(left).tolist()
-
-    async def _in_units(
-        self, parts: Iterable[ShardBox], nbytes: int, run: Callable[[list[ShardBox]], Any]
-    ) -> None:
-        await run_within(MAX_NBYTES_AT_ONCE, units_of(parts, self.codec.nbytes_of, nbytes), run)
+        units = units_of(parts, self.codec.nbytes_of, WRITE_NBYTES)
+        await run_within(MAX_NBYTES_AT_ONCE, units, write_unit)
 
     def write_here(self) -> bool:
         """Write all chunks in this thread; return false if that is slower or not possible."""
         parts, write = list(self.box.shards()), self.store._blocking_writes()
-        if write is None or self.codec.nbytes_of(*parts) > _RUN_NBYTES:
+        if write is None or _nbytes(parts, self.codec) > _RUN_NBYTES:
             return False
         write(self._encoded_blocks(parts))
         return True
@@ -301,6 +349,36 @@ def _blocks(
 
 def _reads_of(parts: Sequence[ShardBox]) -> list[ShardReads]:
     return [ShardReads(part.shard, None, entry_ids=part.entry_ids().tolist()) for part in parts]
+
+
+def _nbytes(parts: Iterable[ShardBox], codec: SlabCodec) -> int:
+    return sum(map(codec.nbytes_of, parts))
+
+
+def _units_in_threads(parts: Sequence[ShardBox], codec: SlabCodec) -> list[Sequence[ShardBox]]:
+    """Return units whose shards go side by side, each in one thread; none if they are too few."""
+    n_at_least = _SHARDS_PER_THREAD * n_threads()
+    if len(parts) < n_at_least:
+        return []
+    cps = parts[0].shard.layout.spec.chunks_per_shard
+    shard_nbytes = prod(cps) * codec.chunk_nbytes
+    n = max(n_at_least, WRITE_NBYTES // shard_nbytes)
+    are_small = shard_nbytes <= _MAX_SHARD_NBYTES
+    return [parts[i : i + n] for i in range(0, len(parts), n)] if are_small else []
+
+
+async def _in_threads(
+    work: Callable[[Sequence[ShardBox]], Sequence[None]],
+    units: Sequence[Sequence[ShardBox]],
+    codec: SlabCodec,
+    pool: ThreadPoolExecutor,
+) -> None:
+    """Do the work of units, two at a time."""
+
+    async def run(some: Sequence[ShardBox]) -> None:
+        await map_in_threads(work, some, _nbytes(some, codec), pool)
+
+    await run_within(2, ((1, some) for some in units), run)
 
 
 def units_of(

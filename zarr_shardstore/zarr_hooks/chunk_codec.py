@@ -33,7 +33,12 @@ _MAX_LEVEL = 5
 far more memory, and making them is a small part of their time."""
 
 
+_SHORTEST_FRAME = 9
+"""Bytes of a zstd frame of nothing."""
+
 _BLOSC_HEADER_NBYTES = 16
+
+_HAS_JOINT_CALLS = "multi_decompress_to_buffer" in zstandard.backend_features
 
 
 class _Zstd(threading.local):
@@ -89,6 +94,46 @@ def _blosc_decompress(value: Any) -> Any:
     return _numcodecs_blosc.decode(value)
 
 
+def _zstd_decompress_all(values: Sequence[bytes | memoryview], nbytes: int) -> bytes | None:
+    """Return the bytes of frames that have `nbytes` each and are one block, or ``None``.
+
+    One call decompresses all without the lock of the interpreter. It ignores bytes after a frame,
+    so the ends of all frames are computed first (RFC 8878, "Frames").
+    """
+    data = b"".join(values)
+    sizes = np.fromiter(map(len, values), np.uint64, len(values))
+    segments = np.stack([np.cumsum(sizes) - sizes, sizes], axis=1)
+    if not _are_one_block(np.frombuffer(data, np.uint8), segments.astype(np.int64)):
+        return None
+    try:
+        found: Any = _zstd.decompressor.multi_decompress_to_buffer(
+            zstandard.BufferWithSegments(data, segments.tobytes()),
+            decompressed_sizes=np.full(len(values), nbytes, np.uint64).tobytes(),
+            threads=1,
+        )
+    except zstandard.ZstdError:
+        return None
+    return b"".join(map(found.__getitem__, range(len(values))))
+
+
+def _are_one_block(data: npt.NDArray[np.uint8], segments: npt.NDArray[np.int64]) -> bool:
+    """Whether each segment is exactly one zstd frame of one block."""
+    starts, sizes = segments.T
+    if len(data) < _SHORTEST_FRAME:
+        return False
+    last = len(data) - 3
+    flags = data[np.minimum(starts + 4, last)]
+    is_single = flags >> 5 & 1
+    n_size_bytes = np.where(flags >> 6, 1 << (flags >> 6), is_single)
+    blocks = starts + 6 - is_single + np.array([0, 1, 2, 4])[flags & 3] + n_size_bytes
+    at = np.minimum(blocks, last)
+    low, middle, high = (data[at + i].astype(np.int64) for i in range(3))
+    header = low | middle << 8 | high << 16
+    nbytes = np.where(header >> 1 & 3 == 1, 1, header >> 3)  # of one byte that repeats
+    ends = blocks + 3 + nbytes + (flags >> 2 & 1) * 4
+    return bool((header & 1).all() and np.array_equal(ends, starts + sizes))
+
+
 _DECOMPRESS: dict[type[Codec], Callable[[Any], Any]] = {  # a subclass may do something else
     ZstdCodec: zstd_decompress,
     GzipCodec: numcodecs.GZip().decode,
@@ -116,12 +161,16 @@ class PlainCodec(NamedTuple):
     def decode_all(
         self, values: Sequence[bytes | memoryview], shape: tuple[int, ...]
     ) -> npt.NDArray[Any] | None:
-        """Return many chunks as one array; ``None`` if one of them has another size."""
+        """Return many chunks as one array; ``None`` if they must be decoded one by one."""
         nbytes = math.prod(shape) * self.dtype.itemsize
-        chunks = list(values if self.decompress is None else map(self.decompress, values))
-        if set(map(len, chunks)) != {nbytes}:
-            return None
-        return np.frombuffer(b"".join(chunks), self.dtype).reshape(-1, *shape)
+        data: bytes | None = None
+        if self.decompress is zstd_decompress and _HAS_JOINT_CALLS:
+            data = _zstd_decompress_all(values, nbytes)
+        else:
+            chunks = list(values if self.decompress is None else map(self.decompress, values))
+            if set(map(len, chunks)) == {nbytes}:
+                data = b"".join(chunks)
+        return None if data is None else np.frombuffer(data, self.dtype).reshape(-1, *shape)
 
 
 class ChunkCodec:

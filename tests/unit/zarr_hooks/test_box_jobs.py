@@ -253,8 +253,10 @@ def test_shards_in_part() -> None:
 
 
 @pytest.mark.parametrize("n", [1, 2, 8])
-def test_local_files(tmp_path: Path, n: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One unit, or several."""
+@pytest.mark.parametrize("hop", [0, 2**18])
+def test_local_files(tmp_path: Path, n: int, hop: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Few shards are read and written by units, many each in one thread, small ones in one hop."""
+    monkeypatch.setattr(box_jobs, "_HOP_NBYTES", hop)
     monkeypatch.setattr(box_jobs, "_RUN_NBYTES", 128)
     monkeypatch.setattr(box_jobs, "WRITE_NBYTES", 1024)
     monkeypatch.setattr(box_jobs, "_LOCAL_READ_NBYTES", 1024)
