@@ -13,8 +13,9 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import replace
+from itertools import chain
 from reprlib import repr as short
-from typing import Any, Literal, TypeAlias, cast
+from typing import Any, Literal, NamedTuple, TypeAlias, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -29,17 +30,22 @@ from zarr_shardstore.arrays.array_cache import invalidate_documents
 from zarr_shardstore.errors import SpecError, UnsupportedError
 from zarr_shardstore.format.arguments import array_path
 from zarr_shardstore.format.keys import Coords
-from zarr_shardstore.io.concurrency import codec_pool
+from zarr_shardstore.format.layout import ArrayLayout, ShardRef
+from zarr_shardstore.io.concurrency import codec_pool, zarrs_loop
 from zarr_shardstore.metadata.documents import Node, document_key
 from zarr_shardstore.operations.locate import array_at
-from zarr_shardstore.shards.requests import Get, ask
-from zarr_shardstore.store.engine import EngineStore, documented_like
+from zarr_shardstore.shards.read import ShardReads
+from zarr_shardstore.shards.requests import Get, GetIndex, ask
+from zarr_shardstore.store.engine import EngineStore, ShardingEngine, documented_like
 from zarr_shardstore.store.key_values import KeyValues
 from zarr_shardstore.zarr_hooks.box import ArrayBox
 from zarr_shardstore.zarr_hooks.box_jobs import BoxJob, SlabCodec
 from zarr_shardstore.zarr_hooks.chunk_codec import ChunkCodec
 
 Values: TypeAlias = Sequence[bytes | memoryview | None]
+
+EntryPart: TypeAlias = "tuple[Coords, npt.NDArray[np.int64]]"
+"""Coordinates of a shard, and of some of its chunks, n x ndim."""
 
 _UNIT_NBYTES = 32 * 1024 * 1024
 """Decoded size of the chunks of one operation of the store."""
@@ -143,13 +149,18 @@ class ChunkReader:
         """Decode chunks in threads. A few last ones are decoded in this thread."""
         length = max(1, _RUN_NBYTES // self._nbytes)
         if is_last and len(values) <= length:
-            self._decode_run(keys, values, out)
+            self.decode_run(keys.__getitem__, values, out)
             return []
         runs = [slice(i, i + length) for i in range(0, len(values), length)]
         pool = codec_pool()
-        return [pool.submit(self._decode_run, keys[r], values[r], out[r]) for r in runs]
+        return [
+            pool.submit(self.decode_run, keys[r].__getitem__, values[r], out[r]) for r in runs
+        ]
 
-    def _decode_run(self, keys: Sequence[str], values: Values, out: npt.NDArray[Any]) -> None:
+    def decode_run(
+        self, key_of: Callable[[int], str], values: Values, out: npt.NDArray[Any]
+    ) -> None:
+        """Decode chunks in this thread into an array of the shape n x shape of a chunk."""
         if self.slabs is not None:
             try:
                 self.slabs.decode(values, out)
@@ -161,7 +172,7 @@ class ChunkReader:
             try:
                 out[i] = self._fill if value is None else next(chunks)
             except Exception as error:
-                error.add_note(f"in the chunk {keys[i]!r}: `zarr-shardstore fsck` tells more")
+                error.add_note(f"in the chunk {key_of(i)!r}: `zarr-shardstore fsck` tells more")
                 raise
 
     def _decoded(self, values: Sequence[bytes | memoryview]) -> Iterable[npt.NDArray[Any]]:
@@ -170,6 +181,67 @@ class ChunkReader:
         buffers = map(self.spec.prototype.buffer.from_bytes, values)
         decoded: Any = sync(self._pipeline.decode([(buffer, self.spec) for buffer in buffers]))
         return (chunk.as_numpy_array() for chunk in decoded)
+
+
+class EntryReader(NamedTuple):
+    """Reads of chunks of one array that a program plans shard by shard; for any thread."""
+
+    engine: ShardingEngine
+    chunks: ChunkReader
+    layout: ArrayLayout | None
+    """``None``: no shards are known, so each chunk counts as one."""
+
+    def key(self, shard: Coords) -> str:
+        """Return the key of a shard by its coordinates."""
+        if self.layout is not None:
+            return self.layout.shard(shard).key
+        return self.chunks.keys(np.array(shard, np.int64).reshape(1, -1))[0]
+
+    @property
+    def can_block(self) -> bool:
+        """Whether `read` leaves zarr's event loop alone."""
+        return self.engine.driver.backend.mode != "async"
+
+    def read(self, parts: Sequence[EntryPart]) -> Values:
+        """Return the encoded chunks of all parts, ``None`` for missing ones."""
+        engine, layout = self.engine, self.layout
+        if layout is None:
+            return engine.get_many_blocking(self._keys(parts))
+        groups = [_reads_of(layout.shard(coords), chunks) for coords, chunks in parts]
+        if engine.root is not None:
+            return [*chain.from_iterable(engine.get_groups_blocking(groups))]
+        return [*chain.from_iterable(engine.driver.run(engine.operations.get_groups(groups)))]
+
+    def begin(self, parts: Sequence[EntryPart]) -> Future[Values]:
+        """Begin to `read` in zarr's event loop."""
+
+        async def read() -> Values:
+            if self.layout is None:
+                return await self.engine.get_many(self._keys(parts))
+            groups = [_reads_of(self.layout.shard(coords), chunks) for coords, chunks in parts]
+            return [*chain.from_iterable(await self.engine.get_groups(groups))]
+
+        return asyncio.run_coroutine_threadsafe(read(), zarrs_loop())
+
+    def nbytes(self, parts: Sequence[EntryPart]) -> int:
+        """Return the encoded size of chunks of shards in bytes, by the indexes."""
+        assert self.layout is not None
+        reads = [_reads_of(self.layout.shard(coords), chunks) for coords, chunks in parts]
+        found = self.engine.driver.run(ask([GetIndex(each.shard) for each in reads]))
+        pairs = [(r, f.decoded) for r, f in zip(reads, found, strict=True) if f.decoded is not None]
+        ranges = [entry for each, index in pairs for entry in each.ranges(index, None) if entry]
+        return sum(stop - start for start, stop in ranges)
+
+    def _keys(self, parts: Sequence[EntryPart]) -> list[tuple[str, None]]:
+        return [(key, None) for _, coords in parts for key in self.chunks.keys(coords)]
+
+
+def _reads_of(shard: ShardRef, chunks: npt.NDArray[np.int64]) -> ShardReads:
+    ids = np.zeros(len(chunks), np.int64)
+    box = shard.layout.spec.boxes.box(shard.coords)
+    for column, (start, stop) in zip(chunks.T, box, strict=True):
+        ids = ids * (stop - start) + column - start
+    return ShardReads(shard, None, entry_ids=ids.tolist())
 
 
 class DirectReads(EngineStore):
@@ -243,6 +315,14 @@ class DirectReads(EngineStore):
 
     def _encoded(self, keys: list[str]) -> Sequence[bytes | memoryview | None]:
         return self._engine.get_many_blocking([(key, None) for key in keys])
+
+    def _entry_reader(self, path: str) -> EntryReader:
+        """Return a reader of the entries of an array, as its document is now."""
+        store: Any = self._by_chunks()
+        reader = store._current_reader_of(array_path(path))
+        layout = sync(store._layout_of(reader.first_key, reads=True))
+        is_known = layout is not None and layout.grid_shape == reader.grid_shape
+        return EntryReader(store._engine, reader, layout if is_known else None)
 
     def _reader(
         self, path: str, coords: npt.ArrayLike

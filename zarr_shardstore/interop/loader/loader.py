@@ -1,0 +1,459 @@
+"""`ShardLoader`: batches for training from arrays of a store."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from zarr_shardstore.access import ShardingMapping, ShardingStore
+from zarr_shardstore.errors import SpecError
+from zarr_shardstore.interop.loader.engine import Batches, Counts, Source, Task
+from zarr_shardstore.interop.loader.frameworks import (
+    Framework,
+    arrays_of_dataset,
+    converter_of,
+    torch_dataset,
+)
+from zarr_shardstore.interop.loader.order import Draw, Ints, Samples, Share, Shuffle
+from zarr_shardstore.interop.loader.plan import (
+    PART_NBYTES,
+    RUN_NBYTES,
+    UNIT_NBYTES,
+    Geometry,
+    LoaderPlan,
+    advice_of,
+    shard_nbytes_of,
+)
+
+_UNITS_AT_ONCE = 32
+"""Ratio of the limit of bytes and a unit: so many units are under way at least."""
+
+
+class LoaderStats(NamedTuple):
+    """Counts of the current epoch of a loader, or of the last one.
+
+    Parameters
+    ----------
+    n_batches, n_samples : int
+        What the consumer has got.
+    n_chunks : int
+        Chunks that were read and decoded.
+    n_reads : int
+        Reads of units, each of one or more requests.
+    nbytes_read, nbytes_delivered : int
+        Encoded bytes of the chunks, and bytes of the batches.
+    most_nbytes : int
+        Most bytes that were reserved at a time, encoded and decoded.
+    seconds, waited_s : float
+        Time from the begin of the epoch to its last batch, and the part in which the consumer
+        waited.
+    index_requests, index_hits : int
+        Shard indexes that were requested, and that were cached.
+    """
+
+    n_batches: int
+    n_samples: int
+    n_chunks: int
+    n_reads: int
+    nbytes_read: int
+    nbytes_delivered: int
+    most_nbytes: int
+    seconds: float
+    waited_s: float
+    index_requests: int
+    index_hits: int
+
+    @property
+    def mb_per_s(self) -> float:
+        """Megabytes of batches in each second."""
+        return self.nbytes_delivered / 1e6 / self.seconds if self.seconds else 0.0
+
+
+class ShardLoader:
+    """Batches of samples from arrays of a store, read ahead and decoded in threads.
+
+    Parameters
+    ----------
+    store
+        A `ShardingStore`, or all that it takes. A URL may begin with ``shard::``.
+    arrays : str, mapping of str to str
+        Path of an array; or paths by name, for batches that are dicts of aligned arrays.
+    batch_size
+        Samples of a batch.
+    window : sequence of int, optional
+        Shape of a sample along the sampled axes; along all others it has the whole array. By
+        default samples are rows: single places along one axis, which the sample lacks.
+    stride : sequence of int, optional
+        Distances between the windows of a regular grid; by default windows are side by side.
+    positions : n x axes integers, optional
+        Starts of the samples, in place of a regular grid; for rows a list of their numbers.
+    axes : int, sequence of int, mapping of these by name, optional
+        Sampled axes of each array. By default the first ones.
+    edges : {"drop", "shift"}
+        Whether a window that would cross the end of the array is left out, or ends there.
+    shuffle : {False, "shards", "full"}
+        Order of the samples: as they are; random shards, and random samples of a pool of shards;
+        or random samples of all, which reads a chunk several times. See `plan` for the price.
+    seed
+        Together with the epoch and `world_size` it gives the order.
+    pool_nbytes : int, optional
+        Decoded size of the samples that are shuffled, or share chunks, at a time. By default a
+        third of `prefetch_nbytes`.
+    prefetch_nbytes
+        Limit of the memory for encoded and decoded bytes, without the batches that you have.
+    rank, world_size
+        Number of this process, and number of all that share an epoch. Each gets equally many
+        batches, and each sample is in one of them.
+    drop_last
+        Leave out samples that do not fill a batch in each rank. Otherwise the last batches are
+        smaller, and empty if there are fewer samples than batches.
+    transform : callable, optional
+        Called in a thread with each batch; you get what it returns.
+    to : {"numpy", "torch", "jax"}
+        Arrays of the batches. They share the memory that was decoded into, by DLPack.
+    n_threads : int, optional
+        Threads that read and decode. By default one for each core.
+
+    Raises
+    ------
+    SpecError
+        If an argument is not valid, arrays are not aligned, or `prefetch_nbytes` is too small.
+    UnsupportedError
+        If the chunks of an array differ in shape.
+
+    Notes
+    -----
+    Each ``iter(loader)`` begins the next epoch. A second one ends the first. A failed read ends
+    the epoch with the error of the store, with a note that names shard and samples.
+
+    Nobody may write to the arrays meanwhile: batches would mix old and new chunks.
+
+    Thread safety: one thread at a time may use a loader. Use it in the process that iterates: an
+    iterator that a fork has copied raises `UnsupportedError`.
+
+    Examples
+    --------
+    >>> import zarr
+    >>> store = ShardingStore({}, chunks_per_shard=(2, 1))
+    >>> z = zarr.create_array(store, name="x", shape=(10, 3), chunks=(2, 3), dtype="u1")
+    >>> z[:] = [[i, i, i] for i in range(10)]
+    >>> with ShardLoader(store, "x", batch_size=4, shuffle="shards") as loader:
+    ...     [batch.shape for batch in loader]
+    [(4, 3), (4, 3), (2, 3)]
+    """
+
+    def __init__(
+        self,
+        store: Any,
+        arrays: str | Mapping[str, str],
+        *,
+        batch_size: int,
+        window: Sequence[int] | None = None,
+        stride: Sequence[int] | None = None,
+        positions: npt.ArrayLike | None = None,
+        axes: int | Sequence[int] | Mapping[str, int | Sequence[int]] | None = None,
+        edges: Literal["drop", "shift"] = "drop",
+        shuffle: Shuffle = False,
+        seed: int = 0,
+        pool_nbytes: int | None = None,
+        prefetch_nbytes: int = 2**30,
+        rank: int = 0,
+        world_size: int = 1,
+        drop_last: bool = False,
+        transform: Callable[[Any], Any] | None = None,
+        to: Framework = "numpy",
+        n_threads: int | None = None,
+    ) -> None:
+        _check(batch_size >= 1, "batch_size is at least 1", batch_size)
+        _check(0 <= rank < world_size, "rank is in range(world_size)", (rank, world_size))
+        _check(shuffle in (False, "shards", "full"), "shuffle is False, 'shards', 'full'", shuffle)
+        _check(edges in ("drop", "shift"), "edges is 'drop' or 'shift'", edges)
+        _check(isinstance(seed, int) and seed >= 0, "seed is not negative", seed)
+        self._is_single = isinstance(arrays, str)
+        paths = {"": arrays} if isinstance(arrays, str) else dict(arrays)
+        _check(bool(paths), "arrays are at least one", arrays)
+        self._store = _open(store)
+        self._sources = [
+            self._source(name, path, window, axes.get(name) if isinstance(axes, Mapping) else axes)
+            for name, path in paths.items()
+        ]
+        first = self._sources[0].geometry
+        extents = {tuple(g.shape[a] for a in g.axes) for g in self._geometries}
+        _check(len(extents) == 1, "arrays are equally long along the sampled axes", extents)
+        lengths = [first.lengths[axis] for axis in first.axes]
+        strides = lengths if stride is None else [*stride]
+        _check(len(strides) == len(lengths), "stride has a number for each axis", stride)
+        (extent,), shifts = extents, edges == "shift"
+        self._samples = Samples.of(extent, lengths, strides, positions=positions, shifts=shifts)
+        self._share = Share.of(self._samples.n, batch_size, rank, world_size, drops=drop_last)
+        self._size, self._world_size, self._drops = batch_size, world_size, drop_last
+        self._transform, self._to = transform, to
+        self._n_threads = n_threads or os.cpu_count() or 1
+        self._set_limits(prefetch_nbytes, pool_nbytes, shuffle, seed)
+        self._convert, self._make_buffer = converter_of(to)
+        self._epoch = self._batch = 0
+        self._is_fresh = True
+        self._batches: Batches | None = None
+        self._before = self._store.stats()
+
+    @classmethod
+    def from_xarray(cls, ds: Any, *, dims: str | Mapping[str, int], **options: Any) -> ShardLoader:
+        """Return a loader of the variables of a dataset; batches are dicts by their names.
+
+        Parameters
+        ----------
+        ds : xarray.Dataset
+            Opened by ``xarray.open_zarr(ShardingStore(…), chunks=None)``, with all its elements.
+        dims : str, mapping of str to int
+            A dimension whose places are the samples, or the length of a sample along dimensions.
+        **options
+            Options of `ShardLoader`; `stride` and `positions` go by the order of `dims`.
+
+        Raises
+        ------
+        UnsupportedError
+            If a variable is not a whole stored array, or xarray computes its values.
+        SpecError
+            If a variable lacks one of the dimensions.
+        """
+        store, paths, names = arrays_of_dataset(ds)
+        wanted = [dims] if isinstance(dims, str) else [*dims]
+        for name, of_variable in names.items():
+            _check(set(wanted) <= {*of_variable}, f"{name!r} has all of these dimensions", wanted)
+        axes = {name: [of.index(dim) for dim in wanted] for name, of in names.items()}
+        window = None if isinstance(dims, str) else [*dims.values()]
+        return cls(store, paths, window=window, axes=axes, **options)
+
+    # ----------------------------------------------------------------- iteration
+
+    def __len__(self) -> int:
+        """Return the number of batches of an epoch."""
+        return self._share.n_batches
+
+    def __iter__(self) -> Iterator[Any]:
+        self.close()
+        if not self._is_fresh:
+            self._epoch, self._batch = self._epoch + 1, 0
+        self._is_fresh = False
+        self._before = self._store.stats()
+        self._batches = Batches(self._task(), self._delivered)
+        return self._batches
+
+    def close(self) -> None:
+        """End the threads and requests of the current epoch, if any."""
+        if self._batches is not None:
+            self._batches.close()
+
+    def __enter__(self) -> ShardLoader:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def set_epoch(self, epoch: int) -> None:
+        """Begin the next iteration with this epoch, as samplers of torch do."""
+        _check(epoch >= 0, "an epoch is not negative", epoch)
+        self._epoch, self._batch, self._is_fresh = epoch, 0, True
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the place of the next batch, for `load_state_dict` in any rank."""
+        return {"epoch": self._epoch, "batch": self._batch, "order": self._order_id()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Make the next iteration continue at the batch after those that were delivered.
+
+        Raises
+        ------
+        SpecError
+            If the state is of other samples, or of options that give another order.
+        """
+        mine, other = self._order_id(), dict(state["order"])
+        differ = [name for name in mine if mine[name] != other.get(name)]
+        _check(not differ, "the state is of a loader with the same order", differ)
+        self.close()
+        self._epoch, self._batch, self._is_fresh = state["epoch"], state["batch"], True
+
+    def torch(self) -> Any:
+        """Return the loader as a ``torch.utils.data.IterableDataset`` whose items are batches.
+
+        Pass it to ``DataLoader(…, batch_size=None, num_workers=0)``, or to `StatefulDataLoader` of
+        torchdata, which finds `state_dict`. Worker processes raise `UnsupportedError`.
+        """
+        return torch_dataset(self)
+
+    # ------------------------------------------------------------------- figures
+
+    def plan(self) -> LoaderPlan:
+        """Return what the current epoch reads, and advice. Reads all shard indexes, no chunk.
+
+        Without shards the size of chunks is not known: then bytes count as decoded.
+        """
+        task, wanted = self._task(batch=0), self._share.stop - self._share.start
+        counted = [0, 0, 0, 0]
+        shards: set[Any] = set()
+        for group in range(len(task.order.group_ends)):
+            for array, geometry, parts in task.plan(group, 0):
+                units = [unit.reads() for unit in geometry.units(parts, task.unit_nbytes)]
+                read = sum(self._nbytes_of(array, reads) for reads in units)
+                shards.update((array, shard) for reads in units for shard, _ in reads)
+                n, n_spans = len(parts.chunks), sum(map(len, units))
+                for i, more in enumerate((n, n_spans, read, n * geometry.chunk_nbytes)):
+                    counted[i] += more
+        n_chunks, n_requests, nbytes_read, decoded = counted
+        delivered, shard_nbytes = wanted * self._sample_nbytes, shard_nbytes_of(self._geometries)
+        return LoaderPlan(
+            wanted,
+            self._share.n_batches,
+            len(shards),
+            n_chunks,
+            n_requests,
+            nbytes_read,
+            delivered,
+            min(self._prefetch_nbytes, nbytes_read + 2 * self._pool_nbytes)
+            + 2 * self._size * self._sample_nbytes,
+            decoded / delivered if delivered else 1.0,
+            self._pool_nbytes / shard_nbytes,
+            advice_of(self._geometries, self._pool_nbytes, decoded, delivered, n_chunks),
+        )
+
+    def stats(self) -> LoaderStats:
+        """Return counts of the current epoch, or of the last one."""
+        now, before = self._store.stats(), self._before
+        counts = Counts() if self._batches is None else self._batches.run.counts
+        return LoaderStats(
+            counts.n_batches,
+            counts.n_samples,
+            counts.n_chunks,
+            counts.n_reads,
+            counts.nbytes_read,
+            counts.nbytes_delivered,
+            counts.most_nbytes,
+            counts.last - counts.began,
+            counts.waited_s,
+            now.index_requests - before.index_requests,
+            now.index_hits - before.index_hits,
+        )
+
+    # --------------------------------------------------------------------- parts
+
+    def _source(self, name: str, path: str, window: Any, axes: Any) -> Source:
+        entries = self._store._entry_reader(path)
+        reader = entries.chunks
+        shape, n_window = reader.array.shape, 1 if window is None else len(window)
+        squeezes = window is None and bool(shape)
+        if window is None and not shape:
+            window = n_window = 0
+        given = range(n_window) if axes is None else [axes] if isinstance(axes, int) else axes
+        sampled = tuple([axis + len(shape) if axis < 0 else int(axis) for axis in given])
+        lengths = list(shape)
+        is_valid = len({*sampled}) == len(sampled) == n_window
+        _check(
+            is_valid and all(0 <= axis < len(shape) for axis in sampled),
+            f"the array {path!r} has {len(shape)} axes, one of each number for the window {window}",
+            given,
+        )
+        for axis, length in zip(sampled, window or (1,), strict=False):
+            lengths[axis] = int(length)
+        boxes = None if entries.layout is None else entries.layout.spec.boxes
+        dtype = reader.dtype.newbyteorder("=")
+        geometry = Geometry(
+            shape, reader.chunk_shape, dtype.itemsize, sampled, tuple(lengths), boxes
+        )
+        return Source(name, entries, geometry, dtype, squeezes)
+
+    def _set_limits(
+        self, prefetch_nbytes: int, pool_nbytes: int | None, shuffle: Shuffle, seed: int
+    ) -> None:
+        """Divide the memory: decoders, units under way, the pool, and batches at its ends."""
+        chunk_nbytes = [each.chunk_nbytes for each in self._geometries]
+        scratch = 2 * self._n_threads * max(RUN_NBYTES, *chunk_nbytes)
+        self._limit_nbytes = prefetch_nbytes - scratch
+        self._unit_nbytes = min(UNIT_NBYTES, max(1, self._limit_nbytes) // _UNITS_AT_ONCE)
+        unit = UNIT_NBYTES + 2 * max(self._unit_nbytes, *chunk_nbytes)
+        pool = max(self._limit_nbytes // 3, 0) if pool_nbytes is None else pool_nbytes
+        needed = scratch + 2 * unit + 2 * self._size * self._sample_nbytes + pool
+        _check(
+            needed <= prefetch_nbytes,
+            f"prefetch_nbytes is at least {needed} for these batches, chunks and pool",
+            prefetch_nbytes,
+        )
+        self._pool_nbytes, self._prefetch_nbytes = pool, prefetch_nbytes
+        each = [g.sample_nbytes + PART_NBYTES * g.n_parts for g in self._geometries]
+        self._draw = Draw(shuffle, seed, max(1, pool // max(1, sum(each))))
+
+    def _task(self, batch: int | None = None) -> Task:
+        geometry, samples, draw = self._sources[0].geometry, self._samples, self._draw
+        empty = np.zeros(0, np.int64)
+        cells, pieces = empty, empty
+        if draw.shuffle != "full":
+            starts = samples.starts(np.arange(samples.n))
+            axes = range(len(geometry.axes)) if draw.shuffle else range(len(geometry.axes))[:1]
+            cells, pieces = geometry.cells(starts, axes)
+        block = max(self._size, self._unit_nbytes // max(1, self._sample_nbytes))
+        return Task(
+            self._sources,
+            samples,
+            draw.order(samples.n, self._share, self._epoch, cells, pieces),
+            self._share.batch_ends(self._size),
+            self._batch if batch is None else batch,
+            0 if draw.shuffle == "shards" else block,
+            self._limit_nbytes,
+            self._unit_nbytes,
+            self._n_threads,
+            self._finish,
+            self._make_buffer,
+        )
+
+    def _finish(self, arrays: Sequence[npt.NDArray[Any]]) -> Any:
+        """Return a batch as the user gets it."""
+        values = {s.name: self._convert(a) for s, a in zip(self._sources, arrays, strict=True)}
+        batch = values[""] if self._is_single else values
+        return batch if self._transform is None else self._transform(batch)
+
+    def _delivered(self) -> None:
+        self._batch += 1
+
+    @property
+    def _geometries(self) -> list[Geometry]:
+        return [source.geometry for source in self._sources]
+
+    @property
+    def _sample_nbytes(self) -> int:
+        return sum(geometry.sample_nbytes for geometry in self._geometries)
+
+    def _order_id(self) -> dict[str, Any]:
+        """Return all that the order of an epoch depends on."""
+        return {
+            "n_samples": self._samples.n,
+            "batch_size": self._size,
+            "world_size": self._world_size,
+            "drop_last": self._drops,
+            **self._draw._asdict(),
+        }
+
+    def _nbytes_of(self, array: int, reads: Sequence[Any]) -> int:
+        """Return the encoded size of chunks in bytes; without shards the decoded size."""
+        source = self._sources[array]
+        if source.entries.layout is None:
+            return sum(len(chunks) for _, chunks in reads) * source.geometry.chunk_nbytes
+        nbytes: int = source.entries.nbytes(reads)
+        return nbytes
+
+
+def _check(is_valid: bool, rule: str, given: object) -> None:
+    if not is_valid:
+        raise SpecError(f"{rule}, got {given!r}")
+
+
+def _open(store: Any) -> Any:
+    if isinstance(store, ShardingMapping):
+        return store.store
+    if isinstance(store, ShardingStore):
+        return store
+    if isinstance(store, str):
+        store = store.removeprefix("shard::")
+    return ShardingStore(store, None, read_only=True)
