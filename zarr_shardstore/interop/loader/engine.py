@@ -36,6 +36,9 @@ from zarr_shardstore.interop.loader.plan import RUN_NBYTES, Geometry, Parts, Uni
 _ALIGNMENT = 64
 """Alignment of buffers in bytes: jax shares aligned memory only."""
 
+PLAIN_KINDS = "biufcmMSUV"
+"""Kinds of data types whose elements are plain bytes."""
+
 _COPIED_NBYTES = 8 * 1024
 """Size of the part of a sample from which on each is copied alone."""
 
@@ -54,7 +57,7 @@ class Source(NamedTuple):
     def buffer(self, n: int, make: Callable[[int], Any]) -> npt.NDArray[Any]:
         """Return an uninitialized array for `n` samples, with all axes."""
         shape = (n, *self.geometry.lengths)
-        if self.dtype.hasobject:
+        if self.dtype.kind not in PLAIN_KINDS:
             return np.empty(shape, self.dtype)
         nbytes = int(np.prod(shape, dtype=np.int64)) * self.dtype.itemsize
         return np.frombuffer(make(nbytes), self.dtype, count=int(np.prod(shape))).reshape(shape)

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from zarr_shardstore.access import ShardingMapping, ShardingStore
 from zarr_shardstore.errors import SpecError
-from zarr_shardstore.interop.loader.engine import Batches, Counts, Source, Task
+from zarr_shardstore.interop.loader.engine import PLAIN_KINDS, Batches, Counts, Source, Task
 from zarr_shardstore.interop.loader.frameworks import (
     Framework,
     arrays_of_dataset,
@@ -173,7 +173,6 @@ class ShardLoader:
         _check(shuffle in (False, "shards", "full"), "shuffle is False, 'shards', 'full'", shuffle)
         _check(edges in ("drop", "shift"), "edges is 'drop' or 'shift'", edges)
         _check(isinstance(seed, int) and seed >= 0, "seed is not negative", seed)
-        self._is_single = isinstance(arrays, str)
         paths = {"": arrays} if isinstance(arrays, str) else dict(arrays)
         _check(bool(paths), "arrays are at least one", arrays)
         self._store = _open(store)
@@ -191,10 +190,10 @@ class ShardLoader:
         self._samples = Samples.of(extent, lengths, strides, positions=positions, shifts=shifts)
         self._share = Share.of(self._samples.n, batch_size, rank, world_size, drops=drop_last)
         self._size, self._world_size, self._drops = batch_size, world_size, drop_last
-        self._transform, self._to = transform, to
         self._n_threads = n_threads or os.cpu_count() or 1
         self._set_limits(prefetch_nbytes, pool_nbytes, shuffle, seed)
-        self._convert, self._make_buffer = converter_of(to)
+        convert, self._make_buffer = converter_of(to)
+        self._finish = Finish([*paths], isinstance(arrays, str), convert, transform)
         self._epoch = self._batch = 0
         self._is_fresh = True
         self._batches: Batches | None = None
@@ -261,7 +260,9 @@ class ShardLoader:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the place of the next batch, for `load_state_dict` in any rank."""
-        return {"epoch": self._epoch, "batch": self._batch, "order": self._order_id()}
+        ends = int(0 < self._share.n_batches <= self._batch)
+        batch = 0 if ends else self._batch
+        return {"epoch": self._epoch + ends, "batch": batch, "order": self._order_id()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Make the next iteration continue at the batch after those that were delivered.
@@ -359,7 +360,7 @@ class ShardLoader:
         for axis, length in zip(sampled, window or (1,), strict=False):
             lengths[axis] = int(length)
         boxes = None if entries.layout is None else entries.layout.spec.boxes
-        dtype = reader.dtype.newbyteorder("=")
+        dtype = reader.dtype.newbyteorder("=") if reader.dtype.kind in PLAIN_KINDS else reader.dtype
         geometry = Geometry(
             shape, reader.chunk_shape, dtype.itemsize, sampled, tuple(lengths), boxes
         )
@@ -368,19 +369,19 @@ class ShardLoader:
     def _set_limits(
         self, prefetch_nbytes: int, pool_nbytes: int | None, shuffle: Shuffle, seed: int
     ) -> None:
-        """Divide the memory: decoders, units under way, the pool, and batches at its ends."""
-        chunk_nbytes = [each.chunk_nbytes for each in self._geometries]
-        scratch = 2 * self._n_threads * max(RUN_NBYTES, *chunk_nbytes)
-        self._limit_nbytes = prefetch_nbytes - scratch
-        self._unit_nbytes = min(UNIT_NBYTES, max(1, self._limit_nbytes) // _UNITS_AT_ONCE)
-        unit = UNIT_NBYTES + 2 * max(self._unit_nbytes, *chunk_nbytes)
-        pool = max(self._limit_nbytes // 3, 0) if pool_nbytes is None else pool_nbytes
-        needed = scratch + 2 * unit + 2 * self._size * self._sample_nbytes + pool
+        """Divide the memory: decoders, units under way, batches at the ends of a group, the pool."""
+        chunk_nbytes = max(each.chunk_nbytes for each in self._geometries)
+        decoders = 2 * self._n_threads * max(RUN_NBYTES, chunk_nbytes)
+        units = 2 * (3 * UNIT_NBYTES + 2 * chunk_nbytes)
+        least = decoders + units + 2 * self._size * self._sample_nbytes
+        pool = max(prefetch_nbytes - least, 0) // 3 if pool_nbytes is None else pool_nbytes
         _check(
-            needed <= prefetch_nbytes,
-            f"prefetch_nbytes is at least {needed} for these batches, chunks and pool",
+            prefetch_nbytes >= least + pool,
+            f"prefetch_nbytes is at least {least + pool} for these batches, chunks and pool",
             prefetch_nbytes,
         )
+        self._limit_nbytes = prefetch_nbytes - decoders
+        self._unit_nbytes = min(UNIT_NBYTES, self._limit_nbytes // _UNITS_AT_ONCE)
         self._pool_nbytes, self._prefetch_nbytes = pool, prefetch_nbytes
         each = [g.sample_nbytes + PART_NBYTES * g.n_parts for g in self._geometries]
         self._draw = Draw(shuffle, seed, max(1, pool // max(1, sum(each))))
@@ -407,12 +408,6 @@ class ShardLoader:
             self._finish,
             self._make_buffer,
         )
-
-    def _finish(self, arrays: Sequence[npt.NDArray[Any]]) -> Any:
-        """Return a batch as the user gets it."""
-        values = {s.name: self._convert(a) for s, a in zip(self._sources, arrays, strict=True)}
-        batch = values[""] if self._is_single else values
-        return batch if self._transform is None else self._transform(batch)
 
     def _delivered(self) -> None:
         self._batch += 1
@@ -444,6 +439,20 @@ class ShardLoader:
         return nbytes
 
 
+class Finish(NamedTuple):
+    """The last step of a batch, in a thread. It knows no loader, which could not be dropped then."""
+
+    names: Sequence[str]
+    is_single: bool
+    convert: Callable[[npt.NDArray[Any]], Any]
+    transform: Callable[[Any], Any] | None
+
+    def __call__(self, arrays: Sequence[npt.NDArray[Any]]) -> Any:
+        values = [self.convert(array) for array in arrays]
+        batch = values[0] if self.is_single else dict(zip(self.names, values, strict=True))
+        return batch if self.transform is None else self.transform(batch)
+
+
 def _check(is_valid: bool, rule: str, given: object) -> None:
     if not is_valid:
         raise SpecError(f"{rule}, got {given!r}")
@@ -451,7 +460,7 @@ def _check(is_valid: bool, rule: str, given: object) -> None:
 
 def _open(store: Any) -> Any:
     if isinstance(store, ShardingMapping):
-        return store.store
+        return store._store
     if isinstance(store, ShardingStore):
         return store
     if isinstance(store, str):

@@ -137,16 +137,14 @@ class Geometry:
             return Parts(none, none, np.zeros(1, np.int64), none.reshape(-1)[:0], none)
         first, last = full // sides, (full + lengths - 1) // sides
         spans = (last - first).max(axis=0) + 1
-        steps = np.stack(np.unravel_index(np.arange(math.prod(spans.tolist())), spans), axis=1)
-        if not ndim:
-            steps = np.zeros((1, 0), np.int64)
-        chunks = (first[:, None] + steps[None]).reshape(-1, ndim)
+        steps = np.array([*np.ndindex(*spans)], np.int64).reshape(math.prod(spans.tolist()), ndim)
         sample_of = np.repeat(np.arange(n), len(steps))
+        chunks = first[sample_of] + np.tile(steps, (n, 1))
         is_there = (chunks <= last[sample_of]).all(axis=1)
         chunks, sample_of = chunks[is_there], sample_of[is_there]
-        shards = np.stack(
-            [self.shard_numbers(d, chunks[:, d]) for d in range(ndim)] or [chunks[:, :0]], axis=1
-        ).reshape(-1, ndim)
+        shards = np.empty_like(chunks)
+        for axis in range(ndim):
+            shards[:, axis] = self.shard_numbers(axis, chunks[:, axis])
         flat, shard = (_flat(each, self.grid) for each in (chunks, shards))
         distinct, inverse = np.unique(flat, return_inverse=True)
         soonest = np.full(len(distinct), len(slots), np.int64)
