@@ -15,12 +15,15 @@
 
 from __future__ import annotations
 
+import math
 import os
+import sys
 import threading
 import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
@@ -39,8 +42,9 @@ _ALIGNMENT = 64
 PLAIN_KINDS = "biufcmMSUV"
 """Kinds of data types whose elements are plain bytes."""
 
+_JOINED_NBYTES = 128 * 1024
 _COPIED_NBYTES = 8 * 1024
-"""Size of the part of a sample from which on each is copied alone."""
+"""Decoded size of chunks from which on each is decoded and copied alone."""
 
 
 class Source(NamedTuple):
@@ -54,24 +58,68 @@ class Source(NamedTuple):
     squeezes: bool
     """Whether samples lack the sampled axis: rows."""
 
+    def decode(self, values: Sequence[Any], coords: Ints) -> Sequence[npt.NDArray[Any]]:
+        """Return chunks: small ones as one array, large ones without a copy."""
+        reader, shape, nbytes = self.entries.chunks, self.geometry.chunk_shape, self.geometry.chunk_nbytes
+        slabs = reader.slabs
+        if slabs is not None and None not in values and nbytes >= _COPIED_NBYTES:
+            with suppress(Exception):  # below, the error gets the name of its chunk
+                plain = slabs.plain
+                if nbytes <= _JOINED_NBYTES and plain is not None and plain.decompress is not None:
+                    joined = plain.decode_all(values, shape)
+                    if joined is not None:
+                        return joined
+                return [*map(slabs.decode_one, values)]
+        chunks = np.empty((len(values), *shape), self.dtype)
+        reader.decode_run(lambda i: reader.keys(coords[i : i + 1])[0], values, chunks)
+        return chunks
+
     def buffer(self, n: int, make: Callable[[int], Any]) -> npt.NDArray[Any]:
         """Return an uninitialized array for `n` samples, with all axes."""
         shape = (n, *self.geometry.lengths)
         if self.dtype.kind not in PLAIN_KINDS:
             return np.empty(shape, self.dtype)
-        nbytes = int(np.prod(shape, dtype=np.int64)) * self.dtype.itemsize
-        return np.frombuffer(make(nbytes), self.dtype, count=int(np.prod(shape))).reshape(shape)
+        return make(math.prod(shape) * self.dtype.itemsize).view(self.dtype).reshape(shape)
 
     def of_user(self, buffer: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """Return the samples without the axis of rows."""
         return buffer.squeeze(1 + self.geometry.axes[0]) if self.squeezes else buffer
 
 
-def aligned(nbytes: int) -> npt.NDArray[np.uint8]:
-    """Return uninitialized memory that every framework can share."""
-    memory = np.empty(nbytes + _ALIGNMENT, np.uint8)
-    start = -memory.ctypes.data % _ALIGNMENT
-    return memory[start : start + nbytes]
+class Memory:
+    """Memory of delivered batches, used again when the consumer has dropped them.
+
+    The first write to new memory takes as long as half of the decoding. An array is free when the
+    list alone refers to it: all views refer to the array that owns the memory.
+    """
+
+    def __init__(self, make: Callable[[int], npt.NDArray[np.uint8]], n_kept: int) -> None:
+        self._make = make
+        self._delivered: deque[npt.NDArray[np.uint8]] = deque(maxlen=n_kept)
+
+    def take(self, nbytes: int) -> npt.NDArray[np.uint8]:
+        """Return uninitialized memory, aligned as every framework can share it."""
+        for _ in range(len(self._delivered)):
+            owner = self._delivered.popleft()
+            if sys.getrefcount(owner) > _FREE_REFERENCES:
+                self._delivered.append(owner)
+            elif owner.nbytes == nbytes + _ALIGNMENT:
+                break
+        else:
+            owner = self._make(nbytes + _ALIGNMENT)
+        start = -owner.ctypes.data % _ALIGNMENT
+        return owner[start : start + nbytes]
+
+    def give_back(self, view: npt.NDArray[Any]) -> None:
+        """Note the memory of a batch that the consumer gets now."""
+        if view.base is not None and view.dtype.kind in PLAIN_KINDS:
+            self._delivered.append(view.base)
+
+
+_FREE_REFERENCES = 2
+"""References to an array that only a variable has, as `sys.getrefcount` counts them."""
+
+_MOST_KEPT = 16
 
 
 @dataclass
@@ -162,6 +210,9 @@ class Run:
             for i, (start, stop) in enumerate(pairs)
             if i >= task.first_batch
         }
+        largest = max((batch.nbytes for batch in self._batches.values()), default=0)
+        n_kept = min(_MOST_KEPT, task.limit_nbytes // 16 // max(1, largest))
+        self._memory = Memory(task.make_buffer, max(2, n_kept) * n_each)
         self._next = task.first_batch
         self._start = self._batches[self._next].start if self._batches else 0
         group_ends = np.array(task.order.group_ends, np.int64)
@@ -238,6 +289,9 @@ class Run:
                     self._open(batch)
                     self._complete(batch)
                 self._has_batch.wait()
+            for buffer in batch.buffers or ():
+                self._memory.give_back(buffer)
+            batch.buffers = None
             del self._batches[self._next]
             self._next += 1
             self._used -= batch.nbytes
@@ -277,7 +331,7 @@ class Run:
 
     def _open(self, batch: _Batch) -> None:
         n, task = batch.stop - batch.start, self.task
-        batch.buffers = [source.buffer(n, task.make_buffer) for source in task.sources]
+        batch.buffers = [source.buffer(n, self._memory.take) for source in task.sources]
         self._used += batch.nbytes
 
     def _plan(self) -> None:
@@ -322,7 +376,7 @@ class Run:
             pairs = zip(self.task.sources, batch.buffers, strict=True)
             result = self.task.finish([source.of_user(buffer) for source, buffer in pairs])
             with self._lock:
-                batch.result, batch.buffers, batch.is_done = result, [], True
+                batch.result, batch.is_done = result, True
                 self._has_batch.notify()
 
         self._jobs.appendleft(finish)
@@ -340,7 +394,7 @@ class Run:
                 except Exception as error:
                     self._fail(reading, error)
                 else:
-                    self._decode_later(reading, values)
+                    self._decode_later(reading, values, decodes=True)
 
             self._jobs.append(read)
             self._has_job.notify()
@@ -368,7 +422,9 @@ class Run:
         error.add_note(f"in {', '.join(map(repr, shards))}{more}, with parts of {some}")
         self.fail(error)
 
-    def _decode_later(self, reading: _Reading, values: Sequence[Any]) -> None:
+    def _decode_later(
+        self, reading: _Reading, values: Sequence[Any], *, decodes: bool = False
+    ) -> None:
         source = self.task.sources[reading.array]
         first, stop = reading.unit.cuts[0], reading.unit.cuts[-1]
         length = max(1, RUN_NBYTES // source.geometry.chunk_nbytes)
@@ -384,12 +440,16 @@ class Run:
             self.counts.nbytes_read += sum(len(v) for v in values if v is not None)
             self.counts.n_reads += 1
             self.counts.n_chunks += stop - first
-            self._jobs.extendleft(
+            jobs = [
                 partial(self._decode, reading, values[lo - first : hi - first], lo, hi)
-                for lo, hi in reversed(runs)
-            )
-            self._has_job.notify(len(runs))
+                for lo, hi in runs
+            ]
+            mine = jobs.pop(0) if decodes else None
+            self._jobs.extendleft(reversed(jobs))
+            self._has_job.notify(len(jobs))
             self._pump()
+        if mine is not None:  # the bytes are in the cache of this core
+            mine()
 
     def _decode(self, reading: _Reading, values: Sequence[Any], lo: int, hi: int) -> None:
         task, parts = self.task, reading.unit.parts
@@ -429,28 +489,18 @@ def decode_parts(
     buffers: dict[int, tuple[int, npt.NDArray[Any]]],
 ) -> None:
     """Decode chunks `lo` to `hi`, and copy their parts into the buffers of the batches."""
-    geometry, reader = source.geometry, source.entries.chunks
+    geometry = source.geometry
     first, stop = int(parts.bounds[lo]), int(parts.bounds[hi])
     offsets, slots = parts.offsets[first:stop], parts.slots[first:stop]
-
-    def key_of(i: int) -> str:
-        key: str = reader.keys(parts.chunks[lo + i : lo + i + 1])[0]
-        return key
-
-    is_whole = geometry.lengths == geometry.chunk_shape and not offsets.any()
-    if is_whole and hi - lo == stop - first == 1:  # straight into the batch
-        start, buffer = buffers[int(owners[0])]
-        at = int(slots[0]) - start
-        reader.decode_run(key_of, values, buffer[at : at + 1])
-        return
-    slab = np.empty((hi - lo, *geometry.chunk_shape), source.dtype)
-    reader.decode_run(key_of, values, slab)
     chunk_of = np.repeat(np.arange(hi - lo), np.diff(parts.bounds[lo : hi + 1]))
-    if geometry.are_rows:
-        side = geometry.chunk_shape[0]
-        rows = slab.reshape(-1, 1, *geometry.chunk_shape[1:])
+    chunks = source.decode(values, parts.chunks[lo:hi])
+    if geometry.are_rows and isinstance(chunks, np.ndarray):
+        rows = chunks.reshape(-1, 1, *geometry.chunk_shape[1:])
         rows = rows[(..., *map(slice, geometry.lengths[1:]))]
-        _copy_rows(rows, chunk_of * side + offsets[:, 0], slots, owners, buffers)
+        places = chunk_of * geometry.chunk_shape[0] + offsets[:, 0]
+        for owner, (start, buffer) in buffers.items():
+            some = owners == owner
+            _copy_rows(rows, places[some], buffer, slots[some] - start)
         return
     lengths, sides = np.array(geometry.lengths), np.array(geometry.chunk_shape)
     here, end = np.maximum(offsets, 0), np.minimum(offsets + lengths, sides)
@@ -458,25 +508,20 @@ def decode_parts(
     columns = (chunk_of, here, end, there, there + end - here, slots, owners)
     for i, a, b, c, d, slot, owner in zip(*map(np.ndarray.tolist, columns), strict=True):
         start, buffer = buffers[owner]
-        buffer[(slot - start, *map(slice, c, d))] = slab[(i, *map(slice, a, b))]
+        buffer[(slot - start, *map(slice, c, d))] = chunks[i][tuple(map(slice, a, b))]
 
 
 def _copy_rows(
-    rows: npt.NDArray[Any],
-    places: Ints,
-    slots: Ints,
-    owners: Ints,
-    buffers: dict[int, tuple[int, npt.NDArray[Any]]],
+    rows: npt.NDArray[Any], places: Ints, buffer: npt.NDArray[Any], slots: Ints
 ) -> None:
-    """Copy rows of chunks to the slots of their samples."""
-    if rows[:1].nbytes >= _COPIED_NBYTES:
-        for place, slot, owner in zip(*map(np.ndarray.tolist, (places, slots, owners)), strict=True):
-            start, buffer = buffers[owner]
-            buffer[slot - start] = rows[place]
-        return
-    for owner, (start, buffer) in buffers.items():
-        some = owners == owner
-        buffer[slots[some] - start] = rows[places[some]]
+    n = len(slots)
+    if (np.diff(slots) == 1).all() and (np.diff(places) == 1).all():
+        buffer[slots[0] : slots[0] + n] = rows[places[0] : places[0] + n]
+    elif rows[:1].nbytes >= _COPIED_NBYTES:
+        for slot, place in zip(slots.tolist(), places.tolist(), strict=True):
+            buffer[slot] = rows[place]
+    else:
+        buffer[slots] = rows[places]
 
 
 def _work(run: Run) -> None:

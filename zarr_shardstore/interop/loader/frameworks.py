@@ -9,12 +9,15 @@ import numpy as np
 import numpy.typing as npt
 
 from zarr_shardstore.errors import SpecError, UnsupportedError
-from zarr_shardstore.interop.loader.engine import aligned
 
 if TYPE_CHECKING:
     from zarr_shardstore.interop.loader.loader import ShardLoader
 
 Framework: TypeAlias = Literal["numpy", "torch", "jax"]
+
+
+def _pageable(nbytes: int) -> npt.NDArray[np.uint8]:
+    return np.empty(nbytes, np.uint8)
 
 
 def converter_of(
@@ -23,21 +26,21 @@ def converter_of(
     """Return a function from an array to the framework, which shares the memory, and a function
     that allocates this memory."""
     if to == "numpy":
-        return (lambda array: array), aligned
+        return (lambda array: array), _pageable
     if to == "jax":
         import jax
 
         def to_jax(array: npt.NDArray[Any]) -> Any:
             return jax.dlpack.from_dlpack(array) if array.size else jax.numpy.asarray(array)
 
-        return to_jax, aligned
+        return to_jax, _pageable
     if to == "torch":
         import torch
 
         def pinned(nbytes: int) -> Any:
             return torch.empty(nbytes, dtype=torch.uint8, pin_memory=True).numpy()
 
-        return torch.from_numpy, pinned if torch.cuda.is_available() else aligned
+        return torch.from_numpy, pinned if torch.cuda.is_available() else _pageable
     raise SpecError(f"to is 'numpy', 'torch' or 'jax', got {to!r}")
 
 

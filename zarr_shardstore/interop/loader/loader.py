@@ -381,7 +381,9 @@ class ShardLoader:
             prefetch_nbytes,
         )
         self._limit_nbytes = prefetch_nbytes - decoders
-        self._unit_nbytes = min(UNIT_NBYTES, self._limit_nbytes // _UNITS_AT_ONCE)
+        is_local = all(source.entries.can_block for source in self._sources)
+        unit = RUN_NBYTES if is_local else UNIT_NBYTES
+        self._unit_nbytes = min(unit, self._limit_nbytes // _UNITS_AT_ONCE)
         self._pool_nbytes, self._prefetch_nbytes = pool, prefetch_nbytes
         each = [g.sample_nbytes + PART_NBYTES * g.n_parts for g in self._geometries]
         self._draw = Draw(shuffle, seed, max(1, pool // max(1, sum(each))))
