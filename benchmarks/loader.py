@@ -86,9 +86,7 @@ class Sink:
             self.arrays[at // BATCH % len(self.arrays)][at % BATCH] = sample
 
 
-def raw_local(
-    path: Path, shards: Any, codec: str, shape: Any, keeps: bool
-) -> Callable[[], float]:
+def raw_local(path: Path, shards: Any, codec: str, shape: Any, keeps: bool) -> Callable[[], float]:
     """Read ranges by pread and decode them, in threads that each take a shard."""
 
     def run() -> float:
@@ -129,7 +127,9 @@ def in_threads(work: Callable[[], None]) -> float:
     return time.perf_counter() - start
 
 
-def raw_remote(client: Any, shards: Any, codec: str, shape: Any, keeps: bool) -> Callable[[], float]:
+def raw_remote(
+    client: Any, shards: Any, codec: str, shape: Any, keeps: bool
+) -> Callable[[], float]:
     """Read ranges by obstore's ``get_ranges``, many shards at a time, and decode in threads."""
     import obstore
 
@@ -185,7 +185,16 @@ def measure(cases: dict[str, Callable[[], float]], repeats: int) -> dict[str, li
 
 
 def against_raw(n: int, repeats: int) -> None:
-    title("MB/s of decoded samples", "raw", "raw, kept", "in order", "shards", "shards / kept", "spread", "waits")
+    title(
+        "MB/s of decoded samples",
+        "raw",
+        "raw, kept",
+        "in order",
+        "shards",
+        "shards / kept",
+        "spread",
+        "waits",
+    )
     for place in PLACES:
         for codec in ("zstd", "none"):
             for in_chunk in (1, 8, 32):
@@ -206,7 +215,9 @@ def against_raw(n: int, repeats: int) -> None:
                     seconds = measure(cases, repeats)
                     mb = n * SIDE * SIDE * 2 / 1e6
                     speeds = {name: mb / median(each) for name, each in seconds.items()}
-                    ratios = [a / b for a, b in zip(seconds["kept"], seconds["shards"], strict=True)]
+                    ratios = [
+                        a / b for a, b in zip(seconds["kept"], seconds["shards"], strict=True)
+                    ]
                     raw_s = median(seconds["raw"])
                     busy = ours(store, "shards", raw_s, pool_nbytes=POOL_NBYTES)
                     busy()

@@ -109,7 +109,14 @@ def places(program: dict[str, Any]) -> list[tuple[int, ...]]:
         if program["edges"] == "shift" and starts and starts[-1] + length < size:
             starts.append(size - length)
         lists.append(starts)
-    return [()] if not lists else [tuple(p) for p in np.array(np.meshgrid(*lists, indexing="ij")).reshape(len(lists), -1).T.tolist()]
+    return (
+        [()]
+        if not lists
+        else [
+            tuple(p)
+            for p in np.array(np.meshgrid(*lists, indexing="ij")).reshape(len(lists), -1).T.tolist()
+        ]
+    )
 
 
 def sample(values: Any, program: dict[str, Any], start: tuple[int, ...]) -> Any:
@@ -165,7 +172,9 @@ def test_each_sample_comes_once_and_has_its_values(program: dict[str, Any]) -> N
 
 @settings(max_examples=rounds(300))
 @given(programs())
-def test_a_resumed_loader_continues_as_one_that_was_not_interrupted(program: dict[str, Any]) -> None:
+def test_a_resumed_loader_continues_as_one_that_was_not_interrupted(
+    program: dict[str, Any],
+) -> None:
     store, _ = store_of(program)
     for rank, loader in enumerate(loaders(store, program)):
         loader.set_epoch(2)
@@ -242,7 +251,11 @@ def test_each_chunk_is_decoded_once(n_in_chunk: int, chunk_nbytes: int) -> None:
     n_chunks = -(-97 // n_in_chunk)
     for shuffle in (False, "shards"):
         loader = ShardLoader(
-            store, "x", batch_size=5, shuffle=shuffle, pool_nbytes=20 * chunk_nbytes  # type: ignore[arg-type]
+            store,
+            "x",
+            batch_size=5,
+            shuffle=shuffle,
+            pool_nbytes=20 * chunk_nbytes,  # type: ignore[arg-type]
         )
         list(loader)
         stats = loader.stats()
@@ -295,7 +308,9 @@ grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - before
 assert grown <= bound + 8 * 2**20, (grown, bound)
 """
     for step in ("write", "read"):
-        done = subprocess.run([sys.executable, "-c", code, step], capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            [sys.executable, "-c", code, step], capture_output=True, text=True, check=False
+        )
         assert done.returncode == 0, done.stderr
 
 
@@ -357,7 +372,9 @@ def test_http(client: str) -> None:
         if client == "obstore":
             stores = pytest.importorskip("obstore.store")
             url = stores.HTTPStore(server.url, client_options={"allow_http": True})
-        loader = ShardLoader(ShardingStore(url, read_only=True), "x", batch_size=8, shuffle="shards")
+        loader = ShardLoader(
+            ShardingStore(url, read_only=True), "x", batch_size=8, shuffle="shards"
+        )
         for epoch in range(2):
             server.forget()
             got = np.concatenate(list(loader))
@@ -470,7 +487,9 @@ def test_a_damaged_shard_and_a_failing_transform() -> None:
 
 
 @pytest.mark.parametrize("is_local", [False, True])
-def test_an_end_at_any_time_leaves_no_thread_and_no_descriptor(tmp_path: Path, is_local: bool) -> None:
+def test_an_end_at_any_time_leaves_no_thread_and_no_descriptor(
+    tmp_path: Path, is_local: bool
+) -> None:
     base: Any = LocalStore(tmp_path) if is_local else Slow()
     array(ShardingStore(base, chunks_per_shard=2), (200, 30), (4, 30))
     store = ShardingStore(base)
@@ -534,7 +553,9 @@ batches = iter(ShardLoader({str(tmp_path)!r}, "x", batch_size=3))
 next(batches)
 {end}
 """
-    done = subprocess.run([sys.executable, "-c", code], timeout=60, capture_output=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", code], timeout=60, capture_output=True, check=False
+    )
     assert (done.returncode, done.stderr) == (3, b"")
 
 

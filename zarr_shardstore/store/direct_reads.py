@@ -153,9 +153,7 @@ class ChunkReader:
             return []
         runs = [slice(i, i + length) for i in range(0, len(values), length)]
         pool = codec_pool()
-        return [
-            pool.submit(self.decode_run, keys[r].__getitem__, values[r], out[r]) for r in runs
-        ]
+        return [pool.submit(self.decode_run, keys[r].__getitem__, values[r], out[r]) for r in runs]
 
     def decode_run(
         self, key_of: Callable[[int], str], values: Values, out: npt.NDArray[Any]

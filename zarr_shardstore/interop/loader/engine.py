@@ -1,16 +1,16 @@
 """Engine of a loader: reads units ahead, decodes them in threads, and hands out batches.
 
-1. `Run` is the state that all threads share, under one lock. A job is a call without arguments.
-   Threads take jobs: plan a group, read a unit, decode a run of its chunks, finish a batch.
-2. Units begin in the order of the plan, as long as the limit of bytes has room for them and for
-   the batches that they open. A unit keeps its room until all of its chunks are decoded, a batch
-   until the consumer has it.
-3. A batch is complete when no part of its samples is left. A group has all parts of its samples,
-   so every batch is complete when all units before it are decoded. A unit may exceed the limit
-   only if no other is under way and the next batch is not complete: so a run never stands still.
+1. All threads share a `Run`, under one lock. They take *jobs*, which are calls without arguments:
+   plan a group, read a unit, decode a run of its chunks, finish a batch.
+2. Units begin in the order of the plan, while the limit of bytes has room for them and for the
+   batches that they open. A unit keeps its room until its chunks are decoded, a batch until the
+   consumer has it.
+3. A batch is complete when all parts of its samples are copied. Units hold all parts of a group,
+   so a batch never waits for a later group. A unit may exceed the limit only if no other unit is
+   under way and the next batch is not complete: so a run never stands still.
 4. The first error ends the run: it clears all jobs, cancels requests, and wakes the consumer.
-5. Threads know the `Run` only. When its `Batches` are closed or dropped, threads end after the
-   run of chunks that they decode.
+5. Threads know the `Run` only. When its `Batches` are closed or dropped, each thread ends after
+   the chunks that it decodes.
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
@@ -36,95 +35,41 @@ from zarr_shardstore.errors import UnsupportedError
 from zarr_shardstore.interop.loader.order import Ints, Order, Samples
 from zarr_shardstore.interop.loader.plan import RUN_NBYTES, Geometry, Parts, Unit
 
-_ALIGNMENT = 64
-"""Alignment of buffers in bytes: jax shares aligned memory only."""
+Array = npt.NDArray[Any]
 
 PLAIN_KINDS = "biufcmMSUV"
 """Kinds of data types whose elements are plain bytes."""
 
-_JOINED_NBYTES = 128 * 1024
-_COPIED_NBYTES = 8 * 1024
-"""Decoded size of chunks from which on each is decoded and copied alone."""
+_ALIGNMENT = 64
+"""Alignment of batches in bytes: jax shares aligned memory only."""
 
-
-class Source(NamedTuple):
-    """One array of the samples."""
-
-    name: str
-    entries: Any
-    """`EntryReader` of the array."""
-    geometry: Geometry
-    dtype: np.dtype[Any]
-    squeezes: bool
-    """Whether samples lack the sampled axis: rows."""
-
-    def decode(self, values: Sequence[Any], coords: Ints) -> Sequence[npt.NDArray[Any]]:
-        """Return chunks: small ones as one array, large ones without a copy."""
-        reader, shape, nbytes = self.entries.chunks, self.geometry.chunk_shape, self.geometry.chunk_nbytes
-        slabs = reader.slabs
-        if slabs is not None and None not in values and nbytes >= _COPIED_NBYTES:
-            with suppress(Exception):  # below, the error gets the name of its chunk
-                plain = slabs.plain
-                if nbytes <= _JOINED_NBYTES and plain is not None and plain.decompress is not None:
-                    joined = plain.decode_all(values, shape)
-                    if joined is not None:
-                        return joined
-                return [*map(slabs.decode_one, values)]
-        chunks = np.empty((len(values), *shape), self.dtype)
-        reader.decode_run(lambda i: reader.keys(coords[i : i + 1])[0], values, chunks)
-        return chunks
-
-    def buffer(self, n: int, make: Callable[[int], Any]) -> npt.NDArray[Any]:
-        """Return an uninitialized array for `n` samples, with all axes."""
-        shape = (n, *self.geometry.lengths)
-        if self.dtype.kind not in PLAIN_KINDS:
-            return np.empty(shape, self.dtype)
-        return make(math.prod(shape) * self.dtype.itemsize).view(self.dtype).reshape(shape)
-
-    def of_user(self, buffer: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """Return the samples without the axis of rows."""
-        return buffer.squeeze(1 + self.geometry.axes[0]) if self.squeezes else buffer
-
-
-class Memory:
-    """Memory of delivered batches, used again when the consumer has dropped them.
-
-    The first write to new memory takes as long as half of the decoding. An array is free when the
-    list alone refers to it: all views refer to the array that owns the memory.
-    """
-
-    def __init__(self, make: Callable[[int], npt.NDArray[np.uint8]], n_kept: int) -> None:
-        self._make = make
-        self._delivered: deque[npt.NDArray[np.uint8]] = deque(maxlen=n_kept)
-
-    def take(self, nbytes: int) -> npt.NDArray[np.uint8]:
-        """Return uninitialized memory, aligned as every framework can share it."""
-        for _ in range(len(self._delivered)):
-            owner = self._delivered.popleft()
-            if sys.getrefcount(owner) > _FREE_REFERENCES:
-                self._delivered.append(owner)
-            elif owner.nbytes == nbytes + _ALIGNMENT:
-                break
-        else:
-            owner = self._make(nbytes + _ALIGNMENT)
-        start = -owner.ctypes.data % _ALIGNMENT
-        return owner[start : start + nbytes]
-
-    def give_back(self, view: npt.NDArray[Any]) -> None:
-        """Note the memory of a batch that the consumer gets now."""
-        if view.base is not None and view.dtype.kind in PLAIN_KINDS:
-            self._delivered.append(view.base)
-
-
-_FREE_REFERENCES = 2
-"""References to an array that only a variable has, as `sys.getrefcount` counts them."""
+_COPIED_NBYTES, _JOINED_NBYTES = 8 * 1024, 128 * 1024
+"""Size from which on chunks and rows are copied one by one, and up to which many chunks are
+decompressed by one call, without the lock of the interpreter."""
 
 _MOST_KEPT = 16
+"""Delivered batches whose memory may be used again."""
 
 
 @dataclass
-class Counts:
-    """Counts of a run, for any thread to read."""
+class LoaderStats:
+    """Counts of the current epoch of a loader, or of the last one.
+
+    Parameters
+    ----------
+    n_batches, n_samples : int
+        What the consumer has got.
+    n_chunks, n_reads : int
+        Chunks that were read and decoded, and the reads, each of one or more requests.
+    nbytes_read, nbytes_delivered : int
+        Encoded bytes of the chunks, and bytes of the batches.
+    most_nbytes : int
+        Most bytes that were reserved at a time, encoded and decoded.
+    seconds, waited_s : float
+        Time from the begin of the epoch to its last batch; and the part that the consumer waited.
+    index_requests, index_hits : int
+        Shard indexes that were requested, and that were cached.
+    """
 
     n_batches: int = 0
     n_samples: int = 0
@@ -133,32 +78,116 @@ class Counts:
     nbytes_read: int = 0
     nbytes_delivered: int = 0
     most_nbytes: int = 0
+    seconds: float = 0.0
     waited_s: float = 0.0
-    began: float = 0.0
-    last: float = 0.0
-    """Time at which the consumer got the last batch."""
+    index_requests: int = 0
+    index_hits: int = 0
+
+    @property
+    def mb_per_s(self) -> float:
+        """Megabytes of batches in each second."""
+        return self.nbytes_delivered / 1e6 / self.seconds if self.seconds else 0.0
+
+
+class Source(NamedTuple):
+    """One array of the samples."""
+
+    entries: Any
+    """`EntryReader` of the array."""
+    geometry: Geometry
+    dtype: np.dtype[Any]
+    squeezes: bool
+    """Whether samples lack the sampled axis: rows."""
+
+    def decode(self, values: Sequence[Any], coords: Ints) -> Sequence[Array]:
+        """Return chunks: many small ones as one array, others without a copy."""
+        reader, geometry = self.entries.chunks, self.geometry
+        slabs, nbytes = reader.slabs, geometry.chunk_nbytes
+        if slabs is not None and None not in values and nbytes >= _COPIED_NBYTES:
+            with suppress(Exception):  # below, the error gets the name of its chunk
+                plain, joined = slabs.plain, None
+                if nbytes <= _JOINED_NBYTES and plain is not None and plain.decompress is not None:
+                    joined = plain.decode_all(values, geometry.chunk_shape)
+                return [*map(slabs.decode_one, values)] if joined is None else joined
+        chunks = np.empty((len(values), *geometry.chunk_shape), self.dtype)
+        reader.decode_run(lambda i: reader.keys(coords[i : i + 1])[0], values, chunks)
+        return chunks
+
+    def copy_parts(
+        self, chunks: Sequence[Array], parts: Parts, lo: int, hi: int, buffers: dict[int, Array]
+    ) -> None:
+        """Copy the parts of chunks `lo` to `hi` into the buffers of their batches."""
+        geometry, some = self.geometry, slice(parts.bounds[lo], parts.bounds[hi])
+        offsets, slots, batches = parts.offsets[some], parts.slots[some], parts.batches[some]
+        chunk_of = np.repeat(np.arange(hi - lo), np.diff(parts.bounds[lo : hi + 1]))
+        if geometry.are_rows and isinstance(chunks, np.ndarray):
+            rows = chunks.reshape(-1, 1, *geometry.chunk_shape[1:])
+            rows = rows[(..., *map(slice, geometry.lengths[1:]))]
+            places = chunk_of * geometry.chunk_shape[0] + offsets[:, 0]
+            for number, buffer in buffers.items():
+                is_here = batches == number
+                _copy_rows(rows, places[is_here], buffer, slots[is_here])
+            return
+        lengths, sides = np.array(geometry.lengths), np.array(geometry.chunk_shape)
+        here, end = np.maximum(offsets, 0), np.minimum(offsets + lengths, sides)
+        there = here - offsets
+        columns = (chunk_of, here, end, there, there + end - here, slots, batches)
+        for i, a, b, c, d, slot, number in zip(*map(np.ndarray.tolist, columns), strict=True):
+            buffers[number][(slot, *map(slice, c, d))] = chunks[i][tuple(map(slice, a, b))]
+
+
+def _copy_rows(rows: Array, places: Ints, buffer: Array, slots: Ints) -> None:
+    if (np.diff(slots) == 1).all() and (np.diff(places) == 1).all():
+        buffer[slots[0] : slots[-1] + 1] = rows[places[0] : places[-1] + 1]
+    elif rows[:1].nbytes >= _COPIED_NBYTES:
+        for slot, place in zip(slots.tolist(), places.tolist(), strict=True):
+            buffer[slot] = rows[place]
+    else:
+        buffer[slots] = rows[places]
+
+
+class Memory:
+    """Memory of batches, used again when the consumer has dropped a batch.
+
+    The first write to new memory takes half of the time of decoding. An array is free when the
+    deque alone refers to it: all views refer to the array that owns the memory.
+    """
+
+    def __init__(self, make: Callable[[int], npt.NDArray[np.uint8]], n_kept: int) -> None:
+        self._make = make
+        self._delivered: deque[npt.NDArray[np.uint8]] = deque(maxlen=n_kept)
+
+    def take(self, shape: Sequence[int], dtype: np.dtype[Any]) -> Array:
+        """Return an uninitialized array, aligned as every framework can share it."""
+        if dtype.kind not in PLAIN_KINDS:
+            return np.empty(shape, dtype)
+        nbytes = math.prod(shape) * dtype.itemsize
+        for _ in range(len(self._delivered)):
+            owner = self._delivered.popleft()
+            if sys.getrefcount(owner) > 2:  # more than the variable and the argument
+                self._delivered.append(owner)
+            elif owner.nbytes == nbytes + _ALIGNMENT:
+                break
+        else:
+            owner = self._make(nbytes + _ALIGNMENT)
+        start = -owner.ctypes.data % _ALIGNMENT
+        return owner[start : start + nbytes].view(dtype).reshape(shape)
+
+    def give_back(self, array: Array) -> None:
+        """Note the memory of a batch that the consumer gets now."""
+        if array.base is not None and array.dtype.kind in PLAIN_KINDS:
+            self._delivered.append(array.base)
 
 
 @dataclass(eq=False)
 class _Batch:
-    start: int
-    stop: int
+    n: int
     nbytes: int
     n_left: int
-    """Parts that are not decoded, and samples that are not planned."""
-    buffers: list[Any] | None = None
+    """Parts that are not copied, and samples that are not planned, in each array."""
+    buffers: list[Array] | None = None
     result: Any = None
     is_done: bool = False
-
-
-class _Reading:
-    """A unit under way."""
-
-    def __init__(self, array: int, unit: Unit, batches: Sequence[int]) -> None:
-        self.array, self.unit, self.batches = array, unit, batches
-        self.reserved = unit.most_nbytes
-        self.n_runs = 1
-        self.future: Future[Any] | None = None
 
 
 class Task(NamedTuple):
@@ -169,359 +198,291 @@ class Task(NamedTuple):
     order: Order
     batch_ends: Ints
     first_batch: int
-    block: int
-    """Samples whose chunks are read first; 0 for an order that is shuffled in groups."""
+    block: int | None
+    """Samples whose chunks are read first; ``None``: all of a group."""
     limit_nbytes: int
     unit_nbytes: int
     n_threads: int
-    finish: Callable[[list[npt.NDArray[Any]]], Any]
-    make_buffer: Callable[[int], Any]
+    finish: Callable[[list[Array]], Any]
+    make_memory: Callable[[int], npt.NDArray[np.uint8]]
 
-    def plan(self, group: int, start: int) -> Iterator[tuple[int, Geometry, Parts]]:
-        """Yield the parts of a group of samples, from a position on, for each array."""
+    @property
+    def start(self) -> int:
+        """Position of the first sample that is delivered."""
+        return int(self.batch_ends[self.first_batch - 1]) if self.first_batch else 0
+
+    def plan(self, group: int) -> tuple[Ints, list[Parts]]:
+        """Return the batch of each sample of a group, and for each array the parts."""
         ends = self.order.group_ends
-        first, stop = max(start, ends[group - 1] if group else 0), ends[group]
-        slots = np.arange(first, stop, dtype=np.int64)
-        starts = self.samples.starts(self.order.numbers[first:stop])
-        block = self.block or len(slots)
-        for i, source in enumerate(self.sources):
-            yield i, source.geometry, source.geometry.parts(starts, slots, block)
+        first = max(self.start, ends[group - 1] if group else 0)
+        positions = np.arange(first, ends[group])
+        batches = np.searchsorted(self.batch_ends, positions, side="right")
+        slots = positions - np.append(0, self.batch_ends)[batches]
+        starts = self.samples.starts(self.order.numbers[positions])
+        block = self.block or len(positions)
+        return batches, [s.geometry.parts(starts, batches, slots, block) for s in self.sources]
 
 
 class Run:
     """State of one epoch, shared by the consumer, the threads and the event loop."""
 
     def __init__(self, task: Task) -> None:
-        self.task, self.counts, self.pid = task, Counts(), os.getpid()
+        self.task, self.stats, self._pid = task, LoaderStats(), os.getpid()
+        self.next = task.first_batch
         self._lock = threading.RLock()
         self._has_job, self._has_batch = (threading.Condition(self._lock) for _ in range(2))
         self._jobs: deque[Callable[[], None]] = deque()
-        self._units: deque[_Reading] = deque()
-        self._under_way: set[_Reading] = set()
+        self._units: deque[Unit] = deque()
+        self._under_way: set[Unit] = set()
         self._used = self._n_of_group = 0
         self._is_planning = self._is_stopped = False
         self._error: BaseException | None = None
-        ends, sample_nbytes = task.batch_ends, [s.geometry.sample_nbytes for s in task.sources]
-        begins = np.concatenate([np.zeros(1, np.int64), ends[:-1]])
-        n_each = len(task.sources)
-        pairs = zip(begins.tolist(), ends.tolist(), strict=False)
-        self._batches = {
-            i: _Batch(start, stop, (stop - start) * sum(sample_nbytes), (stop - start) * n_each)
-            for i, (start, stop) in enumerate(pairs)
-            if i >= task.first_batch
-        }
-        largest = max((batch.nbytes for batch in self._batches.values()), default=0)
-        n_kept = min(_MOST_KEPT, task.limit_nbytes // 16 // max(1, largest))
-        self._memory = Memory(task.make_buffer, max(2, n_kept) * n_each)
-        self._next = task.first_batch
-        self._start = self._batches[self._next].start if self._batches else 0
-        group_ends = np.array(task.order.group_ends, np.int64)
-        self._group = int(np.searchsorted(group_ends, self._start, side="right"))
-        self._threads: list[threading.Thread] = []
-
-    # ------------------------------------------------------------------ threads
+        n_arrays, each = len(task.sources), sum(s.geometry.sample_nbytes for s in task.sources)
+        sizes = np.diff(task.batch_ends, prepend=0).tolist()
+        batches = [_Batch(n, n * each, n * n_arrays) for n in sizes]
+        self._batches = {i: b for i, b in enumerate(batches) if i >= self.next}
+        n_kept = min(
+            _MOST_KEPT, task.limit_nbytes // 16 // max(1, each, each * max(sizes, default=1))
+        )
+        self._memory = Memory(task.make_memory, max(2, n_kept) * n_arrays)
+        self._group = sum(end <= task.start for end in task.order.group_ends)
+        self._threads = [
+            threading.Thread(target=_work, args=(self,), name=f"shard-loader-{i}", daemon=True)
+            for i in range(task.n_threads)
+        ]
 
     def begin(self) -> None:
-        self.counts.began = self.counts.last = time.perf_counter()
+        self._began = time.perf_counter()
         with self._lock:
+            for batch in self._batches.values():
+                if not batch.n:
+                    self._count(batch, 0)
             self._pump()
-        for i in range(self.task.n_threads):
-            name = f"zarr-shardstore-loader-{i}"
-            thread = threading.Thread(target=_work, args=(self,), name=name, daemon=True)
+        for thread in self._threads:
             thread.start()
-            self._threads.append(thread)
 
     def take(self) -> Callable[[], None] | None:
         """Return the next job; ``None`` when the run is over."""
         with self._lock:
-            while not self._jobs:
-                if self._is_stopped:
-                    return None
+            while not self._jobs and not self._is_stopped:
                 self._has_job.wait()
-            return self._jobs.popleft()
+            return self._jobs.popleft() if self._jobs else None
 
-    def stop(self, *, waits: bool = True) -> None:
+    def stop(self, error: BaseException | None = None, *, waits: bool = False) -> None:
         """End all threads and requests. It may be called twice, and in a garbage collection."""
-        if os.getpid() != self.pid:
+        if os.getpid() != self._pid:
             return  # a forked child has none of them
         with self._lock:
+            self._error = self._error or (None if self._is_stopped else error)
             self._is_stopped = True
-            self._jobs.clear()
-            self._units.clear()
-            self._batches.clear()
-            under_way = [each.future for each in self._under_way if each.future is not None]
-            self._under_way.clear()
+            futures = [unit.future for unit in self._under_way if unit.future is not None]
+            for each in (self._jobs, self._units, self._under_way, self._batches):
+                each.clear()
             self._has_job.notify_all()
             self._has_batch.notify_all()
-        for future in under_way:
+        for future in futures:
             future.cancel()
         for thread in self._threads if waits else ():
-            if thread is not threading.current_thread():
-                thread.join()
-
-    def fail(self, error: BaseException) -> None:
-        """End the run by an error that the consumer gets."""
-        with self._lock:
-            if self._is_stopped:
-                return
-            self._error = error
-        self.stop(waits=False)
-
-    # ----------------------------------------------------------------- consumer
+            thread.join()
 
     def next_batch(self) -> Any:
         """Return the next batch when it is complete."""
-        if os.getpid() != self.pid:
+        if os.getpid() != self._pid:
             raise UnsupportedError(
                 "a fork has copied this iterator, but none of its threads: iterate over the "
                 "loader in the process that uses the batches"
             )
-        began = time.perf_counter()
+        began, stats = time.perf_counter(), self.stats
         with self._lock:
-            if self._next >= len(self.task.batch_ends):
-                raise StopIteration
-            while (batch := self._batches.get(self._next)) is None or not batch.is_done:
-                if self._error is not None:
-                    raise self._error
-                if self._is_stopped:
-                    raise StopIteration
-                if batch is not None and batch.start == batch.stop and batch.buffers is None:
-                    self._open(batch)
-                    self._complete(batch)
+            while (batch := self._batches.get(self.next)) is not None and not batch.is_done:
                 self._has_batch.wait()
+            if self._error is not None:
+                raise self._error
+            if batch is None:
+                raise StopIteration
             for buffer in batch.buffers or ():
                 self._memory.give_back(buffer)
-            batch.buffers = None
-            del self._batches[self._next]
-            self._next += 1
+            del self._batches[self.next]
+            self.next += 1
             self._used -= batch.nbytes
             self._pump()
-            self.counts.n_batches += 1
-            self.counts.n_samples += batch.stop - batch.start
-            self.counts.nbytes_delivered += batch.nbytes
-            self.counts.last = time.perf_counter()
-            self.counts.waited_s += self.counts.last - began
+            stats.n_batches += 1
+            stats.n_samples += batch.n
+            stats.nbytes_delivered += batch.nbytes
+            stats.seconds = time.perf_counter() - self._began
+            stats.waited_s += time.perf_counter() - began
         return batch.result
 
-    # --------------------------------------------------------- plan, under lock
+    # --------------------------------------------------------- under the lock
 
     def _pump(self) -> None:
         """Begin units while there is room, and plan the next group before they run out."""
         task = self.task
-        while self._units and not self._is_stopped:
-            reading = self._units[0]
-            opened = [b for i in reading.batches if (b := self._batches[i]).buffers is None]
-            nbytes = reading.reserved + sum(batch.nbytes for batch in opened)
-            is_idle = not self._under_way and not self._batches[self._next].is_done
+        while self._units:
+            unit = self._units[0]
+            opened = [b for i in unit.batches if (b := self._batches[i]).buffers is None]
+            nbytes = unit.reserved + sum(batch.nbytes for batch in opened)
+            is_idle = not self._under_way and self._batches[self.next].n_left
             if self._used + nbytes > task.limit_nbytes and not is_idle:
                 break
             self._units.popleft()
-            self._used += reading.reserved
+            self._under_way.add(unit)
+            self._used += unit.reserved
             for batch in opened:
                 self._open(batch)
-            self._under_way.add(reading)
-            self.counts.most_nbytes = max(self.counts.most_nbytes, self._used)
-            self._read(reading)
+            self.stats.most_nbytes = max(self.stats.most_nbytes, self._used)
+            self._begin(unit)
         is_short = 2 * len(self._units) <= self._n_of_group
         has_more = self._group < len(task.order.group_ends)
         if is_short and has_more and not self._is_planning and not self._is_stopped:
             self._is_planning = True
-            self._jobs.appendleft(self._plan)
-            self._has_job.notify()
+            self._add_job(self._plan)
+
+    def _add_job(self, job: Callable[[], None], *, first: bool = True) -> None:
+        (self._jobs.appendleft if first else self._jobs.append)(job)
+        self._has_job.notify()
 
     def _open(self, batch: _Batch) -> None:
-        n, task = batch.stop - batch.start, self.task
-        batch.buffers = [source.buffer(n, self._memory.take) for source in task.sources]
         self._used += batch.nbytes
+        batch.buffers = [
+            self._memory.take((batch.n, *source.geometry.lengths), source.dtype)
+            for source in self.task.sources
+        ]
 
-    def _plan(self) -> None:
-        task, group = self.task, self._group
-        ends, readings = task.batch_ends, []
-        counted = []
-        for array, geometry, parts in task.plan(group, self._start):
-            owners = np.searchsorted(ends, parts.slots, side="right")
-            counted += [np.unique(owners, return_counts=True)]
-            for unit in geometry.units(parts, task.unit_nbytes):
-                lo, hi = parts.bounds[unit.cuts[0]], parts.bounds[unit.cuts[-1]]
-                readings.append(_Reading(array, unit, np.unique(owners[lo:hi]).tolist()))
-        if len(task.sources) > 1:  # side by side: a batch needs all arrays
-            readings.sort(key=lambda reading: reading.batches[0] if task.block else 0)
-        first = max(self._start, task.order.group_ends[group - 1] if group else 0)
-        slots = np.arange(first, task.order.group_ends[group])
-        of_samples = np.unique(np.searchsorted(ends, slots, side="right"), return_counts=True)
-        with self._lock:
-            if self._is_stopped:
-                return
-            for numbers, counts in counted:
-                for number, n in zip(numbers.tolist(), counts.tolist(), strict=True):
-                    self._batches[number].n_left += n
-            for number, n in zip(*map(np.ndarray.tolist, of_samples), strict=True):
-                self._count_parts(number, n * len(task.sources))
-            self._units.extend(readings)
-            self._n_of_group, self._group = len(readings), group + 1
-            self._is_planning = False
-            self._pump()
-
-    def _count_parts(self, number: int, n: int) -> None:
-        batch = self._batches[number]
+    def _count(self, batch: _Batch, n: int) -> None:
+        """Count parts that are copied, and finish a batch that lacks none."""
         batch.n_left -= n
         if not batch.n_left:
             if batch.buffers is None:  # samples without elements
                 self._open(batch)
-            self._complete(batch)
+            self._add_job(partial(self._finish, batch))
 
-    def _complete(self, batch: _Batch) -> None:
-        def finish() -> None:
-            assert batch.buffers is not None
-            pairs = zip(self.task.sources, batch.buffers, strict=True)
-            result = self.task.finish([source.of_user(buffer) for source, buffer in pairs])
-            with self._lock:
-                batch.result, batch.is_done = result, True
-                self._has_batch.notify()
+    # ------------------------------------------------------------------- jobs
 
-        self._jobs.appendleft(finish)
-        self._has_job.notify()
+    def _plan(self) -> None:
+        task = self.task
+        batches, parts_of = task.plan(self._group)
+        units = [
+            unit
+            for i, (source, parts) in enumerate(zip(task.sources, parts_of, strict=True))
+            for unit in source.geometry.units(i, parts, task.unit_nbytes)
+        ]
+        if task.block is not None:  # side by side: a batch needs all arrays
+            units.sort(key=lambda unit: unit.batches[0])
+        with self._lock:
+            if self._is_stopped:
+                return
+            for parts in parts_of:
+                for number, n in _counted(parts.batches):
+                    self._batches[number].n_left += n
+            for number, n in _counted(batches):
+                self._count(self._batches[number], n * len(task.sources))
+            self._units.extend(units)
+            self._n_of_group, self._is_planning = len(units), False
+            self._group += 1
+            self._pump()
 
-    # ------------------------------------------------------------------- units
-
-    def _read(self, reading: _Reading) -> None:
-        entries = self.task.sources[reading.array].entries
+    def _begin(self, unit: Unit) -> None:
+        entries, reads = self.task.sources[unit.array].entries, unit.reads()
         if entries.can_block:
-
-            def read() -> None:
-                try:
-                    values = entries.read(reading.unit.reads())
-                except Exception as error:
-                    self._fail(reading, error)
-                else:
-                    self._decode_later(reading, values, decodes=True)
-
-            self._jobs.append(read)
-            self._has_job.notify()
-        else:
-            reading.future = entries.begin(reading.unit.reads())
-            reading.future.add_done_callback(partial(self._has_read, reading))
-
-    def _has_read(self, reading: _Reading, future: Future[Any]) -> None:
-        if future.cancelled():
+            self._add_job(partial(self._receive, unit, partial(entries.read, reads)), first=False)
             return
-        error = future.exception()
-        if error is not None:
-            self._fail(reading, error)
-        else:
-            self._decode_later(reading, future.result())
+        unit.future = entries.begin(reads)
+        unit.future.add_done_callback(
+            lambda future: future.cancelled() or self._receive(unit, future.result)
+        )
 
-    def _fail(self, reading: _Reading, error: BaseException) -> None:
-        task, parts, cuts = self.task, reading.unit.parts, reading.unit.cuts
-        source = task.sources[reading.array]
-        lo, hi = parts.bounds[cuts[0]], parts.bounds[cuts[-1]]
-        numbers = np.unique(task.order.numbers[parts.slots[lo:hi]]).tolist()
-        shards = [source.entries.key(shard) for shard, _ in reading.unit.reads()[:3]]
-        more = ", …" if len(cuts) > 4 else ""
-        some = f"{len(numbers)} samples, the first of them {numbers[:8]}"
-        error.add_note(f"in {', '.join(map(repr, shards))}{more}, with parts of {some}")
-        self.fail(error)
-
-    def _decode_later(
-        self, reading: _Reading, values: Sequence[Any], *, decodes: bool = False
-    ) -> None:
-        source = self.task.sources[reading.array]
-        first, stop = reading.unit.cuts[0], reading.unit.cuts[-1]
-        length = max(1, RUN_NBYTES // source.geometry.chunk_nbytes)
-        runs = [(lo, min(lo + length, stop)) for lo in range(first, stop, length)]
-        objects = [v.obj if isinstance(v, memoryview) else v for v in values if v is not None]
-        nbytes = sum(memoryview(v).nbytes for v in {id(v): v for v in objects}.values())
-        nbytes = min(nbytes, reading.reserved)  # values of a mapping are in memory anyway
-        with self._lock:
-            if self._is_stopped:
-                return
-            self._used += nbytes - reading.reserved
-            reading.reserved, reading.n_runs = nbytes, len(runs)
-            self.counts.nbytes_read += sum(len(v) for v in values if v is not None)
-            self.counts.n_reads += 1
-            self.counts.n_chunks += stop - first
-            jobs = [
-                partial(self._decode, reading, values[lo - first : hi - first], lo, hi)
-                for lo, hi in runs
-            ]
-            mine = jobs.pop(0) if decodes else None
-            self._jobs.extendleft(reversed(jobs))
-            self._has_job.notify(len(jobs))
-            self._pump()
-        if mine is not None:  # the bytes are in the cache of this core
-            mine()
-
-    def _decode(self, reading: _Reading, values: Sequence[Any], lo: int, hi: int) -> None:
-        task, parts = self.task, reading.unit.parts
-        source = task.sources[reading.array]
-        slots = parts.slots[parts.bounds[lo] : parts.bounds[hi]]
-        owners = np.searchsorted(task.batch_ends, slots, side="right")
-        numbers, counts = np.unique(owners, return_counts=True)
-        with self._lock:
-            if self._is_stopped:
-                return
-            batches = {i: self._batches[i] for i in numbers.tolist()}
-        buffers = {i: (b.start, b.buffers[reading.array]) for i, b in batches.items() if b.buffers}
+    def _receive(self, unit: Unit, read: Callable[[], Sequence[Any]]) -> None:
+        """Make jobs of the chunks of a unit. A thread that has read them decodes the first."""
         try:
-            decode_parts(source, parts, values, lo, hi, owners, buffers)
+            values = read()
         except Exception as error:
-            self._fail(reading, error)
+            self._blame(unit, error)
+            return
+        length = max(1, RUN_NBYTES // self.task.sources[unit.array].geometry.chunk_nbytes)
+        first, stop = unit.cuts[0], unit.cuts[-1]
+        there = [value for value in values if value is not None]
+        objects = {id(o): o for o in [v.obj if isinstance(v, memoryview) else v for v in there]}
+        # Values of a mapping are in memory anyway.
+        nbytes = min(unit.reserved, sum(memoryview(each).nbytes for each in objects.values()))
+        jobs = [
+            partial(self._decode, unit, values[lo - first : lo - first + length], lo)
+            for lo in range(first, stop, length)
+        ]
+        with self._lock:
+            if self._is_stopped:
+                return
+            self._used += nbytes - unit.reserved
+            unit.reserved, unit.n_runs = nbytes, len(jobs)
+            self.stats.nbytes_read += sum(map(len, there))
+            self.stats.n_reads += 1
+            self.stats.n_chunks += stop - first
+            for job in reversed(jobs[unit.future is None :]):
+                self._add_job(job)
+            self._pump()
+        if unit.future is None:
+            jobs[0]()
+
+    def _decode(self, unit: Unit, values: Sequence[Any], lo: int) -> None:
+        parts, source, hi = unit.parts, self.task.sources[unit.array], lo + len(values)
+        counted = _counted(parts.batches[parts.bounds[lo] : parts.bounds[hi]])
+        with self._lock:
+            if self._is_stopped:
+                return
+            batches = {number: self._batches[number] for number, _ in counted}
+        try:
+            chunks = source.decode(values, parts.chunks[lo:hi])
+            buffers = {
+                i: batch.buffers[unit.array] for i, batch in batches.items() if batch.buffers
+            }
+            source.copy_parts(chunks, parts, lo, hi, buffers)
+        except Exception as error:
+            self._blame(unit, error)
             return
         with self._lock:
             if self._is_stopped:
                 return
-            for number, n in zip(numbers.tolist(), counts.tolist(), strict=True):
-                self._count_parts(number, n)
-            reading.n_runs -= 1
-            if not reading.n_runs:
-                self._under_way.discard(reading)
-                self._used -= reading.reserved
+            unit.n_runs -= 1
+            if not unit.n_runs:
+                self._under_way.discard(unit)
+                self._used -= unit.reserved
+            for number, n in counted:
+                self._count(batches[number], n)
             self._pump()
 
+    def _finish(self, batch: _Batch) -> None:
+        assert batch.buffers is not None
+        arrays = [
+            buffer.squeeze(1 + source.geometry.axes[0]) if source.squeezes else buffer
+            for source, buffer in zip(self.task.sources, batch.buffers, strict=True)
+        ]
+        result = self.task.finish(arrays)
+        with self._lock:
+            batch.result, batch.is_done = result, True
+            self._has_batch.notify()
 
-def decode_parts(
-    source: Source,
-    parts: Parts,
-    values: Sequence[Any],
-    lo: int,
-    hi: int,
-    owners: Ints,
-    buffers: dict[int, tuple[int, npt.NDArray[Any]]],
-) -> None:
-    """Decode chunks `lo` to `hi`, and copy their parts into the buffers of the batches."""
-    geometry = source.geometry
-    first, stop = int(parts.bounds[lo]), int(parts.bounds[hi])
-    offsets, slots = parts.offsets[first:stop], parts.slots[first:stop]
-    chunk_of = np.repeat(np.arange(hi - lo), np.diff(parts.bounds[lo : hi + 1]))
-    chunks = source.decode(values, parts.chunks[lo:hi])
-    if geometry.are_rows and isinstance(chunks, np.ndarray):
-        rows = chunks.reshape(-1, 1, *geometry.chunk_shape[1:])
-        rows = rows[(..., *map(slice, geometry.lengths[1:]))]
-        places = chunk_of * geometry.chunk_shape[0] + offsets[:, 0]
-        for owner, (start, buffer) in buffers.items():
-            some = owners == owner
-            _copy_rows(rows, places[some], buffer, slots[some] - start)
-        return
-    lengths, sides = np.array(geometry.lengths), np.array(geometry.chunk_shape)
-    here, end = np.maximum(offsets, 0), np.minimum(offsets + lengths, sides)
-    there = here - offsets
-    columns = (chunk_of, here, end, there, there + end - here, slots, owners)
-    for i, a, b, c, d, slot, owner in zip(*map(np.ndarray.tolist, columns), strict=True):
-        start, buffer = buffers[owner]
-        buffer[(slot - start, *map(slice, c, d))] = chunks[i][tuple(map(slice, a, b))]
+    def _blame(self, unit: Unit, error: BaseException) -> None:
+        """End the run by an error that names shards and samples."""
+        task, parts, some = self.task, unit.parts, slice(*unit.bounds)
+        begins = np.append(0, task.batch_ends)[parts.batches[some]]
+        numbers = np.unique(task.order.numbers[begins + parts.slots[some]]).tolist()
+        reads = unit.reads()
+        keys = [task.sources[unit.array].entries.key(shard) for shard, _ in reads[:3]]
+        error.add_note(
+            f"in {len(reads)} shards, {keys} first, with parts of {len(numbers)} samples, "
+            f"{numbers[:8]} first"
+        )
+        self.stop(error)
 
 
-def _copy_rows(
-    rows: npt.NDArray[Any], places: Ints, buffer: npt.NDArray[Any], slots: Ints
-) -> None:
-    n = len(slots)
-    if (np.diff(slots) == 1).all() and (np.diff(places) == 1).all():
-        buffer[slots[0] : slots[0] + n] = rows[places[0] : places[0] + n]
-    elif rows[:1].nbytes >= _COPIED_NBYTES:
-        for slot, place in zip(slots.tolist(), places.tolist(), strict=True):
-            buffer[slot] = rows[place]
-    else:
-        buffer[slots] = rows[places]
+def _counted(batches: Ints) -> Iterator[tuple[int, int]] | list[tuple[int, int]]:
+    """Return the batches that have parts, and their numbers of parts."""
+    if not len(batches):
+        return []
+    first = int(batches.min())
+    counts = np.bincount(batches - first)
+    there = np.flatnonzero(counts)
+    return [*zip((there + first).tolist(), counts[there].tolist(), strict=True)]
 
 
 def _work(run: Run) -> None:
@@ -529,17 +490,16 @@ def _work(run: Run) -> None:
         try:
             job()
         except BaseException as error:
-            run.fail(error)
+            run.stop(error)
         del job
 
 
 class Batches:
     """Iterator over the batches of one epoch. Close it, or drop it, to end its threads."""
 
-    def __init__(self, task: Task, delivered: Callable[[], None]) -> None:
+    def __init__(self, task: Task) -> None:
         self.run = Run(task)
-        self._delivered = delivered
-        self._finalizer = weakref.finalize(self, self.run.stop, waits=False)
+        self._finalizer = weakref.finalize(self, self.run.stop)
         self.run.begin()
 
     def __iter__(self) -> Batches:
@@ -547,14 +507,12 @@ class Batches:
 
     def __next__(self) -> Any:
         try:
-            batch = self.run.next_batch()
+            return self.run.next_batch()
         except BaseException:
             self.close()
             raise
-        self._delivered()
-        return batch
 
     def close(self) -> None:
         """End all threads and requests of this iterator at once."""
-        self.run.stop()
+        self.run.stop(waits=True)
         self._finalizer.detach()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -11,66 +12,27 @@ import numpy.typing as npt
 
 from zarr_shardstore.access import ShardingMapping, ShardingStore
 from zarr_shardstore.errors import SpecError
-from zarr_shardstore.interop.loader.engine import PLAIN_KINDS, Batches, Counts, Source, Task
+from zarr_shardstore.interop.loader.engine import PLAIN_KINDS, Batches, LoaderStats, Source, Task
 from zarr_shardstore.interop.loader.frameworks import (
     Framework,
     arrays_of_dataset,
     converter_of,
     torch_dataset,
 )
-from zarr_shardstore.interop.loader.order import Draw, Ints, Samples, Share, Shuffle
+from zarr_shardstore.interop.loader.order import Draw, Samples, Share, Shuffle
 from zarr_shardstore.interop.loader.plan import (
     PART_NBYTES,
     RUN_NBYTES,
     UNIT_NBYTES,
     Geometry,
     LoaderPlan,
+    Unit,
     advice_of,
     shard_nbytes_of,
 )
 
 _UNITS_AT_ONCE = 32
 """Ratio of the limit of bytes and a unit: so many units are under way at least."""
-
-
-class LoaderStats(NamedTuple):
-    """Counts of the current epoch of a loader, or of the last one.
-
-    Parameters
-    ----------
-    n_batches, n_samples : int
-        What the consumer has got.
-    n_chunks : int
-        Chunks that were read and decoded.
-    n_reads : int
-        Reads of units, each of one or more requests.
-    nbytes_read, nbytes_delivered : int
-        Encoded bytes of the chunks, and bytes of the batches.
-    most_nbytes : int
-        Most bytes that were reserved at a time, encoded and decoded.
-    seconds, waited_s : float
-        Time from the begin of the epoch to its last batch, and the part in which the consumer
-        waited.
-    index_requests, index_hits : int
-        Shard indexes that were requested, and that were cached.
-    """
-
-    n_batches: int
-    n_samples: int
-    n_chunks: int
-    n_reads: int
-    nbytes_read: int
-    nbytes_delivered: int
-    most_nbytes: int
-    seconds: float
-    waited_s: float
-    index_requests: int
-    index_hits: int
-
-    @property
-    def mb_per_s(self) -> float:
-        """Megabytes of batches in each second."""
-        return self.nbytes_delivered / 1e6 / self.seconds if self.seconds else 0.0
 
 
 class ShardLoader:
@@ -177,7 +139,7 @@ class ShardLoader:
         _check(bool(paths), "arrays are at least one", arrays)
         self._store = _open(store)
         self._sources = [
-            self._source(name, path, window, axes.get(name) if isinstance(axes, Mapping) else axes)
+            self._source(path, window, axes.get(name) if isinstance(axes, Mapping) else axes)
             for name, path in paths.items()
         ]
         first = self._sources[0].geometry
@@ -192,7 +154,7 @@ class ShardLoader:
         self._size, self._world_size, self._drops = batch_size, world_size, drop_last
         self._n_threads = n_threads or os.cpu_count() or 1
         self._set_limits(prefetch_nbytes, pool_nbytes, shuffle, seed)
-        convert, self._make_buffer = converter_of(to)
+        convert, self._make_memory = converter_of(to)
         self._finish = Finish([*paths], isinstance(arrays, str), convert, transform)
         self._epoch = self._batch = 0
         self._is_fresh = True
@@ -239,7 +201,7 @@ class ShardLoader:
             self._epoch, self._batch = self._epoch + 1, 0
         self._is_fresh = False
         self._before = self._store.stats()
-        self._batches = Batches(self._task(), self._delivered)
+        self._batches = Batches(self._task(self._batch))
         return self._batches
 
     def close(self) -> None:
@@ -260,8 +222,9 @@ class ShardLoader:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the place of the next batch, for `load_state_dict` in any rank."""
-        ends = int(0 < self._share.n_batches <= self._batch)
-        batch = 0 if ends else self._batch
+        batch = self._batch if self._is_fresh or self._batches is None else self._batches.run.next
+        ends = int(0 < self._share.n_batches <= batch)
+        batch = 0 if ends else batch
         return {"epoch": self._epoch + ends, "batch": batch, "order": self._order_id()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -293,55 +256,51 @@ class ShardLoader:
 
         Without shards the size of chunks is not known: then bytes count as decoded.
         """
-        task, wanted = self._task(batch=0), self._share.stop - self._share.start
-        counted = [0, 0, 0, 0]
+        task, n, n_requests, nbytes_read = self._task(first_batch=0), 0, 0, 0
         shards: set[Any] = set()
+        decoded = 0
         for group in range(len(task.order.group_ends)):
-            for array, geometry, parts in task.plan(group, 0):
-                units = [unit.reads() for unit in geometry.units(parts, task.unit_nbytes)]
-                read = sum(self._nbytes_of(array, reads) for reads in units)
-                shards.update((array, shard) for reads in units for shard, _ in reads)
-                n, n_spans = len(parts.chunks), sum(map(len, units))
-                for i, more in enumerate((n, n_spans, read, n * geometry.chunk_nbytes)):
-                    counted[i] += more
-        n_chunks, n_requests, nbytes_read, decoded = counted
-        delivered, shard_nbytes = wanted * self._sample_nbytes, shard_nbytes_of(self._geometries)
+            for array, parts in enumerate(task.plan(group)[1]):
+                geometry = self._geometries[array]
+                n, decoded = (
+                    n + len(parts.chunks),
+                    decoded + len(parts.chunks) * geometry.chunk_nbytes,
+                )
+                for unit in geometry.units(array, parts, task.unit_nbytes):
+                    shards.update((array, shard) for shard, _ in unit.reads())
+                    n_requests += len(unit.cuts) - 1
+                    nbytes_read += self._nbytes_of(unit)
+        n_samples = self._share.stop - self._share.start
+        delivered, shard_nbytes = n_samples * self._sample_nbytes, shard_nbytes_of(self._geometries)
+        amplification = decoded / delivered if delivered else 1.0
+        of_pool = (self._pool_nbytes, shard_nbytes)
         return LoaderPlan(
-            wanted,
+            n_samples,
             self._share.n_batches,
             len(shards),
-            n_chunks,
+            n,
             n_requests,
             nbytes_read,
             delivered,
-            min(self._prefetch_nbytes, nbytes_read + 2 * self._pool_nbytes)
-            + 2 * self._size * self._sample_nbytes,
-            decoded / delivered if delivered else 1.0,
+            self._prefetch_nbytes + 2 * self._size * self._sample_nbytes,
+            amplification,
             self._pool_nbytes / shard_nbytes,
-            advice_of(self._geometries, self._pool_nbytes, decoded, delivered, n_chunks),
+            advice_of(self._geometries[0], amplification, *of_pool),
         )
 
     def stats(self) -> LoaderStats:
         """Return counts of the current epoch, or of the last one."""
         now, before = self._store.stats(), self._before
-        counts = Counts() if self._batches is None else self._batches.run.counts
-        return LoaderStats(
-            counts.n_batches,
-            counts.n_samples,
-            counts.n_chunks,
-            counts.n_reads,
-            counts.nbytes_read,
-            counts.nbytes_delivered,
-            counts.most_nbytes,
-            counts.last - counts.began,
-            counts.waited_s,
-            now.index_requests - before.index_requests,
-            now.index_hits - before.index_hits,
+        stats = LoaderStats() if self._batches is None else self._batches.run.stats
+        return replace(
+            stats,
+            index_requests=now.index_requests - before.index_requests,
+            index_hits=now.index_hits - before.index_hits,
         )
 
     # --------------------------------------------------------------------- parts
 
-    def _source(self, name: str, path: str, window: Any, axes: Any) -> Source:
+    def _source(self, path: str, window: Any, axes: Any) -> Source:
         entries = self._store._entry_reader(path)
         reader = entries.chunks
         shape, n_window = reader.array.shape, 1 if window is None else len(window)
@@ -364,7 +323,7 @@ class ShardLoader:
         geometry = Geometry(
             shape, reader.chunk_shape, dtype.itemsize, sampled, tuple(lengths), boxes
         )
-        return Source(name, entries, geometry, dtype, squeezes)
+        return Source(entries, geometry, dtype, squeezes)
 
     def _set_limits(
         self, prefetch_nbytes: int, pool_nbytes: int | None, shuffle: Shuffle, seed: int
@@ -388,7 +347,7 @@ class ShardLoader:
         each = [g.sample_nbytes + PART_NBYTES * g.n_parts for g in self._geometries]
         self._draw = Draw(shuffle, seed, max(1, pool // max(1, sum(each))))
 
-    def _task(self, batch: int | None = None) -> Task:
+    def _task(self, first_batch: int) -> Task:
         geometry, samples, draw = self._sources[0].geometry, self._samples, self._draw
         empty = np.zeros(0, np.int64)
         cells, pieces = empty, empty
@@ -402,17 +361,14 @@ class ShardLoader:
             samples,
             draw.order(samples.n, self._share, self._epoch, cells, pieces),
             self._share.batch_ends(self._size),
-            self._batch if batch is None else batch,
-            0 if draw.shuffle == "shards" else block,
+            first_batch,
+            None if draw.shuffle == "shards" else block,
             self._limit_nbytes,
             self._unit_nbytes,
             self._n_threads,
             self._finish,
-            self._make_buffer,
+            self._make_memory,
         )
-
-    def _delivered(self) -> None:
-        self._batch += 1
 
     @property
     def _geometries(self) -> list[Geometry]:
@@ -432,12 +388,12 @@ class ShardLoader:
             **self._draw._asdict(),
         }
 
-    def _nbytes_of(self, array: int, reads: Sequence[Any]) -> int:
+    def _nbytes_of(self, unit: Unit) -> int:
         """Return the encoded size of chunks in bytes; without shards the decoded size."""
-        source = self._sources[array]
+        source = self._sources[unit.array]
         if source.entries.layout is None:
-            return sum(len(chunks) for _, chunks in reads) * source.geometry.chunk_nbytes
-        nbytes: int = source.entries.nbytes(reads)
+            return (unit.cuts[-1] - unit.cuts[0]) * source.geometry.chunk_nbytes
+        nbytes: int = source.entries.nbytes(unit.reads())
         return nbytes
 
 

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from zarr_shardstore.access import box_grids
-from zarr_shardstore.interop.loader.order import Ints, Samples
+from zarr_shardstore.interop.loader.order import Ints
 
 UNIT_NBYTES = 4 * 1024 * 1024
 """Decoded size of the chunks of one read: 64 of them at a time fill a connection of 10 Gbit/s."""
@@ -38,22 +39,38 @@ class Parts(NamedTuple):
     """Coordinates of their shards."""
     bounds: Ints
     """The parts of chunk ``i`` are ``bounds[i]`` to ``bounds[i + 1]``."""
+    batches: Ints
+    """Batch of the sample of each part."""
     slots: Ints
-    """Position of the sample of each part in the order of the rank."""
+    """Position of the sample in its batch."""
     offsets: Ints
-    """Start of each sample relative to the start of the chunk, parts x ndim."""
+    """Start of the sample relative to the start of the chunk, parts x ndim."""
 
 
-class Unit(NamedTuple):
+@dataclass(eq=False)
+class Unit:
     """Chunks that are read together."""
 
+    array: int
     parts: Parts
     cuts: list[int]
     """Chunks ``cuts[i]`` to ``cuts[i + 1]`` are of one shard."""
-    nbytes: int
-    """Decoded size of the chunks."""
-    most_nbytes: int
-    """Bound of the encoded bytes that are in memory at a time."""
+    reserved: int
+    """Bound of the encoded bytes in memory; the bytes themselves when they are read."""
+    batches: list[int] = field(init=False)
+    """Ascending numbers of the batches that have parts of the chunks."""
+    n_runs: int = 0
+    """Runs of chunks that are not decoded."""
+    future: Future[Any] | None = None
+    """Result of a read in an event loop."""
+
+    def __post_init__(self) -> None:
+        self.batches = np.unique(self.parts.batches[slice(*self.bounds)]).tolist()
+
+    @property
+    def bounds(self) -> tuple[int, int]:
+        """First and last part."""
+        return int(self.parts.bounds[self.cuts[0]]), int(self.parts.bounds[self.cuts[-1]])
 
     def reads(self) -> list[tuple[tuple[int, ...], Ints]]:
         """Return the coordinates of each shard, and of its chunks."""
@@ -123,7 +140,7 @@ class Geometry:
             pieces = pieces * (self.grid[axis] + 1) + chunks
         return cells, pieces
 
-    def parts(self, starts: Ints, slots: Ints, block: int) -> Parts:
+    def parts(self, starts: Ints, batches: Ints, slots: Ints, block: int) -> Parts:
         """Return the parts of samples at these starts, n x sampled axes.
 
         Chunks come shard by shard; first those that the next `block` samples need.
@@ -134,7 +151,7 @@ class Geometry:
         sides, lengths = np.array(self.chunk_shape, np.int64), np.array(self.lengths, np.int64)
         if not n or self.sample_nbytes == 0:
             none = np.zeros((0, ndim), np.int64)
-            return Parts(none, none, np.zeros(1, np.int64), none.reshape(-1)[:0], none)
+            return Parts(none, none, np.zeros(1, np.int64), batches[:0], slots[:0], none)
         first, last = full // sides, (full + lengths - 1) // sides
         spans = (last - first).max(axis=0) + 1
         steps = np.array([*np.ndindex(*spans)], np.int64).reshape(math.prod(spans.tolist()), ndim)
@@ -147,7 +164,7 @@ class Geometry:
             shards[:, axis] = self.shard_numbers(axis, chunks[:, axis])
         flat, shard = (_flat(each, self.grid) for each in (chunks, shards))
         distinct, inverse = np.unique(flat, return_inverse=True)
-        soonest = np.full(len(distinct), len(slots), np.int64)
+        soonest = np.full(len(distinct), n, np.int64)
         np.minimum.at(soonest, inverse, sample_of // max(1, block))
         order = np.lexsort((sample_of, flat, shard, soonest[inverse]))
         is_new = np.diff(flat[order], prepend=-1) != 0
@@ -155,34 +172,35 @@ class Geometry:
         bounds = np.append(np.flatnonzero(is_new), len(order))
         sample_of = sample_of[order]
         offsets = full[sample_of] - chunks[order] * sides
-        return Parts(chunks[firsts], shards[firsts], bounds, slots[sample_of], offsets)
+        of_parts = (batches[sample_of], slots[sample_of], offsets)
+        return Parts(chunks[firsts], shards[firsts], bounds, *of_parts)
 
-    def units(self, parts: Parts, unit_nbytes: int) -> Iterator[Unit]:
+    def units(self, array: int, parts: Parts, unit_nbytes: int) -> Iterator[Unit]:
         """Cut the chunks of a group into units. A small shard is in one of them."""
         n, size = len(parts.chunks), self.chunk_nbytes
         is_end = (parts.shards[1:] != parts.shards[:-1]).any(axis=1)
         ends = [*(np.flatnonzero(is_end) + 1).tolist(), n] if n else []
         most = max(1, unit_nbytes // size)
-        cuts, most_nbytes = [0], 0
+        cuts = [0]
         for end in ends:
             n_units = -(-(end - cuts[-1]) // most)
             if end - cuts[0] > most and len(cuts) > 1:
-                yield self._unit(parts, cuts)
+                yield self._unit(array, parts, cuts)
                 cuts = cuts[-1:]
             # Of two parts of a shard one would be most of it, for which a store may read all of it.
             length = -(-(end - cuts[-1]) // (3 if n_units == 2 else n_units))
             while end - cuts[-1] > length:
-                yield self._unit(parts, [*cuts, cuts[-1] + length])
+                yield self._unit(array, parts, [*cuts, cuts[-1] + length])
                 cuts = [cuts[-1] + length]
             cuts.append(end)
         if len(cuts) > 1:
-            yield self._unit(parts, cuts)
+            yield self._unit(array, parts, cuts)
 
-    def _unit(self, parts: Parts, cuts: list[int]) -> Unit:
+    def _unit(self, array: int, parts: Parts, cuts: list[int]) -> Unit:
         n = cuts[-1] - cuts[0]
         nbytes = n * self.chunk_nbytes
         gaps_nbytes = UNIT_NBYTES if n > _MOST_SPANS else nbytes  # as `ReadOptions` limits them
-        return Unit(parts, cuts, nbytes, nbytes + gaps_nbytes + 1024 * n)
+        return Unit(array, parts, cuts, nbytes + gaps_nbytes + 1024 * n)
 
 
 def _flat(coords: Ints, grid: Sequence[int]) -> Ints:
@@ -228,10 +246,9 @@ class LoaderPlan(NamedTuple):
     advice: list[str]
 
 
-_GOOD_AMPLIFICATION = 1.25
-_GOOD_CHUNK_NBYTES = (64 * 1024, 16 * 1024 * 1024)
-"""Smaller chunks take more time for each than for its bytes; few larger ones fit into memory."""
+_GOOD_CHUNK_NBYTES = 1024 * 1024
 _GOOD_SHARD_NBYTES = 8 * 1024 * 1024
+"""Smaller shards take more time for each request than for its bytes."""
 _GOOD_POOL_SHARDS = 16
 
 
@@ -242,37 +259,28 @@ def shard_nbytes_of(geometries: Sequence[Geometry]) -> int:
 
 
 def advice_of(
-    geometries: Sequence[Geometry], pool_nbytes: int, decoded: int, delivered: int, n_chunks: int
+    first: Geometry, amplification: float, pool_nbytes: int, shard_nbytes: int
 ) -> list[str]:
-    """Return advice on the shapes of the first array, as sentences with numbers."""
-    first, found = geometries[0], []
-    smallest, largest = _GOOD_CHUNK_NBYTES
-    better = list(first.chunk_shape)
-    if delivered and decoded > _GOOD_AMPLIFICATION * delivered:
-        for axis, side in enumerate(first.chunk_shape):
-            better[axis] = max(1, min(side, first.lengths[axis]))
-    elif first.axes and first.chunk_nbytes < smallest and n_chunks > 1:
+    """Return advice on chunks and shards of an array, as sentences with numbers."""
+    better, found = list(first.chunk_shape), []
+    if amplification > 1.25:
+        better = [*map(min, first.chunk_shape, map(max, first.lengths, [1] * len(better)))]
+    elif (
+        first.axes and not _GOOD_CHUNK_NBYTES // 16 <= first.chunk_nbytes <= 16 * _GOOD_CHUNK_NBYTES
+    ):
         axis = first.axes[0]
-        better[axis] = min(first.shape[axis], better[axis] * -(-smallest // first.chunk_nbytes))
-    elif first.axes and first.chunk_nbytes > largest:
-        axis = first.axes[0]
-        better[axis] = max(1, better[axis] * largest // first.chunk_nbytes)
+        side = better[axis] * _GOOD_CHUNK_NBYTES // first.chunk_nbytes
+        better[axis] = max(1, min(first.shape[axis], side))
     if tuple(better) != first.chunk_shape:
         found.append(
-            f"chunks of {tuple(better)} in place of {first.chunk_shape}: now "
-            f"{decoded / max(1, delivered):.1f} bytes are decoded for each byte of a batch, from "
-            f"chunks of {first.chunk_nbytes:,} bytes"
+            f"chunks of {tuple(better)} in place of {first.chunk_shape}: {amplification:.1f} bytes "
+            f"are decoded for each byte of a batch, from chunks of {first.chunk_nbytes:,} bytes"
         )
-    nbytes = shard_nbytes_of(geometries)
-    chunk_nbytes = max(1, math.prod(better) * first.itemsize)
     most = max(1, pool_nbytes // _GOOD_POOL_SHARDS)
-    if first.shards is None or nbytes < min(_GOOD_SHARD_NBYTES, most):
-        wanted = max(1, min(_GOOD_SHARD_NBYTES, most) // chunk_nbytes)
-        found.append(f"shards of about {wanted} chunks in place of {nbytes:,} bytes a shard")
-    elif nbytes > most:
-        wanted = max(1, most // chunk_nbytes)
+    if not min(_GOOD_SHARD_NBYTES, most) <= shard_nbytes <= most or first.shards is None:
+        n = max(1, min(_GOOD_SHARD_NBYTES, most) // max(1, math.prod(better) * first.itemsize))
         found.append(
-            f"shards of about {wanted} chunks, or pool_nbytes={_GOOD_POOL_SHARDS * nbytes}: now "
-            f"the pool has {pool_nbytes / nbytes:.1f} shards"
+            f"shards of about {n} chunks: now the pool has {pool_nbytes / shard_nbytes:.1f} "
+            f"shards of {shard_nbytes:,} bytes"
         )
     return found
