@@ -30,7 +30,7 @@ from zarr_shardstore.arrays.array_cache import invalidate_documents
 from zarr_shardstore.errors import SpecError, UnsupportedError
 from zarr_shardstore.format.arguments import array_path
 from zarr_shardstore.format.keys import Coords
-from zarr_shardstore.format.layout import ArrayLayout, ShardRef
+from zarr_shardstore.format.layout import ArrayLayout
 from zarr_shardstore.io.concurrency import codec_pool, zarrs_loop
 from zarr_shardstore.metadata.documents import Node, document_key
 from zarr_shardstore.operations.locate import array_at
@@ -44,7 +44,7 @@ from zarr_shardstore.zarr_hooks.chunk_codec import ChunkCodec
 
 Values: TypeAlias = Sequence[bytes | memoryview | None]
 
-EntryPart: TypeAlias = "tuple[Coords, npt.NDArray[np.int64]]"
+EntryPart: TypeAlias = tuple[Coords, npt.NDArray[np.int64]]
 """Coordinates of a shard, and of some of its chunks, n x ndim."""
 
 _UNIT_NBYTES = 32 * 1024 * 1024
@@ -189,12 +189,6 @@ class EntryReader(NamedTuple):
     layout: ArrayLayout | None
     """``None``: no shards are known, so each chunk counts as one."""
 
-    def key(self, shard: Coords) -> str:
-        """Return the key of a shard by its coordinates."""
-        if self.layout is not None:
-            return self.layout.shard(shard).key
-        return self.chunks.keys(np.array(shard, np.int64).reshape(1, -1))[0]
-
     @property
     def can_block(self) -> bool:
         """Whether `read` leaves zarr's event loop alone."""
@@ -202,10 +196,9 @@ class EntryReader(NamedTuple):
 
     def read(self, parts: Sequence[EntryPart]) -> Values:
         """Return the encoded chunks of all parts, ``None`` for missing ones."""
-        engine, layout = self.engine, self.layout
-        if layout is None:
+        engine, groups = self.engine, self._groups(parts)
+        if self.layout is None:
             return engine.get_many_blocking(self._keys(parts))
-        groups = [_reads_of(layout.shard(coords), chunks) for coords, chunks in parts]
         if engine.root is not None:
             return [*chain.from_iterable(engine.get_groups_blocking(groups))]
         return [*chain.from_iterable(engine.driver.run(engine.operations.get_groups(groups)))]
@@ -216,30 +209,28 @@ class EntryReader(NamedTuple):
         async def read() -> Values:
             if self.layout is None:
                 return await self.engine.get_many(self._keys(parts))
-            groups = [_reads_of(self.layout.shard(coords), chunks) for coords, chunks in parts]
-            return [*chain.from_iterable(await self.engine.get_groups(groups))]
+            return [*chain.from_iterable(await self.engine.get_groups(self._groups(parts)))]
 
         return asyncio.run_coroutine_threadsafe(read(), zarrs_loop())
 
     def nbytes(self, parts: Sequence[EntryPart]) -> int:
         """Return the encoded size of chunks of shards in bytes, by the indexes."""
-        assert self.layout is not None
-        reads = [_reads_of(self.layout.shard(coords), chunks) for coords, chunks in parts]
-        found = self.engine.driver.run(ask([GetIndex(each.shard) for each in reads]))
-        pairs = [(r, f.decoded) for r, f in zip(reads, found, strict=True) if f.decoded is not None]
-        ranges = [entry for each, index in pairs for entry in each.ranges(index, None) if entry]
-        return sum(stop - start for start, stop in ranges)
+        groups = self._groups(parts)
+        found = self.engine.driver.run(ask([GetIndex(reads.shard) for reads in groups]))
+        pairs = [(r, f.decoded) for r, f in zip(groups, found, strict=True) if f.decoded]
+        return sum(b - a for r, i in pairs for a, b in filter(None, r.ranges(i, None)))
+
+    def _groups(self, parts: Sequence[EntryPart]) -> list[ShardReads]:
+        layout, groups = cast(Any, self.layout), list[ShardReads]()
+        for coords, chunks in parts if layout is not None else ():
+            shard, ids = layout.shard(coords), np.zeros(len(chunks), np.int64)
+            for column, (start, stop) in zip(chunks.T, layout.spec.boxes.box(coords), strict=True):
+                ids = ids * (stop - start) + column - start
+            groups.append(ShardReads(shard, None, entry_ids=ids.tolist()))
+        return groups
 
     def _keys(self, parts: Sequence[EntryPart]) -> list[tuple[str, None]]:
         return [(key, None) for _, coords in parts for key in self.chunks.keys(coords)]
-
-
-def _reads_of(shard: ShardRef, chunks: npt.NDArray[np.int64]) -> ShardReads:
-    ids = np.zeros(len(chunks), np.int64)
-    box = shard.layout.spec.boxes.box(shard.coords)
-    for column, (start, stop) in zip(chunks.T, box, strict=True):
-        ids = ids * (stop - start) + column - start
-    return ShardReads(shard, None, entry_ids=ids.tolist())
 
 
 class DirectReads(EngineStore):

@@ -2,8 +2,8 @@
 
 1. All threads share a `Run`, under one lock. They take *jobs*, which are calls without arguments:
    plan a group, read a unit, decode a run of its chunks, finish a batch.
-2. Units begin in the order of the plan, while the limit of bytes has room for them and for the
-   batches that they open. A unit keeps its room until its chunks are decoded, a batch until the
+2. Units begin in the order of the plan. The limit of bytes must have room for a unit, and for the
+   batches that it opens. A unit keeps its room until its chunks are decoded, a batch until the
    consumer has it.
 3. A batch is complete when all parts of its samples are copied. Units hold all parts of a group,
    so a batch never waits for a later group. A unit may exceed the limit only if no other unit is
@@ -15,15 +15,13 @@
 
 from __future__ import annotations
 
-import math
 import os
-import sys
 import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
@@ -32,20 +30,9 @@ import numpy as np
 import numpy.typing as npt
 
 from zarr_shardstore.errors import UnsupportedError
+from zarr_shardstore.interop.loader.copies import Array, Memory, Source
 from zarr_shardstore.interop.loader.order import Ints, Order, Samples
-from zarr_shardstore.interop.loader.plan import RUN_NBYTES, Geometry, Parts, Unit
-
-Array = npt.NDArray[Any]
-
-PLAIN_KINDS = "biufcmMSUV"
-"""Kinds of data types whose elements are plain bytes."""
-
-_ALIGNMENT = 64
-"""Alignment of batches in bytes: jax shares aligned memory only."""
-
-_COPIED_NBYTES, _JOINED_NBYTES = 8 * 1024, 128 * 1024
-"""Size from which on chunks and rows are copied one by one, and up to which many chunks are
-decompressed by one call, without the lock of the interpreter."""
+from zarr_shardstore.interop.loader.plan import RUN_NBYTES, Parts, Unit
 
 _MOST_KEPT = 16
 """Delivered batches whose memory may be used again."""
@@ -89,96 +76,6 @@ class LoaderStats:
         return self.nbytes_delivered / 1e6 / self.seconds if self.seconds else 0.0
 
 
-class Source(NamedTuple):
-    """One array of the samples."""
-
-    entries: Any
-    """`EntryReader` of the array."""
-    geometry: Geometry
-    dtype: np.dtype[Any]
-    squeezes: bool
-    """Whether samples lack the sampled axis: rows."""
-
-    def decode(self, values: Sequence[Any], coords: Ints) -> Sequence[Array]:
-        """Return chunks: many small ones as one array, others without a copy."""
-        reader, geometry = self.entries.chunks, self.geometry
-        slabs, nbytes = reader.slabs, geometry.chunk_nbytes
-        if slabs is not None and None not in values and nbytes >= _COPIED_NBYTES:
-            with suppress(Exception):  # below, the error gets the name of its chunk
-                plain, joined = slabs.plain, None
-                if nbytes <= _JOINED_NBYTES and plain is not None and plain.decompress is not None:
-                    joined = plain.decode_all(values, geometry.chunk_shape)
-                return [*map(slabs.decode_one, values)] if joined is None else joined
-        chunks = np.empty((len(values), *geometry.chunk_shape), self.dtype)
-        reader.decode_run(lambda i: reader.keys(coords[i : i + 1])[0], values, chunks)
-        return chunks
-
-    def copy_parts(
-        self, chunks: Sequence[Array], parts: Parts, lo: int, hi: int, buffers: dict[int, Array]
-    ) -> None:
-        """Copy the parts of chunks `lo` to `hi` into the buffers of their batches."""
-        geometry, some = self.geometry, slice(parts.bounds[lo], parts.bounds[hi])
-        offsets, slots, batches = parts.offsets[some], parts.slots[some], parts.batches[some]
-        chunk_of = np.repeat(np.arange(hi - lo), np.diff(parts.bounds[lo : hi + 1]))
-        if geometry.are_rows and isinstance(chunks, np.ndarray):
-            rows = chunks.reshape(-1, 1, *geometry.chunk_shape[1:])
-            rows = rows[(..., *map(slice, geometry.lengths[1:]))]
-            places = chunk_of * geometry.chunk_shape[0] + offsets[:, 0]
-            for number, buffer in buffers.items():
-                is_here = batches == number
-                _copy_rows(rows, places[is_here], buffer, slots[is_here])
-            return
-        lengths, sides = np.array(geometry.lengths), np.array(geometry.chunk_shape)
-        here, end = np.maximum(offsets, 0), np.minimum(offsets + lengths, sides)
-        there = here - offsets
-        columns = (chunk_of, here, end, there, there + end - here, slots, batches)
-        for i, a, b, c, d, slot, number in zip(*map(np.ndarray.tolist, columns), strict=True):
-            buffers[number][(slot, *map(slice, c, d))] = chunks[i][tuple(map(slice, a, b))]
-
-
-def _copy_rows(rows: Array, places: Ints, buffer: Array, slots: Ints) -> None:
-    if (np.diff(slots) == 1).all() and (np.diff(places) == 1).all():
-        buffer[slots[0] : slots[-1] + 1] = rows[places[0] : places[-1] + 1]
-    elif rows[:1].nbytes >= _COPIED_NBYTES:
-        for slot, place in zip(slots.tolist(), places.tolist(), strict=True):
-            buffer[slot] = rows[place]
-    else:
-        buffer[slots] = rows[places]
-
-
-class Memory:
-    """Memory of batches, used again when the consumer has dropped a batch.
-
-    The first write to new memory takes half of the time of decoding. An array is free when the
-    deque alone refers to it: all views refer to the array that owns the memory.
-    """
-
-    def __init__(self, make: Callable[[int], npt.NDArray[np.uint8]], n_kept: int) -> None:
-        self._make = make
-        self._delivered: deque[npt.NDArray[np.uint8]] = deque(maxlen=n_kept)
-
-    def take(self, shape: Sequence[int], dtype: np.dtype[Any]) -> Array:
-        """Return an uninitialized array, aligned as every framework can share it."""
-        if dtype.kind not in PLAIN_KINDS:
-            return np.empty(shape, dtype)
-        nbytes = math.prod(shape) * dtype.itemsize
-        for _ in range(len(self._delivered)):
-            owner = self._delivered.popleft()
-            if sys.getrefcount(owner) > 2:  # more than the variable and the argument
-                self._delivered.append(owner)
-            elif owner.nbytes == nbytes + _ALIGNMENT:
-                break
-        else:
-            owner = self._make(nbytes + _ALIGNMENT)
-        start = -owner.ctypes.data % _ALIGNMENT
-        return owner[start : start + nbytes].view(dtype).reshape(shape)
-
-    def give_back(self, array: Array) -> None:
-        """Note the memory of a batch that the consumer gets now."""
-        if array.base is not None and array.dtype.kind in PLAIN_KINDS:
-            self._delivered.append(array.base)
-
-
 @dataclass(eq=False)
 class _Batch:
     n: int
@@ -203,7 +100,7 @@ class Task(NamedTuple):
     limit_nbytes: int
     unit_nbytes: int
     n_threads: int
-    finish: Callable[[list[Array]], Any]
+    finish: Callable[[Sequence[Array]], Any]
     make_memory: Callable[[int], npt.NDArray[np.uint8]]
 
     @property
@@ -388,9 +285,11 @@ class Run:
             self._add_job(partial(self._receive, unit, partial(entries.read, reads)), first=False)
             return
         unit.future = entries.begin(reads)
-        unit.future.add_done_callback(
-            lambda future: future.cancelled() or self._receive(unit, future.result)
-        )
+        unit.future.add_done_callback(partial(self._has_ended, unit))
+
+    def _has_ended(self, unit: Unit, future: Future[Any]) -> None:
+        if not future.cancelled():
+            self._receive(unit, future.result)
 
     def _receive(self, unit: Unit, read: Callable[[], Sequence[Any]]) -> None:
         """Make jobs of the chunks of a unit. A thread that has read them decodes the first."""
@@ -466,8 +365,11 @@ class Run:
         task, parts, some = self.task, unit.parts, slice(*unit.bounds)
         begins = np.append(0, task.batch_ends)[parts.batches[some]]
         numbers = np.unique(task.order.numbers[begins + parts.slots[some]]).tolist()
-        reads = unit.reads()
-        keys = [task.sources[unit.array].entries.key(shard) for shard, _ in reads[:3]]
+        reads, entries = unit.reads(), task.sources[unit.array].entries
+        if entries.layout is None:
+            keys = entries.chunks.keys(parts.chunks[unit.cuts[0] : unit.cuts[-1]][:3])
+        else:
+            keys = [entries.layout.shard(shard).key for shard, _ in reads[:3]]
         error.add_note(
             f"in {len(reads)} shards, {keys} first, with parts of {len(numbers)} samples, "
             f"{numbers[:8]} first"
@@ -475,7 +377,7 @@ class Run:
         self.stop(error)
 
 
-def _counted(batches: Ints) -> Iterator[tuple[int, int]] | list[tuple[int, int]]:
+def _counted(batches: Ints) -> list[tuple[int, int]]:
     """Return the batches that have parts, and their numbers of parts."""
     if not len(batches):
         return []

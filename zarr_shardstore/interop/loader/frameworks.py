@@ -48,7 +48,7 @@ def torch_dataset(loader: ShardLoader) -> Any:
     """Return a loader as a ``torch.utils.data.IterableDataset`` of whole batches."""
     from torch.utils import data
 
-    class LoaderDataset(data.IterableDataset[Any]):
+    class LoaderDataset(data.IterableDataset):  # type: ignore[misc]
         """Batches of a loader, with the state of the loader."""
 
         def __iter__(self) -> Iterator[Any]:

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
-from typing import Any, Literal, NamedTuple
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from zarr_shardstore.access import ShardingMapping, ShardingStore
 from zarr_shardstore.errors import SpecError
-from zarr_shardstore.interop.loader.engine import PLAIN_KINDS, Batches, LoaderStats, Source, Task
+from zarr_shardstore.interop.loader.copies import PLAIN_KINDS, Array, Source
+from zarr_shardstore.interop.loader.engine import Batches, LoaderStats, Task
 from zarr_shardstore.interop.loader.frameworks import (
     Framework,
     arrays_of_dataset,
@@ -92,7 +93,7 @@ class ShardLoader:
     Each ``iter(loader)`` begins the next epoch. A second one ends the first. A failed read ends
     the epoch with the error of the store, with a note that names shard and samples.
 
-    Nobody may write to the arrays meanwhile: batches would mix old and new chunks.
+    The arrays must rest meanwhile. Otherwise batches mix old and new chunks.
 
     Thread safety: one thread at a time may use a loader. Use it in the process that iterates: an
     iterator that a fork has copied raises `UnsupportedError`.
@@ -328,7 +329,7 @@ class ShardLoader:
     def _set_limits(
         self, prefetch_nbytes: int, pool_nbytes: int | None, shuffle: Shuffle, seed: int
     ) -> None:
-        """Divide the memory: decoders, units under way, batches at the ends of a group, the pool."""
+        """Divide the memory: decoders, units under way, batches at the ends of a group, pool."""
         chunk_nbytes = max(each.chunk_nbytes for each in self._geometries)
         decoders = 2 * self._n_threads * max(RUN_NBYTES, chunk_nbytes)
         units = 2 * (3 * UNIT_NBYTES + 2 * chunk_nbytes)
@@ -385,7 +386,7 @@ class ShardLoader:
             "batch_size": self._size,
             "world_size": self._world_size,
             "drop_last": self._drops,
-            **self._draw._asdict(),
+            **asdict(self._draw),
         }
 
     def _nbytes_of(self, unit: Unit) -> int:
@@ -397,15 +398,16 @@ class ShardLoader:
         return nbytes
 
 
-class Finish(NamedTuple):
-    """The last step of a batch, in a thread. It knows no loader, which could not be dropped then."""
+@dataclass(frozen=True)
+class Finish:
+    """The last step of a batch, in a thread. It knows no loader, so a loader can be dropped."""
 
     names: Sequence[str]
     is_single: bool
-    convert: Callable[[npt.NDArray[Any]], Any]
+    convert: Callable[[Array], Any]
     transform: Callable[[Any], Any] | None
 
-    def __call__(self, arrays: Sequence[npt.NDArray[Any]]) -> Any:
+    def __call__(self, arrays: Sequence[Array]) -> Any:
         values = [self.convert(array) for array in arrays]
         batch = values[0] if self.is_single else dict(zip(self.names, values, strict=True))
         return batch if self.transform is None else self.transform(batch)

@@ -85,11 +85,13 @@ class Samples:
     def starts(self, numbers: Ints) -> Ints:
         """Return the starts of samples, n x axes."""
         if self.given is not None:
-            return self.given[numbers]
+            given: Ints = self.given[numbers]
+            return given
         if not self.grid:
             return np.zeros((len(numbers), 0), np.int64)
         places = np.stack(np.unravel_index(numbers, self.grid), axis=1)
-        return np.minimum(places * np.array(self.strides), np.array(self.last))
+        starts: Ints = np.minimum(places * np.array(self.strides), np.array(self.last))
+        return starts
 
 
 class Share(NamedTuple):
@@ -127,7 +129,8 @@ class Order(NamedTuple):
     group_ends: list[int]
 
 
-class Draw(NamedTuple):
+@dataclass(frozen=True)
+class Draw:
     """The way to draw an order."""
 
     shuffle: Shuffle
@@ -144,8 +147,10 @@ class Draw(NamedTuple):
         share_of = slice(share.start, share.stop)
         if self.shuffle == "full":
             numbers = self._random(epoch).permutation(n)[share_of]
-            ends = range(self.group_length, len(numbers), self.group_length)
-            return Order(numbers, [*ends, len(numbers)] if len(numbers) else [])
+            n_each = self.group_length
+            return Order(
+                numbers, [*range(n_each, len(numbers), n_each), *[len(numbers)][: len(numbers)]]
+            )
         if self.shuffle == "shards":
             random = self._random(epoch)
             drawn = np.lexsort((_drawn(pieces, random), _drawn(cells, random)))[share_of]

@@ -130,8 +130,10 @@ class Geometry:
         return np.array(numbers, np.int64)[inverse]
 
     def cells(self, starts: Ints, axes: Sequence[int]) -> tuple[Ints, Ints]:
-        """Return, for each sample, a number of the shard and of the chunk in which it starts, as
-        far as some of the sampled axes tell them."""
+        """Return a number of the shard, and of the chunk, in which each sample starts.
+
+        Only the positions along some of the sampled axes count.
+        """
         cells = pieces = np.zeros(len(starts), np.int64)
         for i in axes:
             axis = self.axes[i]
@@ -247,6 +249,7 @@ class LoaderPlan(NamedTuple):
 
 
 _GOOD_CHUNK_NBYTES = 1024 * 1024
+_GOOD_CHUNKS = range(64 * 1024, 16 * 1024 * 1024)
 _GOOD_SHARD_NBYTES = 8 * 1024 * 1024
 """Smaller shards take more time for each request than for its bytes."""
 _GOOD_POOL_SHARDS = 16

@@ -1,0 +1,118 @@
+"""Copies of decoded chunks into batches, and the memory of batches."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from zarr_shardstore.interop.loader.order import Ints
+from zarr_shardstore.interop.loader.plan import Geometry, Parts
+
+Array: TypeAlias = npt.NDArray[Any]
+
+PLAIN_KINDS = "biufcmMSUV"
+"""Kinds of data types whose elements are plain bytes."""
+
+_ALIGNMENT = 64
+"""Alignment of batches in bytes: jax shares aligned memory only."""
+
+_COPIED_NBYTES, _JOINED_NBYTES = 8 * 1024, 128 * 1024
+"""Chunks and rows of at least the first size are copied one by one. One call decompresses many
+chunks of at most the second size, without the lock of the interpreter."""
+
+
+class Source(NamedTuple):
+    """One array of the samples."""
+
+    entries: Any
+    """`EntryReader` of the array."""
+    geometry: Geometry
+    dtype: np.dtype[Any]
+    squeezes: bool
+    """Whether samples lack the sampled axis: rows."""
+
+    def decode(self, values: Sequence[Any], coords: Ints) -> Array | list[Array]:
+        """Return chunks: many small ones as one array, others without a copy."""
+        reader, geometry = self.entries.chunks, self.geometry
+        slabs, nbytes = reader.slabs, geometry.chunk_nbytes
+        if slabs is not None and None not in values and nbytes >= _COPIED_NBYTES:
+            with suppress(Exception):  # below, the error gets the name of its chunk
+                plain, joined = slabs.plain, None
+                if nbytes <= _JOINED_NBYTES and plain is not None and plain.decompress is not None:
+                    joined = plain.decode_all(values, geometry.chunk_shape)
+                return [*map(slabs.decode_one, values)] if joined is None else joined
+        chunks = np.empty((len(values), *geometry.chunk_shape), self.dtype)
+        reader.decode_run(lambda i: reader.keys(coords[i : i + 1])[0], values, chunks)
+        return chunks
+
+    def copy_parts(
+        self, chunks: Array | list[Array], parts: Parts, lo: int, hi: int, buffers: dict[int, Array]
+    ) -> None:
+        """Copy the parts of chunks `lo` to `hi` into the buffers of their batches."""
+        geometry, some = self.geometry, slice(parts.bounds[lo], parts.bounds[hi])
+        offsets, slots, batches = parts.offsets[some], parts.slots[some], parts.batches[some]
+        chunk_of = np.repeat(np.arange(hi - lo), np.diff(parts.bounds[lo : hi + 1]))
+        if geometry.are_rows and isinstance(chunks, np.ndarray):
+            is_inside = (slice(None), slice(None), *map(slice, geometry.lengths[1:]))
+            rows = chunks.reshape(-1, 1, *geometry.chunk_shape[1:])[is_inside]
+            places = chunk_of * geometry.chunk_shape[0] + offsets[:, 0]
+            for number, buffer in buffers.items():
+                is_here = batches == number
+                _copy_rows(rows, places[is_here], buffer, slots[is_here])
+            return
+        lengths, sides = np.array(geometry.lengths), np.array(geometry.chunk_shape)
+        here, end = np.maximum(offsets, 0), np.minimum(offsets + lengths, sides)
+        there = here - offsets
+        columns = (chunk_of, here, end, there, there + end - here, slots, batches)
+        for i, a, b, c, d, slot, number in zip(*map(np.ndarray.tolist, columns), strict=True):
+            buffers[number][(slot, *map(slice, c, d))] = chunks[i][tuple(map(slice, a, b))]
+
+
+def _copy_rows(rows: Array, places: Ints, buffer: Array, slots: Ints) -> None:
+    if (np.diff(slots) == 1).all() and (np.diff(places) == 1).all():
+        buffer[slots[0] : slots[-1] + 1] = rows[places[0] : places[-1] + 1]
+    elif rows[:1].nbytes >= _COPIED_NBYTES:
+        for slot, place in zip(slots.tolist(), places.tolist(), strict=True):
+            buffer[slot] = rows[place]
+    else:
+        buffer[slots] = rows[places]
+
+
+class Memory:
+    """Memory of batches, used again when the consumer has dropped a batch.
+
+    The first write to new memory takes half of the time of decoding. An array is free when the
+    deque alone refers to it: all views refer to the array that owns the memory.
+    """
+
+    def __init__(self, make: Callable[[int], npt.NDArray[np.uint8]], n_kept: int) -> None:
+        self._make = make
+        self._delivered: deque[npt.NDArray[np.uint8]] = deque(maxlen=n_kept)
+
+    def take(self, shape: Sequence[int], dtype: np.dtype[Any]) -> Array:
+        """Return an uninitialized array, aligned as every framework can share it."""
+        if dtype.kind not in PLAIN_KINDS:
+            return np.empty(shape, dtype)
+        nbytes = math.prod(shape) * dtype.itemsize
+        for _ in range(len(self._delivered)):
+            owner = self._delivered.popleft()
+            if sys.getrefcount(owner) > 2:  # more than the variable and the argument
+                self._delivered.append(owner)
+            elif owner.nbytes == nbytes + _ALIGNMENT:
+                break
+        else:
+            owner = self._make(nbytes + _ALIGNMENT)
+        start = -owner.ctypes.data % _ALIGNMENT
+        return owner[start : start + nbytes].view(dtype).reshape(shape)
+
+    def give_back(self, array: Array) -> None:
+        """Note the memory of a batch that the consumer gets now."""
+        if array.base is not None and array.dtype.kind in PLAIN_KINDS:
+            self._delivered.append(array.base)
