@@ -17,6 +17,9 @@ from zarr_shardstore.interop.loader.plan import Geometry, Parts
 
 Array: TypeAlias = npt.NDArray[Any]
 
+_ROWS_OF_CHUNK = 4
+"""Rows from which on those of one chunk are copied together."""
+
 PLAIN_KINDS = "biufcmMSUV"
 """Kinds of data types whose elements are plain bytes."""
 
@@ -60,12 +63,14 @@ class Source(NamedTuple):
         offsets, slots, batches = parts.offsets[some], parts.slots[some], parts.batches[some]
         chunk_of = np.repeat(np.arange(hi - lo), np.diff(parts.bounds[lo : hi + 1]))
         if geometry.are_rows and isinstance(chunks, np.ndarray):
-            is_inside = (slice(None), slice(None), *map(slice, geometry.lengths[1:]))
-            rows = chunks.reshape(-1, 1, *geometry.chunk_shape[1:])[is_inside]
             places = chunk_of * geometry.chunk_shape[0] + offsets[:, 0]
-            for number, buffer in buffers.items():
-                is_here = batches == number
-                _copy_rows(rows, places[is_here], buffer, slots[is_here])
+            self._copy_rows(chunks, places, batches, slots, buffers)
+            return
+        if geometry.are_rows and len(slots) > _ROWS_OF_CHUNK * len(chunks):
+            bounds = parts.bounds[lo : hi + 1] - parts.bounds[lo]
+            for chunk, first, stop in zip(chunks, bounds, bounds[1:], strict=False):
+                own = slice(first, stop)
+                self._copy_rows(chunk, offsets[own, 0], batches[own], slots[own], buffers)
             return
         lengths, sides = np.array(geometry.lengths), np.array(geometry.chunk_shape)
         here, end = np.maximum(offsets, 0), np.minimum(offsets + lengths, sides)
@@ -74,15 +79,23 @@ class Source(NamedTuple):
         for i, a, b, c, d, slot, number in zip(*map(np.ndarray.tolist, columns), strict=True):
             buffers[number][(slot, *map(slice, c, d))] = chunks[i][tuple(map(slice, a, b))]
 
-
-def _copy_rows(rows: Array, places: Ints, buffer: Array, slots: Ints) -> None:
-    if (np.diff(slots) == 1).all() and (np.diff(places) == 1).all():
-        buffer[slots[0] : slots[-1] + 1] = rows[places[0] : places[-1] + 1]
-    elif rows[:1].nbytes >= _COPIED_NBYTES:
-        for slot, place in zip(slots.tolist(), places.tolist(), strict=True):
-            buffer[slot] = rows[place]
-    else:
-        buffer[slots] = rows[places]
+    def _copy_rows(
+        self, chunks: Array, places: Ints, batches: Ints, slots: Ints, buffers: dict[int, Array]
+    ) -> None:
+        """Copy rows of one or more chunks to the slots of their samples."""
+        geometry = self.geometry
+        is_inside = (slice(None), slice(None), *map(slice, geometry.lengths[1:]))
+        rows = chunks.reshape(-1, 1, *geometry.chunk_shape[1:])[is_inside]
+        for number in np.unique(batches).tolist() if len(buffers) > 1 else buffers:
+            is_here = batches == number
+            here, there, buffer = places[is_here], slots[is_here], buffers[number]
+            if (np.diff(there) == 1).all() and (np.diff(here) == 1).all():
+                buffer[there[0] : there[-1] + 1] = rows[here[0] : here[-1] + 1]
+            elif geometry.sample_nbytes >= _COPIED_NBYTES:
+                for slot, place in zip(there.tolist(), here.tolist(), strict=True):
+                    buffer[slot] = rows[place]
+            else:
+                buffer[there] = rows[here]
 
 
 class Memory:
