@@ -86,16 +86,21 @@ class Source(NamedTuple):
         geometry = self.geometry
         is_inside = (slice(None), slice(None), *map(slice, geometry.lengths[1:]))
         rows = chunks.reshape(-1, 1, *geometry.chunk_shape[1:])[is_inside]
-        for number in np.unique(batches).tolist() if len(buffers) > 1 else buffers:
+        first, n = int(batches[0]), len(slots)
+        steps = np.arange(n)
+        if (batches == first).all() and (slots - slots[0] == steps).all():
+            if (places - places[0] == steps).all():  # rows in order
+                at, start = int(slots[0]), int(places[0])
+                buffers[first][at : at + n] = rows[start : start + n]
+                return
+        if geometry.sample_nbytes >= _COPIED_NBYTES:
+            columns = (batches, slots, places)
+            for number, slot, place in zip(*map(np.ndarray.tolist, columns), strict=True):
+                buffers[number][slot] = rows[place]
+            return
+        for number, buffer in buffers.items():
             is_here = batches == number
-            here, there, buffer = places[is_here], slots[is_here], buffers[number]
-            if (np.diff(there) == 1).all() and (np.diff(here) == 1).all():
-                buffer[there[0] : there[-1] + 1] = rows[here[0] : here[-1] + 1]
-            elif geometry.sample_nbytes >= _COPIED_NBYTES:
-                for slot, place in zip(there.tolist(), here.tolist(), strict=True):
-                    buffer[slot] = rows[place]
-            else:
-                buffer[there] = rows[here]
+            buffer[slots[is_here]] = rows[places[is_here]]
 
 
 class Memory:

@@ -222,6 +222,8 @@ class Run:
             is_idle = not self._under_way and self._batches[self.next].n_left
             if self._used + nbytes > task.limit_nbytes and not is_idle:
                 break
+            if unit.reads_here and len(self._under_way) >= 2 * task.n_threads:
+                break  # no thread is free; batches that are opened late use memory again
             self._units.popleft()
             self._under_way.add(unit)
             self._used += unit.reserved
@@ -264,6 +266,8 @@ class Run:
             for i, (source, parts) in enumerate(zip(task.sources, parts_of, strict=True))
             for unit in source.geometry.units(i, parts, task.unit_nbytes)
         ]
+        for unit in units:
+            unit.reads_here = task.sources[unit.array].entries.can_block
         if task.block is not None:  # side by side: a batch needs all arrays
             units.sort(key=lambda unit: unit.batches[0])
         with self._lock:
@@ -281,7 +285,7 @@ class Run:
 
     def _begin(self, unit: Unit) -> None:
         entries, reads = self.task.sources[unit.array].entries, unit.reads()
-        if entries.can_block:
+        if unit.reads_here:
             self._add_job(partial(self._receive, unit, partial(entries.read, reads)), first=False)
             return
         unit.future = entries.begin(reads)
@@ -316,10 +320,10 @@ class Run:
             self.stats.nbytes_read += sum(map(len, there))
             self.stats.n_reads += 1
             self.stats.n_chunks += stop - first
-            for job in reversed(jobs[unit.future is None :]):
+            for job in reversed(jobs[unit.reads_here :]):
                 self._add_job(job)
             self._pump()
-        if unit.future is None:
+        if unit.reads_here:
             jobs[0]()
 
     def _decode(self, unit: Unit, values: Sequence[Any], lo: int) -> None:

@@ -285,7 +285,7 @@ class ShardLoader:
             delivered,
             self._prefetch_nbytes + 2 * self._size * self._sample_nbytes,
             amplification,
-            self._pool_nbytes / shard_nbytes,
+            self._draw.group_length * self._sample_nbytes / shard_nbytes,
             advice_of(self._geometries[0], amplification, *of_pool),
         )
 

@@ -59,6 +59,8 @@ class Unit:
     """Bound of the encoded bytes in memory; the bytes themselves when they are read."""
     batches: list[int] = field(init=False)
     """Ascending numbers of the batches that have parts of the chunks."""
+    reads_here: bool = True
+    """Whether a thread of the loader reads it, not an event loop."""
     n_runs: int = 0
     """Runs of chunks that are not decoded."""
     future: Future[Any] | None = None
