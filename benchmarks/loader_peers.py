@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Callable, Iterable
+from contextlib import ExitStack
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -88,14 +89,14 @@ class Rows:
     """Map-style dataset of torch; workers get the samples of a batch at once."""
 
     def __init__(self, store: Any) -> None:
-        self.z = zarr.open_array(store, path="x", mode="r")
+        self.z: Any = zarr.open_array(store, path="x", mode="r")
 
     def __len__(self) -> int:
         return int(self.z.shape[0])
 
     def __getitems__(self, rows: list[int]) -> Any:
         is_run = rows == [*range(rows[0], rows[0] + len(rows))]
-        values: Any = self.z[rows[0] : rows[-1] + 1] if is_run else self.z.oindex[rows]
+        values: Any = self.z[rows[0] : rows[-1] + 1] if is_run else self.z.oindex[np.array(rows)]
         return np.asarray(values)
 
 
@@ -126,20 +127,21 @@ def images(n: int, repeats: int, place: str, in_chunk: int) -> None:
     with fresh_directory() as path:
         sharded, flat = path / "sharded", path / "flat"
         ours.make(sharded, n, in_chunk, "zstd")
-        z = zarr.open_array(str(sharded), path="x", mode="r")
+        z: Any = zarr.open_array(str(sharded), path="x", mode="r")
         z_flat = zarr.create_array(
             str(flat), name="x", shape=z.shape, chunks=(in_chunk, SIDE, SIDE), dtype="u2",
             compressors=z.metadata.codecs[0].codecs[1:], dimension_names=("n", "i", "j"),
         )  # fmt: skip
         z_flat[:] = z[:]
-        with ours.place_of(path, place) as client:
+        with ExitStack() as stack:
+            names = ("sharded", "flat")
+            places = {n: stack.enter_context(ours.place_of(path / n, place)) for n in names}
+            client = places["flat"]
 
             def store_of(name: str) -> Any:
                 if client is None:
                     return zarr.storage.LocalStore(path / name, read_only=True)
-                from obstore.store import PrefixStore
-
-                return zarr.storage.ObjectStore(PrefixStore(client.store, name), read_only=True)
+                return places[name]
 
             cases: dict[str, Callable[[], Iterable[int]]] = {}
             for shuffle in (False, True):

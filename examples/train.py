@@ -36,8 +36,8 @@ def write_volume(path: Path) -> None:
     image = np.clip(200 * body * (0.7 + 0.3 * np.cos(14 * x)) + noise, 0, 255)
     store = ShardingStore(path, chunks_per_shard=(2, 2, 2))
     for name, values in {"image": image.astype("u1"), "mask": (body > 0.3).astype("u1")}.items():
-        z = zarr.create_array(store, name=name, shape=SHAPE, chunks=(32, 32, 32), dtype="u1")
-        z[:] = values
+        stored = zarr.create_array(store, name=name, shape=SHAPE, chunks=(32, 32, 32), dtype="u1")
+        stored[:] = values
 
 
 class Network:

@@ -35,7 +35,7 @@ def test_each_name_in_the_page_exists() -> None:
 
 
 ROOMS = {
-    "core": 20_960,
+    "core": 21_040,
     "core/format": 1_680,
     "core/metadata": 1_145,
     "core/shards": 2_510,
@@ -43,10 +43,10 @@ ROOMS = {
     "core/operations": 2_330,
     "core/io": 6_055,
     "core/zarr_hooks": 1_900,
-    "core/store": 3_195,
+    "core/store": 3_265,
     "tools": 8_530,
     "cli": 1_200,
-    "interop": 4_385,
+    "interop": 5_965,
 }
 """Lines that each room may have. The core is what is neither `tools`, `cli` nor `interop`."""
 

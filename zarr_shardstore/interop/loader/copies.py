@@ -88,11 +88,11 @@ class Source(NamedTuple):
         rows = chunks.reshape(-1, 1, *geometry.chunk_shape[1:])[is_inside]
         first, n = int(batches[0]), len(slots)
         steps = np.arange(n)
-        if (batches == first).all() and (slots - slots[0] == steps).all():
-            if (places - places[0] == steps).all():  # rows in order
-                at, start = int(slots[0]), int(places[0])
-                buffers[first][at : at + n] = rows[start : start + n]
-                return
+        are_runs = [(each - each[0] == steps).all() for each in (slots, places)]
+        if all(are_runs) and (batches == first).all():  # rows in order
+            at, start = int(slots[0]), int(places[0])
+            buffers[first][at : at + n] = rows[start : start + n]
+            return
         if geometry.sample_nbytes >= _COPIED_NBYTES:
             columns = (batches, slots, places)
             for number, slot, place in zip(*map(np.ndarray.tolist, columns), strict=True):
