@@ -45,10 +45,11 @@ def with_shardstore(store: Any, shuffle: Any, **options: Any) -> Iterable[int]:
             yield len(batch["x"] if isinstance(batch, dict) else batch)
 
 
-def with_insitubatch(store: Any, shuffle: bool, n_chunks: int) -> Iterable[int]:
+def with_insitubatch(store: Any, files: Path, shuffle: bool, n_chunks: int) -> Iterable[int]:
+    """Read batches; the geometry comes from the files, because nginx lists no keys."""
     from insitubatch import InSituDataset, open_geometries, split_by_chunk
 
-    geometries = open_geometries(store)
+    geometries = open_geometries(zarr.storage.LocalStore(files, read_only=True))
     manifest = split_by_chunk(next(iter(geometries.values())), fractions=(1.0, 0.0, 0.0))
     source = InSituDataset(
         store, manifest, geometries, batch_size=BATCH, block_chunks=n_chunks, shuffle=shuffle
@@ -157,9 +158,9 @@ def images(n: int, repeats: int, place: str, in_chunk: int) -> None:
                     n_chunks = max(1, POOL_NBYTES // (size * SIDE * SIDE * 2))
                     if find_spec("insitubatch"):
                         cases[f"insitubatch, {name}, {order}"] = partial(
-                            with_insitubatch, base, shuffle, n_chunks
+                            with_insitubatch, base, path / name, shuffle, n_chunks
                         )
-                    if find_spec("annbatch"):
+                    if find_spec("annbatch") and (client is None or in_chunk > 1):
                         array = zarr.open_array(base, path="x", mode="r")
                         cases[f"annbatch, {name}, {order}"] = partial(
                             with_annbatch, array, shuffle, in_chunk, BATCH
@@ -167,7 +168,7 @@ def images(n: int, repeats: int, place: str, in_chunk: int) -> None:
                     if find_spec("torch") and client is None:
                         torch = torch_loader(base, shuffle)
                         cases[f"torch, {name}, {order}"] = partial(map, len, torch)
-                    if find_spec("xbatcher") and not shuffle and name == "flat":
+                    if find_spec("xbatcher") and not shuffle and name == "flat" and client is None:
                         cases[f"xbatcher, {name}, {order}"] = partial(with_xbatcher, base)
             report(f"{place}, {in_chunk} in a chunk", cases, n, n * SIDE * SIDE * 2, repeats)
 
@@ -240,10 +241,9 @@ def main() -> None:
     for place in args.places:
         for in_chunk in (1, 8, 32):
             images(n, args.repeats, place, in_chunk)
-    if find_spec("annbatch"):
+    if find_spec("annbatch") and "local" in args.places:
         cells(args.repeats)
 
 
 if __name__ == "__main__":
-    _ = Path
     main()
