@@ -89,7 +89,7 @@ def main() -> Iterator[float]:
 
 
 if __name__ == "__main__":
-    errors = []
+    errors: list[float] = []
     for error in main():
         print(f"epoch {len(errors)}: mean squared error {error:.4f}")
         errors.append(error)

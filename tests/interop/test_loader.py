@@ -402,7 +402,7 @@ def test_shards_of_several_lengths() -> None:
 def test_arrays_side_by_side() -> None:
     store = ShardingStore({}, chunks_per_shard={"x": (2, 1), "y": 4, "t": None})
     values = array(store, (50, 6), (5, 6))
-    y = zarr.create_array(store, name="y", shape=50, chunks=3, dtype="i8")
+    y = zarr.create_array(store, name="y", shape=50, chunks=(3,), dtype="i8")
     y[:] = np.arange(50)
     t = zarr.create_array(store, name="t", shape=(4, 50), chunks=(4, 7), dtype=">f8", fill_value=2)
     t[:, :30] = np.arange(120).reshape(4, 30)
@@ -423,7 +423,7 @@ def test_arrays_side_by_side() -> None:
         assert np.array_equal(batch["time"], np.asarray(t[:, :]).T[rows])
         assert batch["time"].dtype == np.dtype("f8")
     assert sorted(seen) == [*range(50)]
-    short = zarr.create_array(store, name="short", shape=49, chunks=3, dtype="i8")
+    short = zarr.create_array(store, name="short", shape=49, chunks=(3,), dtype="i8")
     assert short.shape == (49,)
     with pytest.raises(SpecError, match="equally long"):
         ShardLoader(store, {"x": "x", "short": "short"}, batch_size=4)
@@ -437,7 +437,7 @@ def test_positions_and_strings() -> None:
     assert np.array_equal(batch, values[rows])
     (batch,) = ShardLoader(store, "x", batch_size=9, window=(2, 3), positions=[(1, 2), (48, 3)])
     assert np.array_equal(batch, [values[1:3, 2:5], values[48:50, 3:6]])
-    names = zarr.create_array(store, name="s", shape=7, chunks=2, dtype=str)
+    names = zarr.create_array(store, name="s", shape=7, chunks=(2,), dtype=str)
     names[:] = np.array(list("abcdefg"))
     assert np.concatenate(list(ShardLoader(store, "s", batch_size=3))).tolist() == list("abcdefg")
     wrong: list[dict[str, Any]] = [{"positions": [50]}, {"positions": [0.5]}, {"stride": (1, 1)}]
