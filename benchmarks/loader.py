@@ -34,7 +34,7 @@ from servers import file_server, objects_of
 from zarr.codecs import ZstdCodec
 
 from zarr_shardstore import ShardingStore, ShardLoader
-from zarr_shardstore.access import requests
+from zarr_shardstore.access import EntryReader, requests
 
 SIDE = 128
 BATCH = 64
@@ -63,7 +63,7 @@ def make(path: Path, n: int, in_chunk: int, codec: str, in_shard: int = 256) -> 
 
 def ranges_of(store: ShardingStore) -> list[tuple[str, list[tuple[int, int]]]]:
     """Return key and ranges of the entries of each shard, neighbours joined."""
-    reader = store._entry_reader("x")
+    reader = EntryReader.of(store, "x")
     layout = reader.layout
     assert layout is not None
     found = []

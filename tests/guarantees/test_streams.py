@@ -5,14 +5,11 @@ The writer is killed, and another one continues.
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import signal
-import subprocess
-import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +18,12 @@ import pytest
 import zarr
 from zarr.storage import LocalStore
 
-import zarr_shardstore
 from tests.support import append_until_killed
 from tests.support.append_until_killed import frame
 from tests.support.convert_once import open_store
 from tests.support.file_layer import path_of
 from tests.support.kit import system_calls
-from tests.support.processes import s3_server
+from tests.support.processes import forks_of, s3_server
 from tests.support.rounds import rounds
 from zarr_shardstore import ShardConflictError, ShardingStore, check_store
 
@@ -39,15 +35,8 @@ MAX_SECONDS = 60
 class Writers:
     """Writers in processes of their own, each with a log of what it told."""
 
-    def __init__(self, process: subprocess.Popen[str], log: Path) -> None:
-        self.process, self.log = process, log
-
-    def _ask(self, request: dict[str, Any]) -> int:
-        assert self.process.stdin is not None
-        assert self.process.stdout is not None
-        self.process.stdin.write(json.dumps(request) + "\n")
-        self.process.stdin.flush()
-        return int(self.process.stdout.readline())
+    def __init__(self, ask: Callable[[dict[str, Any]], int], log: Path) -> None:
+        self._ask, self.log = ask, log
 
     def start(self, where: dict[str, Any], n_frames: int, **more: Any) -> int:
         return self._ask({"where": where, "n_frames": n_frames, "log": str(self.log), **more})
@@ -67,19 +56,8 @@ class Writers:
 
 @pytest.fixture
 def writers(tmp_path: Path) -> Iterator[Writers]:
-    with subprocess.Popen(
-        [sys.executable, append_until_killed.__file__],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "PYTHONPATH": str(Path(zarr_shardstore.__file__).parents[1])},
-    ) as process:
-        try:
-            assert process.stdout is not None
-            assert process.stdout.readline() == "ready\n"
-            yield Writers(process, tmp_path / "log")
-        finally:
-            process.kill()
+    with forks_of(append_until_killed.__file__) as ask:
+        yield Writers(ask, tmp_path / "log")
 
 
 def check_frames(store: Any, start: int = 0) -> int:

@@ -1,4 +1,4 @@
-"""Processes that append frames, and tell how many are durable, until the tests kill them.
+"""Processes that append frames or slabs, and tell what is stored, until the tests kill them.
 
 Run as ``python append_until_killed.py``: it imports everything once, then forks one writer for
 each line of JSON that it reads, and prints its number; ``{"wait": number}`` prints how that one
@@ -74,8 +74,20 @@ def append(request: dict[str, Any]) -> None:
         os.write(log, b"%d\n" % writer.n_durable)
 
 
+def append_slabs(request: dict[str, Any]) -> None:
+    """Append so many rows to two arrays, one by one; tell the place and the number of each."""
+    log = os.open(request["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+    store = ShardingStore(open_store(request["where"]), **request.get("options", {}))
+    with stopping(request.get("stop_at")):
+        for i in range(request["n_slabs"]):
+            number = 1000 * request["writer"] + i + 1
+            values = np.full((1, *SHAPE), number, "u4")
+            first = store.append_arrays({"g/run": values, "g/time": [number]})
+            os.write(log, b"%d %d\n" % (first, number))
+            time.sleep(request.get("pause_s", 0))
+
+
 def main() -> None:
-    print("ready", flush=True)
     for line in sys.stdin:
         request = json.loads(line)
         if "wait" in request:
@@ -86,7 +98,7 @@ def main() -> None:
             print(process, flush=True)
             continue
         try:
-            append(request)
+            append_slabs(request) if "n_slabs" in request else append(request)
             os._exit(0)
         except BaseException:
             traceback.print_exc()

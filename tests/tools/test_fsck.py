@@ -358,6 +358,20 @@ def test_documents_and_remains(found: str) -> None:
     assert report.is_clean == (severity == "info")
 
 
+def test_chunks_whose_codec_is_not_installed() -> None:
+    """They are not decoded. The report says so, and accuses no chunk."""
+    base: dict[str, bytes] = {}
+    group_with(base)
+    document = base["0/zarr.json"]
+    base["0/zarr.json"] = document.replace(b'"zstd"', b'"not_installed"')
+    assert base["0/zarr.json"] != document
+    report = check_store(base, level="decode")
+    assert [(f.kind, f.key, f.severity) for f in report.findings] == [
+        ("unchecked", "0/zarr.json", "info")
+    ]
+    assert report.is_clean
+
+
 def test_a_temporary_file_of_a_killed_conversion(tmp_path: Path) -> None:
     """It is found, though all else below its directory belongs to the conversion."""
     root = shutil.copytree(GOLDEN / "half_converted-unshard_draft-staging", tmp_path / "v")

@@ -173,6 +173,7 @@ class MetadataView:
                 _warn_of_unsharded(node, documents.unknown_geometry(doc))
             return doc
         self._refuse_draft_name(node, geometry)
+        _refuse_other_chunks(node, geometry, old)
         other = yield from self._in_other_format(node, geometry)
         if other is not None:
             declared = self._policy.declare(node, other.document.transformers, geometry)
@@ -196,7 +197,7 @@ class MetadataView:
             if declaration.sharding_shapes(old.doc) != declaration.sharding_shapes(doc):
                 return None
             doc = declaration.marked(doc, "passthrough")
-        elif not geometry.has_same_chunks(before.geometry):
+        elif not geometry.has_same_chunks(before.geometry, but_last=True):
             return None
         elif before.declaration is not None:
             new = declaration.reapply(doc, old.doc, before.declaration)
@@ -259,6 +260,30 @@ class MetadataView:
         if self._policy.rule_of(node.path, documents.dimension_names(doc)) is not None:
             _warn_of_unsharded(node, array.unknown)
         return doc
+
+    def with_lengths(
+        self, path: str, doc: Document, ends: Mapping[Node, tuple[int, Document]]
+    ) -> Flow[Document]:
+        """Return a stored document whose consolidated metadata has arrays at least as long as in
+        these documents, each along an axis; the same object if it has."""
+        changed: dict[str, Document] = {}
+        for name, (node, member) in documents.members(path, doc).items():
+            if node not in ends:
+                continue
+            axis, longer = ends[node]
+            length: int = longer["shape"][axis]
+            try:
+                array = self._reader.read(node, member)
+                if array is None or member["shape"][axis] >= length:
+                    continue
+            except (ShardStoreError, LookupError, TypeError):
+                continue  # the copy is damaged or of another array
+            shown = self._document_to_user(member, array, "chunks")
+            shown = documents.with_length(shown, axis, length)
+            if array.document.geometry is not None and array.document.geometry.sides:
+                shown["chunk_grid"] = longer["chunk_grid"]  # with the same chunks
+            changed[name] = yield from self._stored_array(node, shown, _Stored(member, array))
+        return documents.with_members(doc, changed) if changed else doc
 
     def takes_shards(self, document: memoryview) -> bool:
         """Whether an array whose document has a sharding codec is addressed by its inner chunks."""
@@ -410,6 +435,16 @@ def _is_declared(doc: Document) -> bool:
         return declaration.find_declaration(doc, "passthrough") is not None
     except ShardStoreError:
         return True
+
+
+def _refuse_other_chunks(node: Node, geometry: Geometry, old: _Stored) -> None:
+    """Refuse lists of other lengths than those of a sharded array. Its shards would be lost."""
+    before = None if old.array is None or not old.array.stack else old.array.document.geometry
+    if before is not None and (before.sides or geometry.sides):
+        raise UnsupportedError(
+            f"the array {node.path!r} has chunks of other lengths than this document, because "
+            "another writer has changed it: open the array again, or erase it first"
+        )
 
 
 def _has_chunks(node: Node, doc: Document, geometry: Geometry) -> bool:

@@ -24,6 +24,7 @@ from typing import Any, Literal, SupportsIndex, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from zarr_shardstore.arrays.shard_lengths import InsideChunkError as InsideChunkError
 from zarr_shardstore.arrays.shard_lengths import ShardLengths as ShardLengths
 from zarr_shardstore.errors import SpecError
 from zarr_shardstore.format import shard

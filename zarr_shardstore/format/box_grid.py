@@ -26,8 +26,8 @@ Box: TypeAlias = tuple[tuple[int, int], ...]
 Side: TypeAlias = int | tuple[int, ...]
 """Length of all boxes along one dimension; or the length of each; after these, the largest."""
 
-MAX_EDGES = 2**20
-"""Most boxes that have lengths of their own along one dimension. More are an attack."""
+MAX_EDGES = 2**18
+"""Most boxes that have lengths of their own, along all dimensions. More are an attack."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,8 +78,7 @@ class BoxGrid:
         """Return the number of boxes along each dimension of a grid, which may cut the last."""
         if self.uneven is None:
             return tuple([-(-n // side) for n, side in zip(grid_shape, self.largest, strict=True)])
-        ends = enumerate(grid_shape)
-        return tuple([self.number(dim, end - 1) + 1 if end else 0 for dim, end in ends])
+        return tuple([self.number(dim, end - 1) + 1 for dim, end in enumerate(grid_shape)])
 
     def lengths(self, coords: Coords) -> Coords:
         """Return the shape of one box, which the grid does not cut."""
@@ -117,8 +116,7 @@ class BoxGrid:
         return n_places
 
     def ids_in(self, coords: Coords, *boxes: Box) -> npt.NDArray[np.intp]:
-        """Return the C-order numbers, in one box, of the places that lie in `boxes`, which
-        ascend."""
+        """Return the C-order numbers, in one box, of the places in `boxes`, which ascend."""
         found = [np.zeros(0, dtype=np.intp)]
         whole = self.box(coords)
         for box in boxes:
@@ -129,45 +127,54 @@ class BoxGrid:
             found.append(ids)
         return found[1] if len(found) == 2 else np.concatenate(found)
 
-    def has_same_boxes(self, other: BoxGrid, grid_shape: Sequence[int]) -> bool:
-        """Whether both cut a grid of this shape in the same way."""
-        if self.sides == other.sides:
-            return True
+    def has_same_boxes(
+        self, other: BoxGrid, grid_shape: Sequence[int], *, but_last: bool = False
+    ) -> bool:
+        """Whether both cut a grid of this shape in the same way, perhaps `but_last` boxes."""
         if len(self.sides) != len(other.sides):
             return False
         for dim, length in enumerate(grid_shape):
-            if self.sides[dim] == other.sides[dim]:
+            mine, theirs = self.sides[dim], other.sides[dim]
+            if mine == theirs:
                 continue
-            is_uneven = isinstance(self.sides[dim], tuple) or isinstance(other.sides[dim], tuple)
-            if not length or not is_uneven:
+            if isinstance(mine, int) and isinstance(theirs, int):
                 return False
             n = self.number(dim, length - 1)
             if n != other.number(dim, length - 1):
                 return False
-            pairs = [(self.bounds(dim, i), other.bounds(dim, i)) for i in range(n + 1)]
-            if any(mine != theirs for mine, theirs in pairs):
+            numbers = range(min(n + 1 - but_last, MAX_EDGES + 1))  # then the lengths repeat
+            if any(self.bounds(dim, i) != other.bounds(dim, i) for i in numbers):
                 return False
         return True
 
 
-def parse_side(given: Any) -> Side | None:
+def parse_side(given: Any, max_edges: int = MAX_EDGES) -> Side | None:
     """Parse a length, or a list of lengths and of pairs ``[length, count]``; ``None`` if it is no
-    such thing."""
-    if isinstance(given, bool):
-        return None
-    if isinstance(given, int):
+    such thing, or too long."""
+    if type(given) is int:
         return given if given > 0 else None
     if not isinstance(given, list | tuple) or not given:
         return None
     lengths: list[int] = []
     for item in given:
         pair = item if isinstance(item, list | tuple) else (item, 1)
-        if len(pair) != 2 or any(type(n) is not int or n < 1 for n in pair):
-            return None
-        if pair[1] > MAX_EDGES - len(lengths):
+        is_pair = len(pair) == 2 and all(type(n) is int and n > 0 for n in pair)
+        if not is_pair or pair[1] > max_edges - len(lengths):
             return None
         lengths += [pair[0]] * pair[1]
     return tuple(lengths)
+
+
+def parse_sides(given: Sequence[Any]) -> list[Side] | None:
+    """Parse a side for each dimension; ``None`` if one is none, or all have too many lengths."""
+    sides: list[Side] = []
+    n_left = MAX_EDGES
+    for text in given:
+        if (side := parse_side(text, n_left)) is None:
+            return None
+        n_left -= len(side) if isinstance(side, tuple) else 0
+        sides.append(side)
+    return sides
 
 
 def spell_side(side: Side) -> int | list[Any]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
+import sys
+import threading
 import time
 from collections.abc import (
     AsyncGenerator,
@@ -36,6 +38,8 @@ _chance = SystemRandom()
 _INLINE_NBYTES = 64 * 1024  # less stays in the event loop: a hop to a thread takes 150 µs
 _RUN_LENGTH, _RUN_NBYTES = 16, 512 * 1024
 """Neighbouring items for one thread, because threads on neighbouring chunks share cache lines."""
+_MAX_LEAVE_S, _LEAVE_PAUSE_S = 1.0, 0.001
+"""Longest wait of the interpreter, when it ends, for threads of clients, and between two looks."""
 
 
 @cache
@@ -87,6 +91,20 @@ def zarrs_loop() -> asyncio.AbstractEventLoop:
     while loop_of_zarr[0] is None:
         sync(asyncio.sleep(0))  # zarr makes its loop for the first call
     return loop_of_zarr[0]
+
+
+def let_clients_leave() -> None:
+    """Wait until no thread that Python did not start runs Python code.
+
+    A client in Rust calls `call_soon_threadsafe` of the event loop from such a thread. The process
+    aborts if the interpreter ends during that call (Python before 3.14; pyo3-async-runtimes,
+    issue 40).
+    """
+    end, n_quiet = time.monotonic() + _MAX_LEAVE_S, 0
+    while n_quiet < 2 and time.monotonic() < end:
+        ours = {thread.ident for thread in threading.enumerate()}
+        n_quiet = 0 if sys._current_frames().keys() - ours else n_quiet + 1
+        time.sleep(_LEAVE_PAUSE_S)  # gives them the interpreter
 
 
 async def map_in_threads(

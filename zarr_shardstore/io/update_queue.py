@@ -24,7 +24,8 @@ Theory of operation
    its wait would never end. If no caller waits in the leader's loop any more, the lead moves to a
    loop in which one does. Otherwise it moves to zarr's own, which never ends.
 9. *Cancelled callers.* A caller that is cancelled does not cancel the commit of its update. At the
-   end of the process the commits in zarr's loop end first: `_end_zarrs_loop`.
+   end of the process the commits in zarr's loop end first: `_end_zarrs_loop`. Then the threads of
+   clients leave the interpreter: `let_clients_leave`.
 10. *Fork.* The child has neither the parent's leaders nor its threads, so it begins without queues.
 
 Thread safety: all functions may be called from any thread and any task.
@@ -48,7 +49,7 @@ from zarr.core.sync import loop as loop_of_zarr
 
 from zarr_shardstore.errors import ShardConflictError
 from zarr_shardstore.io.backends.base import Backend, Fits
-from zarr_shardstore.io.concurrency import worker_pool, zarrs_loop
+from zarr_shardstore.io.concurrency import let_clients_leave, worker_pool, zarrs_loop
 from zarr_shardstore.shards.requests import EntryUpdate, Flow, UpdateShard
 from zarr_shardstore.shards.shard_writer import ShardWriter
 from zarr_shardstore.shards.updates import nbytes_of
@@ -260,7 +261,7 @@ async def _lead_async(scope: Hashable, former: object) -> None:
 
 @cache
 def end_with_the_process() -> None:
-    """Let the end of the process wait for zarr's loop. An import alone asks for nothing."""
+    """Let the end of the process wait for zarr's loop and for clients. An import alone does not."""
     atexit.register(_end_zarrs_loop)  # after zarr's, which closes the loop: so it is called before
 
 
@@ -279,6 +280,7 @@ def _end_zarrs_loop() -> None:
     if loop is not None and loop.is_running():
         with suppress(TimeoutError):
             asyncio.run_coroutine_threadsafe(end(), loop).result(_MAX_END_S)
+    let_clients_leave()
 
 
 def state_of_queue(scope: Hashable) -> tuple[int, bool]:

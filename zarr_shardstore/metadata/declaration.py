@@ -32,7 +32,7 @@ from itertools import chain
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 from zarr_shardstore.errors import SpecError, UnsupportedError
-from zarr_shardstore.format.box_grid import MAX_EDGES, BoxGrid, Side, parse_side, spell_side
+from zarr_shardstore.format.box_grid import MAX_EDGES, BoxGrid, Side, parse_sides, spell_side
 from zarr_shardstore.format.keys import Coords
 from zarr_shardstore.format.shard import ShardingSpec
 from zarr_shardstore.metadata import transformer_list
@@ -183,13 +183,13 @@ def apply(doc: Mapping[str, Any], declared: Declared) -> Document:
                 raise SpecError(f"codecs is a list, got {doc.get('codecs')!r}")
             (transformer,) = declared.transformers
             spec = transformer_list.sharding_spec(transformer, _ndim(doc))
-            chunks = BoxGrid(tuple(sides_of_grid(doc) or ()))
-            if chunks.uneven:
+            cut = BoxGrid(tuple(sides_of_grid(doc) or ()))
+            if cut.uneven:
                 raise UnsupportedError(
                     "its chunks have several shapes, and those in the shards of native readers "
                     "have one shape"
                 )
-            chunk_shape = chunks.largest
+            chunk_shape = cut.largest
             shards: list[Side] = [
                 c * n if isinstance(n, int) else tuple([c * each for each in n])
                 for c, n in zip(chunk_shape, spec.boxes.sides, strict=True)
@@ -363,7 +363,7 @@ def _spec_of_codec(doc: Mapping[str, Any]) -> tuple[ShardingSpec, BoxGrid]:
     grid, options = transformer_list.name_and_options(doc.get("chunk_grid"))
     if grid == "regular":
         _shape_at(options, "chunk_shape")
-    shards, shape = sides_of_grid(doc), _shape_at(doc, "shape")
+    shape, shards = _shape_at(doc, "shape"), sides_of_grid(doc)
     if shards is None:
         raise UnsupportedError(
             f"the chunk grid {grid!r} of a sharded array, or its form, is not known"
@@ -387,7 +387,7 @@ def _spec_of_codec(doc: Mapping[str, Any]) -> tuple[ShardingSpec, BoxGrid]:
 
 def sides_of_grid(doc: Mapping[str, Any]) -> Sequence[Any] | None:
     """Return the lengths along each dimension in a chunk grid; ``None`` if it is not known here."""
-    grid, shape = doc.get("chunk_grid"), doc["shape"]
+    grid, shape = doc.get("chunk_grid"), doc.get("shape")
     options = grid.get("configuration") if isinstance(grid, Mapping) else None
     if not isinstance(grid, Mapping) or not isinstance(options, Mapping):
         return None
@@ -397,13 +397,16 @@ def sides_of_grid(doc: Mapping[str, Any]) -> Sequence[Any] | None:
         return sides if isinstance(sides, list | tuple) else None
     if name != "rectilinear" or options.keys() != {"kind", "chunk_shapes"}:
         return None
-    parsed = [parse_side(side) for side in options["chunk_shapes"]]
-    is_known = options["kind"] == "inline" and None not in parsed and len(parsed) == len(shape)
-    if not is_known or any(
-        isinstance(side, tuple) and sum(side) < n for side, n in zip(parsed, shape, strict=True)
-    ):
+    given = options["chunk_shapes"]
+    if not isinstance(given, list | tuple) or not isinstance(shape, list | tuple):
         return None
-    return parsed
+    if options["kind"] != "inline" or len(given) != len(shape):
+        return None
+    sides = parse_sides(given)
+    if sides is None or not all(isinstance(n, int) for n in shape):
+        return None
+    pairs = zip(sides, shape, strict=True)
+    return sides if all(isinstance(side, int) or sum(side) >= n for side, n in pairs) else None
 
 
 def with_grid(doc: Mapping[str, Any], sides: Sequence[Side]) -> dict[str, Any]:
@@ -420,10 +423,12 @@ def with_grid(doc: Mapping[str, Any], sides: Sequence[Side]) -> dict[str, Any]:
 def _covering(sides: Sequence[Side], shape: Sequence[int]) -> list[Side]:
     """Return lengths that reach the end of an array. What is added has the largest length."""
     longer: list[Side] = []
+    n_left = MAX_EDGES
     for side, n in zip(sides, shape, strict=True):
         n_more = max(0, -((sum(side) - n) // max(side))) if isinstance(side, tuple) else 0
-        if n_more > MAX_EDGES:
-            raise UnsupportedError(f"the array would get {n_more} more shards along a dimension")
+        n_left -= n_more + len(side) if isinstance(side, tuple) else 0
+        if n_left < 0:
+            raise UnsupportedError(f"lists of more than {MAX_EDGES} lengths of shards")
         longer.append((*side, *[max(side)] * n_more) if isinstance(side, tuple) else side)
     return longer
 
@@ -434,6 +439,7 @@ def cut_shards(
     """Return the cut of the grid of chunks into shards, and of the array into chunks."""
     entries: list[Side] = []
     chunks: list[Side] = []
+    n_left = MAX_EDGES
     for side, c, n in zip(shards, chunk_shape, shape, strict=True):
         if isinstance(side, int) and side % c == 0:
             entries.append(side // c)
@@ -448,7 +454,8 @@ def cut_shards(
             chunks.append(c)
             continue
         n_shards = max(1, -(-n // side)) if isinstance(side, int) else len(lengths)
-        if n_shards * max(counts) > MAX_EDGES:
+        n_left -= n_shards * max(counts)
+        if n_left < 0:
             raise UnsupportedError(f"{n_shards} shards are cut into too many chunks of {c}")
         lengths = (side,) * n_shards if isinstance(side, int) else side
         each = [[c] * (length // c) + [length % c] * (length % c > 0) for length in lengths]

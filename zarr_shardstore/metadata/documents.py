@@ -120,6 +120,13 @@ def node_of_document(key: str) -> Node | None:
     return None
 
 
+def keys_of_groups(node: Node) -> list[str]:
+    """Return the keys of the documents above an array that may have consolidated metadata."""
+    name = {"v3": "zarr.json", "v2": ".zmetadata"}.get(node.hierarchy)
+    parts = node.path.split("/") if node.path else []
+    return ["/".join([*parts[:n], name]) for n in range(len(parts))] if name else []
+
+
 # ----------------------------------------------------------------------------- JSON
 
 
@@ -156,6 +163,20 @@ def parse_document(node: Node, data: bytes | memoryview | None) -> dict[str, Any
 
 def dump_document(doc: Mapping[str, Any]) -> bytes:
     return json.dumps(doc, indent=2).encode()
+
+
+def with_length(doc: Mapping[str, Any], axis: int, length: int) -> dict[str, Any]:
+    """Return the document of an array, by its chunks, with another length along an axis. A list of
+    lengths that is too short gets a chunk of the rest, as in zarr."""
+    shape = doc["shape"]
+    new = {**doc, "shape": [*shape[:axis], length, *shape[axis + 1 :]]}
+    if format_of(doc) != "v3" or name_of(doc["chunk_grid"]) != "rectilinear":
+        return new
+    sides = list(declaration.sides_of_grid(doc) or ())
+    side = sides[axis]
+    if isinstance(side, tuple) and sum(side) < length:
+        sides[axis] = (*side, length - sum(side))
+    return declaration.with_grid(new, sides)
 
 
 # ------------------------------------------------------------------------------ notes
@@ -207,24 +228,29 @@ class Geometry(NamedTuple):
     def in_boxes(self, boxes: BoxGrid) -> Geometry:
         """Return the geometry of boxes of these chunks, as of shards."""
         sides: list[Side] = []
-        for dim, n_boxes in enumerate(boxes.shape(self.grid_shape)):
-            mine, theirs = self.chunks.sides[dim], boxes.sides[dim]
-            if isinstance(mine, int) and isinstance(theirs, int):
-                sides.append(mine * theirs)
+        chunks = self.chunks
+        for dim, n_chunks in enumerate(self.grid_shape):
+            mine, theirs = chunks.sides[dim], boxes.sides[dim]
+            if isinstance(mine, int):  # the grid may be long: it is not counted
+                listed = (theirs,) if isinstance(theirs, int) else theirs
+                sides.append(tuple([mine * n for n in listed]))
                 continue
-            ends = [boxes.bounds(dim, number)[1] for number in range(max(n_boxes, 1))]
-            starts = [self.chunks.bounds(dim, end)[0] for end in (0, *ends)]
+            last = boxes.number(dim, max(n_chunks, 1) - 1)
+            ends = [boxes.bounds(dim, number)[1] for number in range(last + 1)]
+            starts = [chunks.bounds(dim, end)[0] for end in (0, *ends)]
             sides.append(tuple([stop - start for start, stop in pairwise(starts)]))
-        chunks = BoxGrid(tuple(sides))
-        return self._replace(chunk_shape=chunks.largest, sides=chunks.uneven)
+        merged = BoxGrid(tuple(sides))
+        return self._replace(chunk_shape=merged.largest, sides=merged.uneven)
 
-    def has_same_chunks(self, other: Geometry | None) -> bool:
-        """Whether both cut the same chunks, where both arrays reach."""
+    def has_same_chunks(self, other: Geometry | None, *, but_last: bool = False) -> bool:
+        """Whether both cut the same chunks, where both arrays reach; or all `but_last` ones of
+        lists, as of an array that two writers have made longer."""
         if other is None or self.encoding != other.encoding:
             return False
         if len(self.shape) != len(other.shape):
             return False
-        return self.chunks.has_same_boxes(other.chunks, [*map(min, self.shape, other.shape)])
+        both = [*map(min, self.shape, other.shape)]
+        return self.chunks.has_same_boxes(other.chunks, both, but_last=but_last)
 
 
 @dataclass(frozen=True, slots=True)
@@ -336,7 +362,8 @@ def unknown_geometry(doc: Mapping[str, Any]) -> str:
     grid, encoding = map(name_of, (doc.get("chunk_grid"), doc.get("chunk_key_encoding")))
     if format_of(doc) == "v3" and isinstance(grid, str) and grid not in ("regular", "rectilinear"):
         return f"its chunk grid {grid!r} is not known here"
-    if format_of(doc) == "v3" and isinstance(encoding, str) and encoding not in ("default", "v2"):
+    known = ("default", "v2", declaration.MARKER)
+    if format_of(doc) == "v3" and isinstance(encoding, str) and encoding not in known:
         return f"its chunk key encoding {encoding!r} is not known here"
     return "its shape, its chunk grid or its chunk keys have a form that is not known here"
 

@@ -18,10 +18,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
+from reprlib import repr as short
 from typing import Any
 
 from zarr_shardstore.errors import SpecError, UnsupportedError
-from zarr_shardstore.format.box_grid import BoxGrid, parse_side, spell_side
+from zarr_shardstore.format.box_grid import BoxGrid, parse_sides, spell_side
 from zarr_shardstore.format.shard import DRAFT_INDEX, IndexFormat, ShardingSpec
 
 SHARDING = "sharding"
@@ -155,14 +156,16 @@ def parse_sharding(configuration: Mapping[str, Any], ndim: int) -> ShardingSpec:
             f"chunks_per_shard {list(cps)!r} has {len(cps)} numbers, the array {ndim} dims"
         )
     index = index_format({"index_codecs": index_codecs(DRAFT_INDEX), **configuration})
-    lists = [parse_side(side) if isinstance(side, list) else side for side in cps]
-    if None in lists:
-        raise SpecError(f"a list in chunks_per_shard has whole numbers of at least 1, got {cps!r}")
-    sides = [side for side in lists if isinstance(side, int | tuple)]
-    if len(sides) == len(lists) and any(isinstance(side, tuple) for side in sides):
-        boxes = BoxGrid(tuple(sides))
-        return ShardingSpec(boxes.largest, index, boxes.uneven)
-    return ShardingSpec(tuple(cps), index)
+    if not any(isinstance(side, list) for side in cps):
+        return ShardingSpec(tuple(cps), index)
+    sides = parse_sides(cps)
+    if sides is None:
+        raise SpecError(
+            "chunks_per_shard has whole numbers of at least 1, or short lists of these, got "
+            f"{short(cps)}"
+        )
+    boxes = BoxGrid(tuple(sides))
+    return ShardingSpec(boxes.largest, index, boxes.uneven)
 
 
 def index_codecs(form: IndexFormat) -> list[dict[str, Any]]:

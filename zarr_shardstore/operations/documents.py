@@ -5,17 +5,30 @@ The cache of arrays and the write buffer follow each change.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from zarr_shardstore.arrays.array_cache import ArrayCache, Generation, read_documents
 from zarr_shardstore.arrays.metadata_view import MetadataView
 from zarr_shardstore.arrays.stored_array import StoredArray
-from zarr_shardstore.errors import ShardStoreError
+from zarr_shardstore.errors import ShardConflictError, ShardStoreError
 from zarr_shardstore.format.ranges import ByteRange, resolve_range
-from zarr_shardstore.metadata.documents import Node, document_key, node_of_document
+from zarr_shardstore.metadata.documents import (
+    Node,
+    document_key,
+    dump_document,
+    keys_of_groups,
+    node_of_document,
+    parse_json,
+    with_length,
+)
+from zarr_shardstore.metadata.transformer_list import name_of
 from zarr_shardstore.operations.batch import Flusher
 from zarr_shardstore.shards import requests
 from zarr_shardstore.shards.requests import Flow
+
+_MAX_ATTEMPTS = 1000
+"""Attempts of a compare-and-swap; each one fails because another writer was faster."""
 
 
 class Documents:
@@ -86,8 +99,9 @@ class Documents:
                 layout = array.layout if isinstance(array, StoredArray) else None
                 self._arrays.document_erased(node, layout)
 
-    def of_array(self, node: Node) -> Flow[tuple[memoryview, StoredArray] | None]:
-        """Return the document of an array by its chunks, and the array, which is cached now."""
+    def of_array(self, node: Node) -> Flow[tuple[bytes, memoryview, StoredArray] | None]:
+        """Return the document of an array as it is stored and by its chunks, and the array, which
+        is cached now."""
         generation, key = self._arrays.current(), document_key(node)
         ((data, _, _),) = yield from read_documents([key])
         if data is None:
@@ -97,4 +111,88 @@ class Documents:
         if isinstance(array, ShardStoreError):
             raise array
         generation.put(node, array)
-        return None if array is None else (document, array)
+        return None if array is None else (bytes(data), document, array)
+
+    # -------------------------------------------------------- compare-and-swap
+
+    def grow(
+        self, node: Node, seen: bytes, axis: int, new_length: Callable[[int], int]
+    ) -> Flow[tuple[int, Mapping[str, Any]]]:
+        """Grow the array of the stored document `seen`; return its length before, and its new
+        document by its chunks. A document that another writer has changed is read again.
+
+        Raises `ShardConflictError` if it has become another array.
+        """
+        key, fixed = document_key(node), None
+        for _ in range(_MAX_ATTEMPTS):
+            value, array = self._view.to_user(key, memoryview(seen), "chunks")
+            if isinstance(array, ShardStoreError):
+                raise array
+            doc = parse_json(value)
+            now = None if doc is None or array is None else _fixed(doc, axis)
+            if doc is None or now is None or now != (fixed or now):
+                raise ShardConflictError(
+                    f"another writer has changed more than the length of the array {node.path!r}"
+                )
+            fixed = now
+            before: int = doc["shape"][axis]
+            after = new_length(before)
+            if after == before:
+                return before, doc
+            new = with_length(doc, axis, after)
+            data = memoryview(dump_document(new))
+            stored, array, _ = yield from self._view.to_store(key, data, memoryview(seen))
+            yield from self._flusher.flush_array(node, None if array is None else array.layout)
+            is_swapped = False
+            try:
+                (is_swapped,) = yield from _swap({key: (seen, bytes(stored))})
+            finally:
+                self._arrays.documents_changed(node, array if is_swapped else None)
+            if is_swapped:
+                return before, new
+            (found,) = yield from read_documents([key])
+            seen = bytes(found.value or b"")
+        raise ShardConflictError(
+            f"other writers have changed {key!r} {_MAX_ATTEMPTS} times before it could grow"
+        )
+
+    def grow_copies(self, ends: Mapping[Node, tuple[int, Mapping[str, Any]]]) -> Flow[None]:
+        """Grow arrays, each along an axis as in a document of it, in the consolidated metadata of
+        the groups above them. No array shrinks there."""
+        keys = list(dict.fromkeys(key for node in ends for key in keys_of_groups(node)))
+        while keys:
+            swaps: dict[str, tuple[bytes, bytes]] = {}
+            for key, reply in zip(keys, (yield from read_documents(keys)), strict=True):
+                doc = parse_json(reply.value) or {}
+                new = yield from self._view.with_lengths(key.rpartition("/")[0], doc, ends)
+                if new is not doc:
+                    swaps[key] = bytes(reply.value or b""), dump_document(new)
+            done = yield from _swap(swaps)
+            keys = [key for key, is_done in zip(swaps, done, strict=True) if not is_done]
+
+
+def _fixed(doc: Mapping[str, Any], axis: int) -> dict[str, Any]:
+    """Return what stays in the document of an array that grows along an axis."""
+    shape, grid = doc["shape"], doc.get("chunk_grid")
+    fixed = {**doc, "attributes": None, "shape": [*shape[:axis], *shape[axis + 1 :]]}
+    if grid is not None and name_of(grid) == "rectilinear":
+        sides = grid["configuration"]["chunk_shapes"]
+        fixed["chunk_grid"] = [*sides[:axis], *sides[axis + 1 :]]
+    return fixed
+
+
+def _swap(values: Mapping[str, tuple[bytes, bytes]]) -> Flow[list[bool]]:
+    """Replace each first value by the second, if it is stored; return whether it was."""
+    are_swapped = dict.fromkeys(values, False)
+
+    def change_of(key: str) -> requests.Change:
+        def change(stored: bytes | memoryview | None) -> bytes | memoryview | None:
+            # The last call counts: after a refusal of the store it sees another value.
+            are_swapped[key] = stored is not None and bytes(stored) == values[key][0]
+            return values[key][1] if are_swapped[key] else stored
+
+        return change
+
+    if values:
+        yield from requests.relay([requests.Modify(key, change_of(key)) for key in values])
+    return list(are_swapped.values())

@@ -13,9 +13,8 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import replace
-from itertools import chain
 from reprlib import repr as short
-from typing import Any, Literal, NamedTuple, TypeAlias, cast
+from typing import Any, Literal, TypeAlias, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -29,23 +28,19 @@ from zarr.storage import StorePath
 from zarr_shardstore.arrays.array_cache import invalidate_documents
 from zarr_shardstore.errors import SpecError, UnsupportedError
 from zarr_shardstore.format.arguments import array_path
+from zarr_shardstore.format.box_grid import BoxGrid
 from zarr_shardstore.format.keys import Coords
-from zarr_shardstore.format.layout import ArrayLayout
-from zarr_shardstore.io.concurrency import codec_pool, zarrs_loop
+from zarr_shardstore.io.concurrency import codec_pool
 from zarr_shardstore.metadata.documents import Node, document_key
 from zarr_shardstore.operations.locate import array_at
-from zarr_shardstore.shards.read import ShardReads
-from zarr_shardstore.shards.requests import Get, GetIndex, ask
-from zarr_shardstore.store.engine import EngineStore, ShardingEngine, documented_like
+from zarr_shardstore.shards.requests import Get, ask
+from zarr_shardstore.store.engine import EngineStore, documented_like
 from zarr_shardstore.store.key_values import KeyValues
 from zarr_shardstore.zarr_hooks.box import ArrayBox
 from zarr_shardstore.zarr_hooks.box_jobs import BoxJob, SlabCodec
 from zarr_shardstore.zarr_hooks.chunk_codec import ChunkCodec
 
 Values: TypeAlias = Sequence[bytes | memoryview | None]
-
-EntryPart: TypeAlias = tuple[Coords, npt.NDArray[np.int64]]
-"""Coordinates of a shard, and of some of its chunks, n x ndim."""
 
 _UNIT_NBYTES = 32 * 1024 * 1024
 """Decoded size of the chunks of one operation of the store."""
@@ -67,16 +62,13 @@ class ChunkReader:
         metadata: Any = array.metadata
         is_v2 = metadata.zarr_format == 2
         sides = metadata.chunks if is_v2 else getattr(metadata.chunk_grid, "chunk_shape", None)
-        if sides is None:
-            raise UnsupportedError(
-                f"the chunks of {array.path!r} differ in shape: read them through zarr"
-            )
-        self.chunk_shape: Coords = tuple(sides)
+        self.is_even = sides is not None
+        given = metadata.chunk_grid.chunk_shapes if sides is None else sides
+        chunks = BoxGrid(tuple([side or 1 for side in given]))
+        self.chunk_shape: Coords = chunks.largest if sides is None else tuple(sides)
+        """Shape of the chunks; where they differ, of the largest."""
         self._path = array.path
-        self.grid_shape = tuple(
-            math.ceil(size / side) if side else 0
-            for size, side in zip(metadata.shape, self.chunk_shape, strict=True)
-        )
+        self.grid_shape = chunks.shape(metadata.shape)
         self._key_of: Callable[[Coords], str] = metadata.encode_chunk_key
         (self.first_key,) = self.keys(np.zeros((1, len(self.chunk_shape)), np.int64))
         self.dtype: np.dtype[Any] = metadata.dtype.to_native_dtype()
@@ -88,7 +80,7 @@ class ChunkReader:
         self._pipeline = cast(Any, array.codec_pipeline)
         self._nbytes = max(1, math.prod(self.chunk_shape) * self.dtype.itemsize)
         codec = ChunkCodec.of(list(self._pipeline))
-        self.slabs = None if codec is None else SlabCodec.of(codec, self.spec)
+        self.slabs = SlabCodec.of(codec, self.spec) if codec is not None and self.is_even else None
 
     def coords_of(self, coords: npt.ArrayLike) -> npt.NDArray[np.int64]:
         """Return coordinates in the grid of chunks as an array of the shape n x ndim."""
@@ -181,58 +173,6 @@ class ChunkReader:
         return (chunk.as_numpy_array() for chunk in decoded)
 
 
-class EntryReader(NamedTuple):
-    """Reads of chunks of one array that a program plans shard by shard; for any thread."""
-
-    engine: ShardingEngine
-    chunks: ChunkReader
-    layout: ArrayLayout | None
-    """``None``: no shards are known, so each chunk counts as one."""
-
-    @property
-    def can_block(self) -> bool:
-        """Whether `read` leaves zarr's event loop alone."""
-        return self.engine.driver.backend.mode != "async"
-
-    def read(self, parts: Sequence[EntryPart]) -> Values:
-        """Return the encoded chunks of all parts, ``None`` for missing ones."""
-        engine, groups = self.engine, self._groups(parts)
-        if self.layout is None:
-            return engine.get_many_blocking(self._keys(parts))
-        if engine.root is not None:
-            return [*chain.from_iterable(engine.get_groups_blocking(groups))]
-        return [*chain.from_iterable(engine.driver.run(engine.operations.get_groups(groups)))]
-
-    def begin(self, parts: Sequence[EntryPart]) -> Future[Values]:
-        """Begin to `read` in zarr's event loop."""
-
-        async def read() -> Values:
-            if self.layout is None:
-                return await self.engine.get_many(self._keys(parts))
-            return [*chain.from_iterable(await self.engine.get_groups(self._groups(parts)))]
-
-        return asyncio.run_coroutine_threadsafe(read(), zarrs_loop())
-
-    def nbytes(self, parts: Sequence[EntryPart]) -> int:
-        """Return the encoded size of chunks of shards in bytes, by the indexes."""
-        groups = self._groups(parts)
-        found = self.engine.driver.run(ask([GetIndex(reads.shard) for reads in groups]))
-        pairs = [(r, f.decoded) for r, f in zip(groups, found, strict=True) if f.decoded]
-        return sum(b - a for r, i in pairs for a, b in filter(None, r.ranges(i, None)))
-
-    def _groups(self, parts: Sequence[EntryPart]) -> list[ShardReads]:
-        layout, groups = cast(Any, self.layout), list[ShardReads]()
-        for coords, chunks in parts if layout is not None else ():
-            shard, ids = layout.shard(coords), np.zeros(len(chunks), np.int64)
-            for column, (start, stop) in zip(chunks.T, layout.spec.boxes.box(coords), strict=True):
-                ids = ids * (stop - start) + column - start
-            groups.append(ShardReads(shard, None, entry_ids=ids.tolist()))
-        return groups
-
-    def _keys(self, parts: Sequence[EntryPart]) -> list[tuple[str, None]]:
-        return [(key, None) for _, coords in parts for key in self.chunks.keys(coords)]
-
-
 class DirectReads(EngineStore):
     """Reads of chunks without zarr's array operations."""
 
@@ -286,6 +226,10 @@ class DirectReads(EngineStore):
         (2, 2, 2)
         """
         reader, wanted = self._reader(path, coords)
+        if not reader.is_even:
+            raise UnsupportedError(
+                f"the chunks of {path!r} differ in shape, so they are no array: use read_array"
+            )
         result = reader.result((len(wanted), *reader.chunk_shape), out)
         reader.read(self._encoded, wanted, result)
         return result
@@ -304,14 +248,6 @@ class DirectReads(EngineStore):
 
     def _encoded(self, keys: list[str]) -> Sequence[bytes | memoryview | None]:
         return self._engine.get_many_blocking([(key, None) for key in keys])
-
-    def _entry_reader(self, path: str) -> EntryReader:
-        """Return a reader of the entries of an array, as its document is now."""
-        store: Any = self._by_chunks()
-        reader = store._current_reader_of(array_path(path))
-        layout = sync(store._layout_of(reader.first_key, reads=True))
-        is_known = layout is not None and layout.grid_shape == reader.grid_shape
-        return EntryReader(store._engine, reader, layout if is_known else None)
 
     def _reader(
         self, path: str, coords: npt.ArrayLike
@@ -336,12 +272,15 @@ class DirectReads(EngineStore):
         if known is not None and arrays.get(known[0].node) is known[0]:
             reader: ChunkReader = known[1]
             return reader  # otherwise its document was read again since, or never
+        return self._new_reader_of(path)
+
+    def _new_reader_of(self, path: str) -> ChunkReader:
+        engine = self._engine
         node = engine.driver.run(array_at(engine.operations.arrays, path)).node
-        stored = self._stored_document(node)
         found = engine.driver.run(engine.operations.documents.of_array(node))
         if found is None:
             raise SpecError(f"there is no array at {path!r}: it was removed while it was opened")
-        document, array = found
+        stored, document, array = found
         reader = ChunkReader(self, node, document)
         reader.stored_document = stored
         engine.chunk_readers[path] = array, reader
@@ -373,8 +312,8 @@ class DirectArrays(DirectReads, KeyValues):
         """Read a part of an array: the same as ``z[selection]``, without zarr's work per chunk.
 
         Use it for many small chunks. A selection of integers and slices without steps goes to the
-        shards directly. Any other selection, and an array that zarr shards itself, goes through
-        ``z[selection]``.
+        shards directly. Any other selection, an array that zarr shards itself, and chunks of
+        several shapes go through ``z[selection]``.
 
         Parameters
         ----------
@@ -396,7 +335,7 @@ class DirectArrays(DirectReads, KeyValues):
         SpecError
             If there is no array at `path`, or `out` has another shape or type.
         UnsupportedError
-            If the chunks of the array differ in shape, or it is an array of the draft.
+            If it is an array of the draft.
         IndexError
             As ``z[selection]`` does.
 
@@ -460,7 +399,9 @@ class DirectArrays(DirectReads, KeyValues):
             As ``z[selection] = value`` does.
         """
         self._check_writable()
-        reader = self._current_reader_of(array_path(path))
+        self._write_box(self._current_reader_of(array_path(path)), selection, value)
+
+    def _write_box(self, reader: ChunkReader, selection: Any, value: Any) -> None:
         box = self._box(reader, selection, reads=False)
         if (
             box is None

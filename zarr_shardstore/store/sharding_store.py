@@ -21,9 +21,9 @@ from zarr_shardstore.operations.batch import Batch
 from zarr_shardstore.operations.joint_update import Function
 from zarr_shardstore.shards.append import MAX_DEAD_SHARE
 from zarr_shardstore.shards.stack import Strategy
-from zarr_shardstore.store.direct_reads import DirectArrays
 from zarr_shardstore.store.engine import ShardingEngine, documented_like, whole
-from zarr_shardstore.store.frame_writer import DEFAULT_FLUSH_NBYTES, FrameWriter
+from zarr_shardstore.store.growing.append_arrays import AppendArrays
+from zarr_shardstore.store.growing.frame_writer import DEFAULT_FLUSH_NBYTES, FrameWriter
 from zarr_shardstore.store.options import IndexCodecs, IndexLocation, ShardingOptions, Transformers
 from zarr_shardstore.store.upkeep import Upkeep
 from zarr_shardstore.zarr_hooks.pipeline import make_default
@@ -33,7 +33,7 @@ _OF_THE_DRAFT = ("set_partial_values", "erase", "erase_values", "erase_prefix")
 
 
 @whole
-class ShardingStore(Upkeep, DirectArrays):
+class ShardingStore(Upkeep, AppendArrays):
     """Zarr store that packs many chunks into one object of the store it wraps.
 
     You read and write chunks as in any zarr store. The wrapped store, the *base store*, holds

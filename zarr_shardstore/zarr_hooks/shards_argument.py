@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from math import prod
 from operator import mul
 from typing import Any, ClassVar, NamedTuple, cast
@@ -87,11 +88,15 @@ class ShardKeyEncoding(chunk_key_encodings.ChunkKeyEncoding):
         """Parse the encoding that ``view="shards"`` shows. Any other pipeline gets no key of it."""
         return cls(chunk_key_encodings.parse_chunk_key_encoding(data["configuration"]["above"]))
 
+    @cached_property
+    def _boxes(self) -> BoxGrid:
+        return BoxGrid(self.cps or ())
+
     def encode_chunk_key(self, chunk_coords: tuple[int, ...]) -> str:
         if self.cps is None:
             raise SpecError(_REFUSAL)
         key = _ShardKey(self.above.encode_chunk_key(chunk_coords) + SHARD_MARK)
-        key.coords, key.boxes = chunk_coords, BoxGrid(self.cps)
+        key.coords, key.boxes = chunk_coords, self._boxes
         key.encoding = ChunkKeyEncoding(self.above.name, getattr(self.above, "separator", "/"))
         return key
 
@@ -265,7 +270,7 @@ class ShardsArgument(NamedTuple):
         cps, sides = layout.spec.chunks_per_shard, self.codec.chunk_shape
         if not isinstance(array, np.ndarray) or layout.grid_shape is None or not cps:
             return None
-        if layout.spec.sides is not None:
+        if layout.spec.sides is not None:  # a box has shards of one shape
             return None
         if spec.shape != tuple(map(mul, sides, cps)):
             return None  # the array object is stale

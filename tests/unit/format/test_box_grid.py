@@ -108,6 +108,6 @@ def test_what_is_no_side_is_none(given_side: Any) -> None:
 
 
 def test_too_many_edges_are_refused() -> None:
-    assert parse_side([[1, 2**20]]) == (1,) * 2**20
-    assert parse_side([[1, 2**20 + 1]]) is None
+    assert parse_side([[1, 2**18]]) == (1,) * 2**18
+    assert parse_side([[1, 2**18 + 1]]) is None
     assert parse_side([[1, 2**62]]) is None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from zarr_shardstore.store.frame_writer import FrameBuffer
+from zarr_shardstore.store.growing.frame_writer import FrameBuffer
 
 
 def test_an_interrupt_after_a_block_is_appended() -> None:

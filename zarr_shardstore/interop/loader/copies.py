@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
+from zarr_shardstore.access import EntryReader
 from zarr_shardstore.interop.loader.order import Ints
 from zarr_shardstore.interop.loader.plan import Geometry, Parts
 
@@ -34,8 +35,7 @@ chunks of at most the second size, without the lock of the interpreter."""
 class Source(NamedTuple):
     """One array of the samples."""
 
-    entries: Any
-    """`EntryReader` of the array."""
+    entries: EntryReader
     geometry: Geometry
     dtype: np.dtype[Any]
     squeezes: bool

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from zarr_shardstore.access import ShardingMapping, ShardingStore
+from zarr_shardstore.access import EntryReader, ShardingMapping, ShardingStore
 from zarr_shardstore.errors import SpecError
 from zarr_shardstore.interop.loader.copies import PLAIN_KINDS, Array, Source
 from zarr_shardstore.interop.loader.engine import Batches, LoaderStats, Task
@@ -302,7 +302,7 @@ class ShardLoader:
     # --------------------------------------------------------------------- parts
 
     def _source(self, path: str, window: Any, axes: Any) -> Source:
-        entries = self._store._entry_reader(path)
+        entries = EntryReader.of(self._store, path)
         reader = entries.chunks
         shape, n_window = reader.array.shape, 1 if window is None else len(window)
         squeezes = window is None and bool(shape)

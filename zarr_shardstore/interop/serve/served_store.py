@@ -40,8 +40,8 @@ class ServedStore:
     """
 
     def __init__(self, store: ShardingStore, zarr_format: ZarrFormat | None = None) -> None:
-        self.store, self._format = (store := store._by_chunks()), zarr_format
-        engine = store._engine
+        self.store, self._format = store._by_chunks(), zarr_format
+        engine = self.store._engine
         self.read, self._run = engine.get, engine.driver.run_async
         self._catalog = engine.operations.catalog
         backend = engine.driver.backend

@@ -13,7 +13,7 @@ import json
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
+from functools import cache, cached_property, lru_cache, partial
 from itertools import product
 from typing import Any, TypeAlias
 
@@ -126,8 +126,10 @@ class ArrayChecker:
         self.above = [t for t in transformers if isinstance(t, stacks.ValueTransformer)]
         self.is_decodable = len(self.above) == len(transformers)
         """True if values of shards are decoded; otherwise only the index is checked."""
-        self._doc, self.geometry = doc, geometry
-        self.nbytes = None if geometry.sides else self._nbytes_of(geometry.chunk_shape)
+        self._chunks, self._has_one_shape = geometry.chunks, geometry.sides is None
+        self._nbytes_of = cache(partial(metadata.chunk_nbytes, doc))
+        """Size in bytes of a decoded chunk of a shape, if the data type has a fixed size."""
+        self.nbytes = self._nbytes_of(geometry.chunk_shape) if self._has_one_shape else None
         """Size of each decoded chunk in bytes, if it is one number."""
         self.index_key = index_key_of(node, doc)
         self._copies: list[_Copies] = []
@@ -136,8 +138,8 @@ class ArrayChecker:
         """Reason why chunks are not decoded."""
         self.codecs: list[str] | None = None
         """Names of the codecs that change bytes, the nearest to the array first."""
-        self._decoders: dict[chunk_keys.Coords, Callable[[Any], Problem]] | None = None
-        """Decoders by the shape of the chunk."""
+        self._decoder_of: Callable[[chunk_keys.Coords], Callable[[Any], Problem]] | None = None
+        """Decoder of chunks of a shape."""
         self.view: dict[str, Any] = {}
         """Document of plain chunks of Zarr v2 or v3, for zarr's codecs."""
         how, plain = array.document.declaration, metadata.without_notes(doc)
@@ -147,7 +149,9 @@ class ArrayChecker:
             view = array_of_draft(plain) if node.hierarchy == "draft" else dict(plain)
             self.view, self.codecs = view, codec_names(view)
             if level == "decode":
-                self._decoders = {geometry.chunk_shape: decoder(view, geometry.chunk_shape)}
+                decoder_of = cache(partial(decoder, view))
+                decoder_of(geometry.chunk_shape)  # raises if a codec is not installed
+                self._decoder_of = decoder_of
         except Exception as error:  # a codec or data type that is not installed here
             self.unchecked = f"chunks are not decoded: {error}"
         if not self.is_decodable:
@@ -246,21 +250,12 @@ class ArrayChecker:
             return "chunk_checksum", error.message
         except Exception as error:
             return "chunk_undecodable", f"{type(error).__name__}: {error}"
-        shape = self._shape_of_chunk(key)
-        nbytes = self._nbytes_of(shape)
-        problem = problem_of_frame(self.codecs or [], value, nbytes)
-        if problem is None and self._decoders is not None:
-            if shape not in self._decoders:
-                self._decoders[shape] = decoder(self.view, shape)
-            problem = self._decoders[shape](value)
+        coords = None if self._has_one_shape else self.grid.layout.coords_of(key)
+        shape = self._chunks.largest if coords is None else self._chunks.lengths(coords)
+        problem = problem_of_frame(self.codecs or [], value, self._nbytes_of(shape))
+        if problem is None and self._decoder_of is not None:
+            problem = self._decoder_of(shape)(value)
         return problem
-
-    def _shape_of_chunk(self, key: str) -> chunk_keys.Coords:
-        coords = self.grid.layout.coords_of(key) if self.geometry.sides else None
-        return self.geometry.chunk_shape if coords is None else self.geometry.chunks.lengths(coords)
-
-    def _nbytes_of(self, shape: chunk_keys.Coords) -> int | None:
-        return metadata.chunk_nbytes(self._doc, shape)
 
 
 class _ShardCheck:

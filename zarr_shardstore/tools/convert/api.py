@@ -165,7 +165,7 @@ def shard_store(
     sharding = store_options.ShardingOptions(
         chunks_per_shard=shape,
         shard_nbytes=shard_nbytes,
-        declaration=declaration,
+        declaration="codec" if native else declaration,
         index_codecs=index_codecs,
         index_location=index_location,
         order=order,

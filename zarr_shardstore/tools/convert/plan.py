@@ -56,7 +56,9 @@ class ArrayPlan:
     action: Action = "skipped"
     reason: str = "not among the paths"
     is_chosen: bool = False
-    """True if the caller named the array."""
+    """True if the conversion is for the array."""
+    is_named: bool = False
+    """True if `paths` names the array."""
     new_documents: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """Documents after the conversion, by key."""
 
@@ -138,6 +140,7 @@ def plan_store(
                     f"the array {plan.node.path!r} cannot be converted: {plan.obstacle}; "
                     "leave it out of paths"
                 )
+            plan = replace(plan, is_chosen=True, is_named=paths is not None)
             plan = _plan_array(base, plan, sharding, dims[plan.node.path], to_plain=to_plain)
         if not in_place:
             plan = plan.copied() if plan.action == "skipped" else plan
@@ -165,8 +168,8 @@ def _dimensions_of(
         dims[plan.node.path] = names if len(names) == ndim else (None,) * ndim
     for name in policy.names_without_array(dims):
         raise errors.SpecError(
-            f"chunks_per_shard has a rule for {name!r}, and no array has such a path, or such "
-            f"dimensions; there are {find.quoted(dims)}, with the dimensions "
+            f"chunks_per_shard, or shards, has a rule for {name!r}, and no array has such a path, "
+            f"or such dimensions; there are {find.quoted(dims)}, with the dimensions "
             f"{sorted({dim for names in dims.values() for dim in names if dim})}"
         )
     return dims
@@ -180,8 +183,7 @@ def _plan_array(
     *,
     to_plain: bool,
 ) -> ArrayPlan:
-    """Decide about an array that the caller named."""
-    plan = replace(plan, is_chosen=True)
+    """Decide about an array that the conversion is for."""
     if plan.obstacle:
         return replace(plan, reason=f"it cannot be converted: {plan.obstacle}")
     if to_plain:
@@ -190,6 +192,8 @@ def _plan_array(
         spec, reason = _choose_shards(base, plan, sharding.policy, dims)
     if spec == plan.spec:
         return replace(plan, reason=reason)
+    if spec and sharding.declaration == "codec" and plan.geometry and plan.geometry.sides:
+        return replace(plan, reason="its chunks have several lengths, which the codec has not")
     action: Action = "sharded" if plan.spec is None else "resharded"
     action = "unsharded" if spec is None else action
     documents = {
@@ -258,7 +262,13 @@ def _listed_shards(
 ) -> tuple[shard_format.ShardingSpec | None, str]:
     """Return the shards of listed lengths."""
     assert plan.geometry is not None
-    sides = rule.sides_of(plan.geometry, dims)
+    try:
+        sides = rule.sides_of(plan.geometry, dims)
+    except errors.SpecError as error:
+        is_inside = isinstance(error, policies.InsideChunkError)
+        if is_inside and rule.is_by_name and not plan.is_named:  # as coordinates of one chunk
+            return plan.spec, str(error)
+        raise errors.SpecError(f"the array {plan.node.path!r}: {error}") from error
     if isinstance(sides, str):
         return plan.spec, sides
     boxes = box_grids.BoxGrid(tuple(sides))

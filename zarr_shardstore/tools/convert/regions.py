@@ -80,11 +80,6 @@ class ArrayRegion:
     def shape(self) -> chunk_keys.Coords:
         return self.regions.boxes.lengths(self.coords)
 
-    @property
-    def box(self) -> box_grids.Box:
-        """Values of the region, not clipped to the grid."""
-        return self.regions.boxes.box(self.coords)
-
     def keys(self, location: ArrayLocation) -> list[str]:
         """Return the keys of the values, in order, as plain chunks."""
         shard = replace(location.grid.layout, spec=self.regions).shard(self.coords)

@@ -339,12 +339,13 @@ def _whole_objects(base: BaseStoreHandle, keys: Sequence[str], ids: _Ints) -> St
 def _values_in_shards(location: ArrayLocation, region: ArrayRegion) -> StoredValues:
     """Find the values of a region in the indexes of its shards."""
     layout, boxes = location.grid.layout, location.grid.boxes
-    numbers, shape = boxes.boxes_of(region.box), region.shape
+    box = region.regions.boxes.box(region.coords, location.grid.grid_shape)
+    numbers, shape = boxes.boxes_of(box), region.shape
     inside = np.unravel_index(region.ids, shape) if shape else ()
     entry_ids = np.zeros(len(region.ids), np.intp)
     shard_coords = np.zeros((len(region.ids), len(shape)), np.intp)
     # Counted from the first shard on: coordinates may be larger than the integers of numpy.
-    for dim, ((first, _), column) in enumerate(zip(region.box, inside, strict=True)):
+    for dim, ((first, _), column) in enumerate(zip(box, inside, strict=True)):
         bounds = [boxes.bounds(dim, number) for number in numbers[dim]]
         starts = np.array([start - first for start, _ in bounds], np.intp)
         lengths = np.array([stop - start for start, stop in bounds], np.intp)

@@ -81,7 +81,7 @@ def _command(base: BaseStoreHandle, manifest: Mapping[str, Any]) -> list[str]:
             if last.name == transformer_list.SHARDING:
                 spec = transformer_list.sharding_spec(last, ndim)
                 words = ["shard", "--chunks-per-shard", ",".join(map(str, spec.chunks_per_shard))]
-                if spec.sides is not None or array.geometry.sides is not None:
+                if spec.sides is not None:
                     words = ["shard", *_shards_at(array.geometry, spec)]
     where = base.describe().removeprefix("file://")
     paths = ["--path", node.path] if node.path else []
@@ -90,11 +90,13 @@ def _command(base: BaseStoreHandle, manifest: Mapping[str, Any]) -> list[str]:
 
 def _shards_at(geometry: metadata.Geometry, spec: shard_format.ShardingSpec) -> list[str]:
     """Return the words that name where shards begin."""
-    words = []
-    for dim, n in enumerate(spec.boxes.shape(geometry.grid_shape)):
-        starts = [spec.boxes.bounds(dim, number)[0] for number in range(1, max(n, 1))]
-        ends = [geometry.chunks.bounds(dim, start)[0] for start in starts] or [geometry.shape[dim]]
-        words += ["--shards-at", f"{dim}={','.join(map(str, ends))}"]
+    words, chunks = [], geometry.chunks
+    counts = spec.boxes.shape(geometry.grid_shape)
+    for dim, (n, side) in enumerate(zip(counts, spec.boxes.sides, strict=True)):
+        n_listed = len(side) if isinstance(side, tuple) else 1  # also shards to come
+        ends = [spec.boxes.bounds(dim, i)[1] for i in range(max(n, n_listed))]
+        places = [chunks.bounds(dim, end)[0] for end in ends]
+        words += ["--shards-at", f"{dim}={','.join(map(str, places))}"]
     return words
 
 

@@ -257,7 +257,7 @@ def _info(
     v3 = by_node.get(node.other_format) if node.hierarchy == "v2" and node.other_format else None
     grid = walks.ObjectGrid.of_array(array)
     cps, is_sharded = grid.layout.spec.chunks_per_shard, grid.is_sharded
-    shard_shape = tuple(c * n for c, n in zip(geometry.chunk_shape, cps, strict=True))
+    shard_shape = geometry.in_boxes(grid.boxes).chunk_shape
     info = replace(
         info,
         declaration=array.document.declaration,

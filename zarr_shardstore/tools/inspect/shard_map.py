@@ -182,8 +182,12 @@ def cut_into_panels(
     possible = np.ones((), dtype=np.float64)
     boxes = box_grids.BoxGrid(shards.sides or shards.chunks_per_shard)
     for axis, (n, factor) in enumerate(zip(shape, factors, strict=True)):
-        bounds = np.array([boxes.bounds(axis, i) for i in range(n)])
-        extents = np.minimum(bounds[:, 1], shards.grid_shape[axis]) - bounds[:, 0]
+        side, numbers = boxes.sides[axis], np.arange(n + 1)
+        if isinstance(side, int):
+            starts = side * numbers
+        else:
+            starts = np.array([boxes.bounds(axis, i)[0] for i in numbers.tolist()])
+        extents = np.diff(np.minimum(starts, shards.grid_shape[axis]))  # fewer at the edge
         # float32 holds each count of chunks of a shard; sums over places need float64.
         stored = stored * extents.astype(np.float32).reshape(-1, *(1,) * (len(shape) - 1 - axis))
         if factor > 1:
@@ -312,7 +316,8 @@ def render_figure(shards: ShardMap, file_format: Literal["png", "svg"]) -> bytes
 
 
 def _headline(shards: ShardMap) -> str:
-    of = f", {by(shards.chunks_per_shard or (1,))} chunks each" if shards.is_sharded else ""
+    most = "up to " if shards.sides else ""
+    of = f", {most}{by(shards.chunks_per_shard or (1,))} chunks each" if shards.is_sharded else ""
     return f"/{printable(shards.path)}: {by(shards.shape or (1,))} {_unit(shards.is_sharded)}{of}"
 
 

@@ -272,6 +272,10 @@ def _geometry(doc: Mapping[str, Any]) -> metadata.Geometry:
     geometry = metadata.plain_geometry("v2" if declarations.format_of(doc) == "v2" else "v3", doc)
     if geometry is None:
         raise UnsupportedError("its chunk grid or chunk keys have a form that is not known")
+    if geometry.sides:
+        raise UnsupportedError(
+            "its chunks have several lengths, which neither Zarr v2 nor native shards have"
+        )
     return geometry
 
 

@@ -39,6 +39,7 @@ from zarr_shardstore.io.backends.local import LocalBackend
 from zarr_shardstore.io.local.locks import LOCK_SUFFIX, KeptLock
 from zarr_shardstore.metadata import documents
 from zarr_shardstore.metadata.documents import Node, parse_json
+from zarr_shardstore.metadata.transformer_list import name_of
 from zarr_shardstore.shards.requests import Modify, relay
 from zarr_shardstore.store.engine import ShardingEngine
 from zarr_shardstore.store.upkeep import Upkeep
@@ -368,6 +369,12 @@ class GrowingArray:
         geometry = found.document.geometry
         if geometry is None or not geometry.shape:
             raise SpecError(f"the array {self.path!r} has no first dimension that can grow")
+        specs = [each.sharding for each in found.document.transformers]
+        is_listed = name_of((doc or {}).get("chunk_grid")) == "rectilinear"
+        if is_listed or any(spec is not None and spec.sides for spec in specs):
+            raise SpecError(
+                f"the chunks or shards of {self.path!r} have several lengths: use append_arrays"
+            )
         arrays.reader.lengths[node] = _MAX_FRAMES
         self._node, self._form = node, _form_of(reply.value)
         zarr_format: Any = 2 if node.hierarchy == "v2" else 3
