@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from zarr_shardstore.access import box_grids
-from zarr_shardstore.interop.loader.plan import Geometry, advice_of, shard_nbytes_of
+from zarr_shardstore.interop.loader.plan import Geometry, advice_of
 
 
 @st.composite
@@ -17,8 +17,8 @@ def geometries(draw: st.DrawFn) -> Geometry:
     shape = tuple(n + draw(st.integers(0, 6)) for n in lengths)
     chunks = tuple(draw(st.integers(1, 4)) for _ in range(ndim))
     sides = [draw(st.integers(1, 3) | st.just((1, 2, 1))) for _ in range(ndim)]
-    shards = draw(st.sampled_from([None, box_grids.BoxGrid(tuple(sides))]))
-    return Geometry(shape, chunks, 4, (*range(ndim),), (*lengths,), shards)
+    shards = draw(st.sampled_from([(1,) * ndim, tuple(sides)]))
+    return Geometry(shape, chunks, 4, (*range(ndim),), (*lengths,), box_grids.BoxGrid(shards))
 
 
 @given(geometries(), st.integers(0, 20), st.integers(1, 9), st.integers(1, 400))
@@ -29,7 +29,7 @@ def test_parts_and_units(geometry: Geometry, n: int, block: int, unit_nbytes: in
     starts = np.array([[rng.integers(0, a - b + 1) for a, b in pairs] for _ in range(n)], np.int64)
     starts = starts.reshape(n, ndim)
     batches = np.arange(n) // 4
-    parts = geometry.parts(starts, batches, np.arange(n) % 4, block)
+    parts = geometry.parts(0, starts, batches, np.arange(n) % 4, block)
     seen = np.zeros((n, *geometry.lengths), int)
     for i, (lo, hi) in enumerate(zip(parts.bounds, parts.bounds[1:], strict=False)):
         for row in range(lo, hi):
@@ -43,28 +43,28 @@ def test_parts_and_units(geometry: Geometry, n: int, block: int, unit_nbytes: in
     assert (seen == 1).all()
     assert len({*map(tuple, parts.chunks.tolist())}) == len(parts.chunks)
 
-    units = list(geometry.units(0, parts, unit_nbytes))
-    covered = [i for unit in units for i in range(unit.cuts[0], unit.cuts[-1])]
-    assert covered == [*range(len(parts.chunks))]
+    units = list(geometry.units(parts, unit_nbytes))
+    covered = [chunk for unit in units for chunk in unit.chunks.tolist()]
+    assert covered == parts.chunks.tolist()
     most = max(1, unit_nbytes // geometry.chunk_nbytes)
     for unit in units:
-        assert unit.cuts[-1] - unit.cuts[0] <= most
+        assert len(unit.chunks) <= most
         for shard, chunks in unit.reads():
             for chunk in chunks.tolist():
-                numbers = chunk
-                if geometry.shards is not None:
-                    numbers = [geometry.shards.number(d, c) for d, c in enumerate(chunk)]
+                numbers = [geometry.shards.number(d, c) for d, c in enumerate(chunk)]
                 assert tuple(numbers) == shard
 
 
 def test_advice_has_numbers() -> None:
-    cut = Geometry((1000, 256, 256), (100, 256, 256), 2, (0,), (1, 256, 256), None)
-    (chunks, shards) = advice_of(cut, 100.0, 2**28, shard_nbytes_of([cut]))
+    cut = Geometry(
+        (1000, 256, 256), (100, 256, 256), 2, (0,), (1, 256, 256), box_grids.BoxGrid((1, 1, 1))
+    )
+    (chunks, shards) = advice_of(cut, 100.0, 2**28, cut.shard_nbytes)
     assert "(1, 256, 256) in place of (100, 256, 256)" in chunks
     assert "shards of about 64 chunks" in shards
     good = Geometry(
         (1000, 256, 256), (8, 256, 256), 2, (0,), (1, 256, 256), box_grids.BoxGrid((16, 1, 1))
     )
-    assert advice_of(good, 1.0, 2**28, shard_nbytes_of([good])) == []
+    assert advice_of(good, 1.0, 2**28, good.shard_nbytes) == []
     tiny = Geometry((10_000,), (10,), 8, (0,), (1,), box_grids.BoxGrid((4,)))
-    assert "chunks of (10000,)" in advice_of(tiny, 1.0, 2**28, shard_nbytes_of([tiny]))[0]
+    assert "chunks of (10000,)" in advice_of(tiny, 1.0, 2**28, tiny.shard_nbytes)[0]

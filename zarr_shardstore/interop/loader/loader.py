@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
+import zarr
 
-from zarr_shardstore.access import EntryReader, ShardingMapping, ShardingStore
-from zarr_shardstore.errors import SpecError
-from zarr_shardstore.interop.loader.copies import PLAIN_KINDS, Array, Source
-from zarr_shardstore.interop.loader.engine import Batches, LoaderStats, Task
+from zarr_shardstore.access import EntryReader, ShardingMapping, ShardingStore, box_grids
+from zarr_shardstore.errors import SpecError, UnsupportedError
+from zarr_shardstore.interop.loader.copies import PIECE_NBYTES, PLAIN_KINDS, Array, Source
+from zarr_shardstore.interop.loader.engine import LoaderStats, Run, Task
 from zarr_shardstore.interop.loader.frameworks import (
     Framework,
     arrays_of_dataset,
@@ -22,14 +25,11 @@ from zarr_shardstore.interop.loader.frameworks import (
 )
 from zarr_shardstore.interop.loader.order import Draw, Samples, Share, Shuffle
 from zarr_shardstore.interop.loader.plan import (
+    LOCAL_UNIT_NBYTES,
     PART_NBYTES,
-    RUN_NBYTES,
     UNIT_NBYTES,
-    Geometry,
     LoaderPlan,
-    Unit,
     advice_of,
-    shard_nbytes_of,
 )
 
 _UNITS_AT_ONCE = 32
@@ -140,11 +140,13 @@ class ShardLoader:
         _check(bool(paths), "arrays are at least one", arrays)
         self._store = _open(store)
         self._sources = [
-            self._source(path, window, axes.get(name) if isinstance(axes, Mapping) else axes)
+            _source(
+                self._store, path, window, axes.get(name) if isinstance(axes, Mapping) else axes
+            )
             for name, path in paths.items()
         ]
-        first = self._sources[0].geometry
-        extents = {tuple(g.shape[a] for a in g.axes) for g in self._geometries}
+        first = self._sources[0]
+        extents = {tuple([source.shape[a] for a in source.axes]) for source in self._sources}
         _check(len(extents) == 1, "arrays are equally long along the sampled axes", extents)
         lengths = [first.lengths[axis] for axis in first.axes]
         strides = lengths if stride is None else [*stride]
@@ -152,14 +154,25 @@ class ShardLoader:
         (extent,), shifts = extents, edges == "shift"
         self._samples = Samples.of(extent, lengths, strides, positions=positions, shifts=shifts)
         self._share = Share.of(self._samples.n, batch_size, rank, world_size, drops=drop_last)
-        self._size, self._world_size, self._drops = batch_size, world_size, drop_last
+        self._sample_nbytes = sum(source.sample_nbytes for source in self._sources)
+        self._batch_nbytes = batch_size * self._sample_nbytes
         self._n_threads = n_threads or os.cpu_count() or 1
-        self._set_limits(prefetch_nbytes, pool_nbytes, shuffle, seed)
-        convert, self._make_memory = converter_of(to)
-        self._finish = Finish([*paths], isinstance(arrays, str), convert, transform)
+        self._set_limits(prefetch_nbytes, pool_nbytes)
+        each = self._sample_nbytes + PART_NBYTES * sum(s.n_parts for s in self._sources)
+        self._draw = Draw(shuffle, seed, max(1, self._pool_nbytes // max(1, each)))
+        self._order_id = {
+            "n_samples": self._samples.n,
+            "batch_size": batch_size,
+            "world_size": world_size,
+            "drop_last": drop_last,
+            **self._draw._asdict(),
+        }
+        convert, self._allocate = converter_of(to)
+        names = None if isinstance(arrays, str) else [*paths]
+        self._finish = partial(_finish, names, convert, transform)
         self._epoch = self._batch = 0
         self._is_fresh = True
-        self._batches: Batches | None = None
+        self._run: Run | None = None
         self._before = self._store.stats()
 
     @classmethod
@@ -194,7 +207,7 @@ class ShardLoader:
 
     def __len__(self) -> int:
         """Return the number of batches of an epoch."""
-        return self._share.n_batches
+        return len(self._share.batch_ends)
 
     def __iter__(self) -> Iterator[Any]:
         self.close()
@@ -202,13 +215,13 @@ class ShardLoader:
             self._epoch, self._batch = self._epoch + 1, 0
         self._is_fresh = False
         self._before = self._store.stats()
-        self._batches = Batches(self._task(self._batch))
-        return self._batches
+        self._run = Run(self._task(self._batch))
+        return iter(self._run)
 
     def close(self) -> None:
         """End the threads and requests of the current epoch, if any."""
-        if self._batches is not None:
-            self._batches.close()
+        if self._run is not None:
+            self._run.stop(waits=True)
 
     def __enter__(self) -> ShardLoader:
         return self
@@ -223,10 +236,10 @@ class ShardLoader:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the place of the next batch, for `load_state_dict` in any rank."""
-        batch = self._batch if self._is_fresh or self._batches is None else self._batches.run.next
-        ends = int(0 < self._share.n_batches <= batch)
+        batch = self._batch if self._is_fresh or self._run is None else self._run.next
+        ends = int(0 < len(self) <= batch)
         batch = 0 if ends else batch
-        return {"epoch": self._epoch + ends, "batch": batch, "order": self._order_id()}
+        return {"epoch": self._epoch + ends, "batch": batch, "order": {**self._order_id}}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Make the next iteration continue at the batch after those that were delivered.
@@ -236,8 +249,8 @@ class ShardLoader:
         SpecError
             If the state is of other samples, or of options that give another order.
         """
-        mine, other = self._order_id(), dict(state["order"])
-        differ = [name for name in mine if mine[name] != other.get(name)]
+        other = dict(state["order"])
+        differ = [name for name, mine in self._order_id.items() if mine != other.get(name)]
         _check(not differ, "the state is of a loader with the same order", differ)
         self.close()
         self._epoch, self._batch, self._is_fresh = state["epoch"], state["batch"], True
@@ -257,42 +270,38 @@ class ShardLoader:
 
         Without shards the size of chunks is not known: then bytes count as decoded.
         """
-        task, n, n_requests, nbytes_read = self._task(first_batch=0), 0, 0, 0
+        task, sources = self._task(first_batch=0), self._sources
+        n_chunks = n_requests = nbytes_read = nbytes_decoded = 0
         shards: set[Any] = set()
-        decoded = 0
-        for group in range(len(task.order.group_ends)):
-            for array, parts in enumerate(task.plan(group)[1]):
-                geometry = self._geometries[array]
-                n, decoded = (
-                    n + len(parts.chunks),
-                    decoded + len(parts.chunks) * geometry.chunk_nbytes,
-                )
-                for unit in geometry.units(array, parts, task.unit_nbytes):
-                    shards.update((array, shard) for shard, _ in unit.reads())
-                    n_requests += len(unit.cuts) - 1
-                    nbytes_read += self._nbytes_of(unit)
-        n_samples = self._share.stop - self._share.start
-        delivered, shard_nbytes = n_samples * self._sample_nbytes, shard_nbytes_of(self._geometries)
-        amplification = decoded / delivered if delivered else 1.0
-        of_pool = (self._pool_nbytes, shard_nbytes)
+        for group in range(len(task.group_ends)):
+            for unit in task.plan(group)[1]:
+                source, reads, n = sources[unit.array], unit.reads(), len(unit.chunks)
+                shards.update((unit.array, shard) for shard, _ in reads)
+                n_chunks, n_requests = n_chunks + n, n_requests + len(reads)
+                decoded, is_known = n * source.chunk_nbytes, source.entries.layout is not None
+                nbytes_decoded += decoded
+                nbytes_read += source.entries.nbytes(reads) if is_known else decoded
+        delivered = len(task.numbers) * self._sample_nbytes
+        shard_nbytes = sum(source.shard_nbytes for source in sources)
+        amplification = nbytes_decoded / delivered if delivered else 1.0
         return LoaderPlan(
-            n_samples,
-            self._share.n_batches,
-            len(shards),
-            n,
-            n_requests,
-            nbytes_read,
-            delivered,
-            self._prefetch_nbytes + 2 * self._size * self._sample_nbytes,
-            amplification,
-            self._draw.group_length * self._sample_nbytes / shard_nbytes,
-            advice_of(self._geometries[0], amplification, *of_pool),
+            n_samples=len(task.numbers),
+            n_batches=len(self),
+            n_shards=len(shards),
+            n_chunks=n_chunks,
+            n_requests=n_requests,
+            nbytes_read=nbytes_read,
+            nbytes_delivered=delivered,
+            peak_nbytes=self._prefetch_nbytes + 2 * self._batch_nbytes,
+            read_amplification=amplification,
+            pool_shards=self._draw.group_length * self._sample_nbytes / shard_nbytes,
+            advice=advice_of(sources[0], amplification, self._pool_nbytes, shard_nbytes),
         )
 
     def stats(self) -> LoaderStats:
         """Return counts of the current epoch, or of the last one."""
         now, before = self._store.stats(), self._before
-        stats = LoaderStats() if self._batches is None else self._batches.run.stats
+        stats = LoaderStats() if self._run is None else self._run.stats
         return replace(
             stats,
             index_requests=now.index_requests - before.index_requests,
@@ -301,39 +310,12 @@ class ShardLoader:
 
     # --------------------------------------------------------------------- parts
 
-    def _source(self, path: str, window: Any, axes: Any) -> Source:
-        entries = EntryReader.of(self._store, path)
-        reader = entries.chunks
-        shape, n_window = reader.array.shape, 1 if window is None else len(window)
-        squeezes = window is None and bool(shape)
-        if window is None and not shape:
-            window = n_window = 0
-        given = range(n_window) if axes is None else [axes] if isinstance(axes, int) else axes
-        sampled = tuple([axis + len(shape) if axis < 0 else int(axis) for axis in given])
-        lengths = list(shape)
-        is_valid = len({*sampled}) == len(sampled) == n_window
-        _check(
-            is_valid and all(0 <= axis < len(shape) for axis in sampled),
-            f"the array {path!r} has {len(shape)} axes, one of each number for the window {window}",
-            given,
-        )
-        for axis, length in zip(sampled, window or (1,), strict=False):
-            lengths[axis] = int(length)
-        boxes = None if entries.layout is None else entries.layout.spec.boxes
-        dtype = reader.dtype.newbyteorder("=") if reader.dtype.kind in PLAIN_KINDS else reader.dtype
-        geometry = Geometry(
-            shape, reader.chunk_shape, dtype.itemsize, sampled, tuple(lengths), boxes
-        )
-        return Source(entries, geometry, dtype, squeezes)
-
-    def _set_limits(
-        self, prefetch_nbytes: int, pool_nbytes: int | None, shuffle: Shuffle, seed: int
-    ) -> None:
+    def _set_limits(self, prefetch_nbytes: int, pool_nbytes: int | None) -> None:
         """Divide the memory: decoders, units under way, batches at the ends of a group, pool."""
-        chunk_nbytes = max(each.chunk_nbytes for each in self._geometries)
-        decoders = 2 * self._n_threads * max(RUN_NBYTES, chunk_nbytes)
+        chunk_nbytes = max(source.chunk_nbytes for source in self._sources)
+        decoders = 2 * self._n_threads * max(PIECE_NBYTES, chunk_nbytes)
         units = 2 * (3 * UNIT_NBYTES + 2 * chunk_nbytes)
-        least = decoders + units + 2 * self._size * self._sample_nbytes
+        least = decoders + units + 2 * self._batch_nbytes
         pool = max(prefetch_nbytes - least, 0) // 3 if pool_nbytes is None else pool_nbytes
         _check(
             prefetch_nbytes >= least + pool,
@@ -342,75 +324,88 @@ class ShardLoader:
         )
         self._limit_nbytes = prefetch_nbytes - decoders
         is_local = all(source.entries.can_block for source in self._sources)
-        unit = RUN_NBYTES if is_local else UNIT_NBYTES
+        unit = LOCAL_UNIT_NBYTES if is_local else UNIT_NBYTES
         self._unit_nbytes = min(unit, self._limit_nbytes // _UNITS_AT_ONCE)
         self._pool_nbytes, self._prefetch_nbytes = pool, prefetch_nbytes
-        each = [g.sample_nbytes + PART_NBYTES * g.n_parts for g in self._geometries]
-        self._draw = Draw(shuffle, seed, max(1, pool // max(1, sum(each))))
 
     def _task(self, first_batch: int) -> Task:
-        geometry, samples, draw = self._sources[0].geometry, self._samples, self._draw
-        empty = np.zeros(0, np.int64)
-        cells, pieces = empty, empty
-        if draw.shuffle != "full":
-            starts = samples.starts(np.arange(samples.n))
-            axes = range(len(geometry.axes)) if draw.shuffle else range(len(geometry.axes))[:1]
-            cells, pieces = geometry.cells(starts, axes)
-        block = max(self._size, self._unit_nbytes // max(1, self._sample_nbytes))
+        draw, source, samples = self._draw, self._sources[0], self._samples
+        starts = samples.starts(np.arange(samples.n))
+        places = source.places(starts, None if draw.shuffle else 1)
+        numbers, group_ends = draw.order(self._share, self._epoch, *places)
+        of_unit = self._unit_nbytes // max(1, self._sample_nbytes)
+        block = max(self._order_id["batch_size"], of_unit)
         return Task(
-            self._sources,
-            samples,
-            draw.order(samples.n, self._share, self._epoch, cells, pieces),
-            self._share.batch_ends(self._size),
-            first_batch,
-            None if draw.shuffle == "shards" else block,
-            self._limit_nbytes,
-            self._unit_nbytes,
-            self._n_threads,
-            self._finish,
-            self._make_memory,
+            sources=self._sources,
+            samples=samples,
+            numbers=numbers,
+            group_ends=group_ends,
+            batch_ends=self._share.batch_ends,
+            first_batch=first_batch,
+            block=samples.n + 1 if draw.shuffle == "shards" else block,
+            limit_nbytes=self._limit_nbytes,
+            unit_nbytes=self._unit_nbytes,
+            n_threads=self._n_threads,
+            finish=self._finish,
+            allocate=self._allocate,
         )
 
-    @property
-    def _geometries(self) -> list[Geometry]:
-        return [source.geometry for source in self._sources]
 
-    @property
-    def _sample_nbytes(self) -> int:
-        return sum(geometry.sample_nbytes for geometry in self._geometries)
-
-    def _order_id(self) -> dict[str, Any]:
-        """Return all that the order of an epoch depends on."""
-        return {
-            "n_samples": self._samples.n,
-            "batch_size": self._size,
-            "world_size": self._world_size,
-            "drop_last": self._drops,
-            **asdict(self._draw),
-        }
-
-    def _nbytes_of(self, unit: Unit) -> int:
-        """Return the encoded size of chunks in bytes; without shards the decoded size."""
-        source = self._sources[unit.array]
-        if source.entries.layout is None:
-            return (unit.cuts[-1] - unit.cuts[0]) * source.geometry.chunk_nbytes
-        nbytes: int = source.entries.nbytes(unit.reads())
-        return nbytes
+def _finish(
+    names: Sequence[str] | None,
+    convert: Callable[[Array], Any],
+    transform: Callable[[Any], Any] | None,
+    arrays: Sequence[Array],
+) -> Any:
+    """Return a batch, in a thread. It knows no loader, so a loader can be dropped."""
+    values = [*map(convert, arrays)]
+    batch = values[0] if names is None else dict(zip(names, values, strict=True))
+    return batch if transform is None else transform(batch)
 
 
-@dataclass(frozen=True)
-class Finish:
-    """The last step of a batch, in a thread. It knows no loader, so a loader can be dropped."""
+def _source(store: Any, path: str, window: Any, axes: Any) -> Source:
+    entries = _entries(store, path)
+    reader, layout = entries.chunks, entries.layout
+    shape = reader.array.shape
+    are_rows = window is None and bool(shape)
+    window = () if window is None and not shape else (1,) if window is None else window
+    given = range(len(window)) if axes is None else [axes] if isinstance(axes, int) else axes
+    sampled = tuple([axis + len(shape) if axis < 0 else int(axis) for axis in given])
+    is_valid = len({*sampled}) == len(sampled) == len(window)
+    _check(
+        is_valid and all(0 <= axis < len(shape) for axis in sampled),
+        f"the array {path!r} has {len(shape)} axes, one of each number for the window {window}",
+        given,
+    )
+    lengths = list(shape)
+    for axis, length in zip(sampled, window, strict=True):
+        lengths[axis] = int(length)
+    return Source(
+        shape=shape,
+        chunk_shape=reader.chunk_shape,
+        itemsize=reader.dtype.itemsize,
+        axes=sampled,
+        lengths=tuple(lengths),
+        shards=layout.spec.boxes if layout else box_grids.BoxGrid((1,) * len(shape)),
+        entries=entries,
+        dtype=reader.dtype.newbyteorder("=") if reader.dtype.kind in PLAIN_KINDS else reader.dtype,
+        sample_shape=tuple([n for i, n in enumerate(lengths) if not (are_rows and i in sampled)]),
+    )
 
-    names: Sequence[str]
-    is_single: bool
-    convert: Callable[[Array], Any]
-    transform: Callable[[Any], Any] | None
 
-    def __call__(self, arrays: Sequence[Array]) -> Any:
-        values = [self.convert(array) for array in arrays]
-        batch = values[0] if self.is_single else dict(zip(self.names, values, strict=True))
-        return batch if self.transform is None else self.transform(batch)
+def _entries(store: Any, path: str) -> EntryReader:
+    try:
+        return EntryReader.of(store, path)
+    except SpecError:
+        kind = None
+        with suppress(Exception):
+            kind = zarr.open_group(store, path=path, mode="r").attrs.get("encoding-type")
+        if kind not in ("csr_matrix", "csc_matrix"):
+            raise
+        raise UnsupportedError(
+            f"{path!r} is a sparse matrix, {kind}: its rows are not rows of a grid of chunks. Read "
+            "it by annbatch, or store it dense"
+        ) from None
 
 
 def _check(is_valid: bool, rule: str, given: object) -> None:

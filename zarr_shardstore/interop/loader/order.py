@@ -1,4 +1,4 @@
-"""Order of the samples of an epoch: draws, shares of ranks, groups and batches; pure.
+"""Order of the samples of an epoch: places, draws, shares of ranks, batches, groups; pure.
 
 ::
 
@@ -12,8 +12,9 @@ samples are shuffled. So each chunk belongs to one group.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
@@ -25,19 +26,11 @@ Ints: TypeAlias = npt.NDArray[np.int64]
 Shuffle: TypeAlias = Literal[False, "shards", "full"]
 
 
-@dataclass(frozen=True)
-class Samples:
-    """Places of all samples, which have one shape, along the sampled axes."""
+class Samples(NamedTuple):
+    """Places of all samples along the sampled axes."""
 
-    lengths: tuple[int, ...]
-    """Elements of a sample along each sampled axis."""
-    grid: tuple[int, ...]
-    """Number of places along each axis of a regular grid."""
-    strides: tuple[int, ...]
-    last: tuple[int, ...]
-    """Largest start along each axis."""
-    given: Ints | None = None
-    """The starts, n x axes, in place of a regular grid."""
+    tables: tuple[Ints, ...]
+    """Starts along one axis each, or along all. A sample has a row of each table, in C order."""
 
     @classmethod
     def of(
@@ -53,45 +46,38 @@ class Samples:
 
         A window that would cross the end is left out; if it `shifts`, it ends at the end instead.
         """
-        last = tuple([n - length for n, length in zip(extent, lengths, strict=True)])
+        last = np.array(extent, np.int64) - np.array(lengths, np.int64)
         if any(length < 1 for length in (*lengths, *strides)):
             raise SpecError(f"windows and strides are at least 1, got {(*lengths, *strides)}")
-        if positions is not None:
-            given = np.asarray(positions)
-            given = given.reshape(-1, 1) if given.ndim == 1 and len(last) == 1 else given
-            if given.ndim != 2 or given.shape[1] != len(last) or given.dtype.kind not in "iu":
-                raise SpecError(
-                    f"positions are integers of the shape n x {len(last)}, got {given.shape} of "
-                    f"{given.dtype}"
-                )
-            given = given.astype(np.int64)
-            is_outside = ((given < 0) | (given > np.array(last, np.int64))).any(axis=1)
-            if is_outside.any():
-                at = given[is_outside.argmax()].tolist()
-                raise SpecError(f"the sample at {at} leaves the array of the extent {(*extent,)}")
-            return cls((*lengths,), (), (*strides,), last, given)
-        grid = [
-            0 if end < 0 else (-(-end // stride) if shifts else end // stride) + 1
-            for end, stride in zip(last, strides, strict=True)
-        ]
-        return cls((*lengths,), (*grid,), (*strides,), last)
+        if positions is None:
+            tables = []
+            for end, stride in zip(last.tolist(), strides, strict=True):
+                stop = end + (stride if shifts and end >= 0 else 1)
+                tables.append(np.minimum(np.arange(0, stop, stride), end)[:, None])
+            return cls(tuple(tables))
+        given = np.asarray(positions)
+        given = given.reshape(-1, 1) if given.ndim == 1 and len(last) == 1 else given
+        if given.ndim != 2 or given.shape[1] != len(last) or given.dtype.kind not in "iu":
+            raise SpecError(
+                f"positions are integers of the shape n x {len(last)}, got {given.shape} of "
+                f"{given.dtype}"
+            )
+        is_outside = ((given < 0) | (given > last)).any(axis=1)
+        if is_outside.any():
+            at = given[is_outside.argmax()].tolist()
+            raise SpecError(f"the sample at {at} leaves the array of the extent {(*extent,)}")
+        return cls((given.astype(np.int64),))
 
     @property
     def n(self) -> int:
-        if self.given is not None:
-            return len(self.given)
-        return int(np.prod(self.grid, dtype=np.int64))
+        return math.prod(map(len, self.tables))
 
     def starts(self, numbers: Ints) -> Ints:
         """Return the starts of samples, n x axes."""
-        if self.given is not None:
-            given: Ints = self.given[numbers]
-            return given
-        if not self.grid:
+        if not self.tables:
             return np.zeros((len(numbers), 0), np.int64)
-        places = np.stack(np.unravel_index(numbers, self.grid), axis=1)
-        starts: Ints = np.minimum(places * np.array(self.strides), np.array(self.last))
-        return starts
+        rows = np.unravel_index(numbers, [*map(len, self.tables)])
+        return np.hstack([table[row] for table, row in zip(self.tables, rows, strict=True)])
 
 
 class Share(NamedTuple):
@@ -99,38 +85,24 @@ class Share(NamedTuple):
 
     start: int
     stop: int
-    n_batches: int
-    """The same for each rank."""
+    batch_ends: Ints
+    """Ends of the batches relative to `start`, equally many in each rank. The last batches are
+    shorter, and empty only where there are fewer samples than batches."""
 
     @classmethod
     def of(cls, n: int, size: int, rank: int, world_size: int, *, drops: bool) -> Share:
         """Return the share of a rank. If it `drops`, all batches have `size` samples."""
-        if drops:
-            n_batches = n // (size * world_size)
-            return cls(rank * n_batches * size, (rank + 1) * n_batches * size, n_batches)
-        each, more = divmod(n, world_size)
-        start = rank * each + min(rank, more)
+        whole = size * world_size
+        each, more = divmod(n // whole * whole if drops else n, world_size)
+        start, n = rank * each + min(rank, more), each + (rank < more)
         n_batches = -(-(each + (more > 0)) // size)
-        return cls(start, start + each + (rank < more), n_batches)
-
-    def batch_ends(self, size: int) -> Ints:
-        """Return the ends of the batches. The last ones are shorter, and empty only if they must
-        be: where there are fewer samples than batches."""
-        n, number = self.stop - self.start, np.arange(1, self.n_batches + 1, dtype=np.int64)
-        leaves_one_each = n - (self.n_batches - number)
-        return np.minimum(number * size, np.maximum(leaves_one_each, np.minimum(number, n)))
+        number = np.arange(1, n_batches + 1, dtype=np.int64)
+        leaves_one_each = n - (n_batches - number)
+        ends = np.minimum(number * size, np.maximum(leaves_one_each, np.minimum(number, n)))
+        return cls(start, start + n, ends)
 
 
-class Order(NamedTuple):
-    """Samples of one rank in one epoch."""
-
-    numbers: Ints
-    """Numbers of the samples, in order."""
-    group_ends: list[int]
-
-
-@dataclass(frozen=True)
-class Draw:
+class Draw(NamedTuple):
     """The way to draw an order."""
 
     shuffle: Shuffle
@@ -138,33 +110,27 @@ class Draw:
     group_length: int
     """Most samples of a group."""
 
-    def order(self, n: int, share: Share, epoch: int, cells: Ints, pieces: Ints) -> Order:
-        """Return the order of a rank.
+    def order(self, share: Share, epoch: int, shards: Ints, chunks: Ints) -> tuple[Ints, list[int]]:
+        """Return the numbers of the samples of a rank in order, and the ends of their groups.
 
-        `cells` and `pieces` have a number for each sample: the shard and the chunk that it begins
-        in. Groups end between cells, in a large cell between pieces, and in a large piece anywhere.
+        Samples have numbers of the shard and of the chunk that they begin in. Groups end between
+        shards, in a large shard between chunks, and in a large chunk anywhere.
         """
-        share_of = slice(share.start, share.stop)
+        random = np.random.default_rng([self.seed, epoch])
         if self.shuffle == "full":
-            numbers = self._random(epoch).permutation(n)[share_of]
-            n_each = self.group_length
-            return Order(
-                numbers, [*range(n_each, len(numbers), n_each), *[len(numbers)][: len(numbers)]]
-            )
-        if self.shuffle == "shards":
-            random = self._random(epoch)
-            drawn = np.lexsort((_drawn(pieces, random), _drawn(cells, random)))[share_of]
+            drawn = random.permutation(len(shards))
+        elif self.shuffle == "shards":
+            drawn = np.lexsort((_drawn(chunks, random), _drawn(shards, random)))
         else:
-            drawn = np.arange(share.start, share.stop)
-        ends = cut(cells[drawn], pieces[drawn], self.group_length)
+            drawn = np.arange(len(shards))
+        drawn = drawn[share.start : share.stop]
+        ends = cut(shards[drawn], chunks[drawn], self.group_length)
         if self.shuffle == "shards":
-            for i, (start, end) in enumerate(zip([0, *ends], ends, strict=False)):
+            for i, (start, end) in enumerate(pairwise([0, *ends])):
                 # The start in the order of all ranks is different in each rank.
-                self._random(epoch, 1 + share.start + start, i).shuffle(drawn[start:end])
-        return Order(drawn, ends)
-
-    def _random(self, *of: int) -> np.random.Generator:
-        return np.random.default_rng([self.seed, *of])
+                of_group = [self.seed, epoch, 1 + share.start + start, i]
+                np.random.default_rng(of_group).shuffle(drawn[start:end])
+        return drawn, ends
 
 
 def _drawn(values: Ints, random: np.random.Generator) -> Ints:
@@ -174,18 +140,13 @@ def _drawn(values: Ints, random: np.random.Generator) -> Ints:
     return ranks
 
 
-def cut(cells: Ints, pieces: Ints, length: int) -> list[int]:
-    """Return the ends of groups of at most so many samples, at the ends of cells if possible."""
-    n, start = len(cells), 0
-    places = [np.flatnonzero(each[1:] != each[:-1]) + 1 for each in (cells, pieces)]
-    ends: list[int] = []
-    while n - start > length:
-        end = start + length
-        for candidates in places:
-            at = int(np.searchsorted(candidates, end, side="right")) - 1
-            if at >= 0 and candidates[at] > start:
-                end = int(candidates[at])
-                break
-        ends.append(end)
-        start = end
-    return [*ends, n] if n > start else ends
+def cut(shards: Ints, chunks: Ints, most: int) -> list[int]:
+    """Return the ends of runs of at most so many, between shards or else chunks if possible."""
+    ends, places = [0], [np.flatnonzero(np.diff(each)) + 1 for each in (shards, chunks)]
+    while len(shards) - ends[-1] > most:
+        end = ends[-1] + most
+        befores = [
+            each[: np.searchsorted(each, end, side="right")][-1:].tolist() for each in places
+        ]
+        ends.append(next((at for (*_, at) in filter(None, befores) if at > ends[-1]), end))
+    return [*ends[1:], *[len(shards)][: len(shards)]]

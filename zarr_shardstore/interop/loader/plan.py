@@ -1,38 +1,41 @@
 """Plan of an epoch: the parts of chunks that each sample consists of, and units of reads; pure.
 
 A sample is a box of an array. A *part* is what one chunk contributes to one sample. A *unit* is a
-number of chunks that are read together: shard by shard, of at most `UNIT_NBYTES` decoded bytes.
+number of chunks that are read and decoded together, with the parts that samples need of them.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 
 from zarr_shardstore.access import box_grids
-from zarr_shardstore.interop.loader.order import Ints
+from zarr_shardstore.interop.loader.order import Ints, cut
 
 UNIT_NBYTES = 4 * 1024 * 1024
-"""Decoded size of the chunks of one read: 64 of them at a time fill a connection of 10 Gbit/s."""
+"""Decoded size of a unit over a network: 64 at a time fill a connection of 10 Gbit/s."""
 
-RUN_NBYTES = 1024 * 1024
-"""Decoded size of the chunks that one thread decodes at a time."""
+LOCAL_UNIT_NBYTES = 2 * 1024 * 1024
+"""Decoded size of a unit of local files: it is decoded while it is in the cache of the core."""
 
 PART_NBYTES = 100
 """Memory of the plan for one part."""
 
-_MOST_SPANS = 64
-"""Spans of a read from which on a store reads gaps along."""
+_ENTRY_NBYTES = 1024
+"""Memory for a chunk that is read, on top of its decoded size."""
 
 
-class Parts(NamedTuple):
-    """Parts of the samples of one group in one array, ordered by the chunks that have them."""
+@dataclass(frozen=True, eq=False)
+class Unit:
+    """Chunks of one array, and the parts that samples need of them, ordered by chunk."""
 
+    array: int
     chunks: Ints
     """Coordinates of the chunks, n x ndim, each once."""
     shards: Ints
@@ -46,38 +49,17 @@ class Parts(NamedTuple):
     offsets: Ints
     """Start of the sample relative to the start of the chunk, parts x ndim."""
 
-
-@dataclass(eq=False)
-class Unit:
-    """Chunks that are read together."""
-
-    array: int
-    parts: Parts
-    cuts: list[int]
-    """Chunks ``cuts[i]`` to ``cuts[i + 1]`` are of one shard."""
-    reserved: int
-    """Bound of the encoded bytes in memory; the bytes themselves when they are read."""
-    batches: list[int] = field(init=False)
-    """Ascending numbers of the batches that have parts of the chunks."""
-    reads_here: bool = True
-    """Whether a thread of the loader reads it, not an event loop."""
-    n_runs: int = 0
-    """Runs of chunks that are not decoded."""
-    future: Future[Any] | None = None
-    """Result of a read in an event loop."""
-
-    def __post_init__(self) -> None:
-        self.batches = np.unique(self.parts.batches[slice(*self.bounds)]).tolist()
-
-    @property
-    def bounds(self) -> tuple[int, int]:
-        """First and last part."""
-        return int(self.parts.bounds[self.cuts[0]]), int(self.parts.bounds[self.cuts[-1]])
+    @cached_property
+    def numbers(self) -> list[int]:
+        """Ascending numbers of the batches."""
+        found: list[int] = np.unique(self.batches).tolist()
+        return found
 
     def reads(self) -> list[tuple[tuple[int, ...], Ints]]:
         """Return the coordinates of each shard, and of its chunks."""
-        parts, pairs = self.parts, zip(self.cuts, self.cuts[1:], strict=False)
-        return [(tuple(parts.shards[lo].tolist()), parts.chunks[lo:hi]) for lo, hi in pairs]
+        is_end = (np.diff(self.shards, axis=0) != 0).any(axis=1)
+        cuts = [0, *(np.flatnonzero(is_end) + 1).tolist(), len(self.chunks)]
+        return [(tuple(self.shards[a].tolist()), self.chunks[a:b]) for a, b in pairwise(cuts)]
 
 
 @dataclass(frozen=True)
@@ -91,8 +73,8 @@ class Geometry:
     """The sampled axes."""
     lengths: tuple[int, ...]
     """Shape of a sample, with all axes."""
-    shards: box_grids.BoxGrid | None
-    """Cut of the grid of chunks into shards; ``None``: each chunk counts as one."""
+    shards: box_grids.BoxGrid
+    """Cut of the grid of chunks into shards. Without shards each chunk counts as one."""
 
     @property
     def chunk_nbytes(self) -> int:
@@ -101,6 +83,11 @@ class Geometry:
     @property
     def sample_nbytes(self) -> int:
         return math.prod(self.lengths) * self.itemsize
+
+    @property
+    def shard_nbytes(self) -> int:
+        """Decoded size of the largest shard."""
+        return self.chunk_nbytes * math.prod(self.shards.largest)
 
     @property
     def grid(self) -> tuple[int, ...]:
@@ -116,95 +103,82 @@ class Geometry:
     @property
     def are_rows(self) -> bool:
         """Whether samples are rows of chunks that have whole rows."""
-        others = range(1, len(self.shape))
-        is_first = self.axes == (0,) and self.lengths[0] == 1
-        return is_first and all(self.grid[d] == 1 for d in others)
+        return self.axes == (0,) and self.lengths[0] == 1 and not any(n > 1 for n in self.grid[1:])
 
     def shard_numbers(self, axis: int, chunks: Ints) -> Ints:
         """Return the numbers of the shards of chunks along one axis."""
-        if self.shards is None:
-            return chunks
-        side = self.shards.sides[axis]
-        if isinstance(side, int):
-            return chunks // side
         distinct, inverse = np.unique(chunks, return_inverse=True)
         numbers = [self.shards.number(axis, at) for at in distinct.tolist()]
         return np.array(numbers, np.int64)[inverse]
 
-    def cells(self, starts: Ints, axes: Sequence[int]) -> tuple[Ints, Ints]:
+    def places(self, starts: Ints, n_axes: int | None) -> tuple[Ints, Ints]:
         """Return a number of the shard, and of the chunk, in which each sample starts.
 
-        Only the positions along some of the sampled axes count.
+        Only the positions along the first `n_axes` sampled axes count.
         """
-        cells = pieces = np.zeros(len(starts), np.int64)
-        for i in axes:
-            axis = self.axes[i]
-            chunks = starts[:, i] // self.chunk_shape[axis]
-            cells = cells * (self.grid[axis] + 1) + self.shard_numbers(axis, chunks)
-            pieces = pieces * (self.grid[axis] + 1) + chunks
-        return cells, pieces
+        shards = chunks = np.zeros(len(starts), np.int64)
+        for axis, column in zip(self.axes[:n_axes], starts.T, strict=False):
+            at, n = column // self.chunk_shape[axis], self.grid[axis]
+            shards, chunks = shards * n + self.shard_numbers(axis, at), chunks * n + at
+        return shards, chunks
 
-    def parts(self, starts: Ints, batches: Ints, slots: Ints, block: int) -> Parts:
-        """Return the parts of samples at these starts, n x sampled axes.
+    def parts(self, array: int, starts: Ints, batches: Ints, slots: Ints, block: int) -> Unit:
+        """Return all parts of samples at these starts, n x sampled axes.
 
         Chunks come shard by shard; first those that the next `block` samples need.
         """
         ndim, n = len(self.shape), len(starts)
-        full = np.zeros((n, ndim), np.int64)
-        full[:, list(self.axes)] = starts
         sides, lengths = np.array(self.chunk_shape, np.int64), np.array(self.lengths, np.int64)
         if not n or self.sample_nbytes == 0:
             none = np.zeros((0, ndim), np.int64)
-            return Parts(none, none, np.zeros(1, np.int64), batches[:0], slots[:0], none)
+            return Unit(array, none, none, np.zeros(1, np.int64), batches[:0], slots[:0], none)
+        full = np.zeros((n, ndim), np.int64)
+        full[:, list(self.axes)] = starts
         first, last = full // sides, (full + lengths - 1) // sides
-        spans = (last - first).max(axis=0) + 1
-        steps = np.array([*np.ndindex(*spans)], np.int64).reshape(math.prod(spans.tolist()), ndim)
+        steps = (
+            np.indices(((last - first).max(axis=0) + 1).tolist()).reshape(ndim, -1 if ndim else 1).T
+        )
+        chunks = np.repeat(first, len(steps), axis=0) + np.tile(steps, (n, 1))
         sample_of = np.repeat(np.arange(n), len(steps))
-        chunks = first[sample_of] + np.tile(steps, (n, 1))
         is_there = (chunks <= last[sample_of]).all(axis=1)
         chunks, sample_of = chunks[is_there], sample_of[is_there]
-        shards = np.empty_like(chunks)
-        for axis in range(ndim):
-            shards[:, axis] = self.shard_numbers(axis, chunks[:, axis])
+        columns = [self.shard_numbers(axis, column) for axis, column in enumerate(chunks.T)]
+        shards = np.stack(columns, axis=1) if columns else chunks
         flat, shard = (_flat(each, self.grid) for each in (chunks, shards))
         distinct, inverse = np.unique(flat, return_inverse=True)
         soonest = np.full(len(distinct), n, np.int64)
-        np.minimum.at(soonest, inverse, sample_of // max(1, block))
+        np.minimum.at(soonest, inverse, sample_of // block)
         order = np.lexsort((sample_of, flat, shard, soonest[inverse]))
-        is_new = np.diff(flat[order], prepend=-1) != 0
-        firsts = order[is_new]
-        bounds = np.append(np.flatnonzero(is_new), len(order))
-        sample_of = sample_of[order]
-        offsets = full[sample_of] - chunks[order] * sides
-        of_parts = (batches[sample_of], slots[sample_of], offsets)
-        return Parts(chunks[firsts], shards[firsts], bounds, *of_parts)
+        chunks, sample_of = chunks[order], sample_of[order]
+        firsts = np.flatnonzero(np.diff(flat[order], prepend=-1))
+        bounds, offsets = np.append(firsts, len(order)), full[sample_of] - chunks * sides
+        of_parts = (bounds, batches[sample_of], slots[sample_of], offsets)
+        return Unit(array, chunks[firsts], shards[order[firsts]], *of_parts)
 
-    def units(self, array: int, parts: Parts, unit_nbytes: int) -> Iterator[Unit]:
+    def units(self, parts: Unit, unit_nbytes: int) -> Iterator[Unit]:
         """Cut the chunks of a group into units. A small shard is in one of them."""
-        n, size = len(parts.chunks), self.chunk_nbytes
-        is_end = (parts.shards[1:] != parts.shards[:-1]).any(axis=1)
-        ends = [*(np.flatnonzero(is_end) + 1).tolist(), n] if n else []
-        most = max(1, unit_nbytes // size)
-        cuts = [0]
-        for end in ends:
-            n_units = -(-(end - cuts[-1]) // most)
-            if end - cuts[0] > most and len(cuts) > 1:
-                yield self._unit(array, parts, cuts)
-                cuts = cuts[-1:]
-            # Of two parts of a shard one would be most of it, for which a store may read all of it.
-            length = -(-(end - cuts[-1]) // (3 if n_units == 2 else n_units))
-            while end - cuts[-1] > length:
-                yield self._unit(array, parts, [*cuts, cuts[-1] + length])
-                cuts = [cuts[-1] + length]
-            cuts.append(end)
-        if len(cuts) > 1:
-            yield self._unit(array, parts, cuts)
+        most = max(1, unit_nbytes // (self.chunk_nbytes + _ENTRY_NBYTES))
+        n = math.prod(self.shards.largest)
+        if n > most:  # a store that is asked for more than half of a shard may read all of it
+            most = max(1, min(most, n // 2))
+        shards = np.cumsum((np.diff(parts.shards, axis=0, prepend=-1) != 0).any(axis=1))
+        ends = cut(shards, np.arange(len(shards)), most)
+        for lo, hi in pairwise([0, *ends]):
+            of_parts = slice(parts.bounds[lo], parts.bounds[hi])
+            yield replace(
+                parts,
+                chunks=parts.chunks[lo:hi],
+                shards=parts.shards[lo:hi],
+                bounds=parts.bounds[lo : hi + 1] - parts.bounds[lo],
+                batches=parts.batches[of_parts],
+                slots=parts.slots[of_parts],
+                offsets=parts.offsets[of_parts],
+            )
 
-    def _unit(self, array: int, parts: Parts, cuts: list[int]) -> Unit:
-        n = cuts[-1] - cuts[0]
-        nbytes = n * self.chunk_nbytes
-        gaps_nbytes = UNIT_NBYTES if n > _MOST_SPANS else nbytes  # as `ReadOptions` limits them
-        return Unit(array, parts, cuts, nbytes + gaps_nbytes + 1024 * n)
+    def reserved_nbytes(self, unit: Unit) -> int:
+        """Return a bound of the encoded bytes of a unit, with the gaps that are read along."""
+        nbytes = len(unit.chunks) * (self.chunk_nbytes + _ENTRY_NBYTES)
+        return nbytes + max(nbytes, UNIT_NBYTES)
 
 
 def _flat(coords: Ints, grid: Sequence[int]) -> Ints:
@@ -251,38 +225,30 @@ class LoaderPlan(NamedTuple):
 
 
 _GOOD_CHUNK_NBYTES = 1024 * 1024
-_GOOD_CHUNKS = range(64 * 1024, 16 * 1024 * 1024)
 _GOOD_SHARD_NBYTES = 8 * 1024 * 1024
 """Smaller shards take more time for each request than for its bytes."""
 _GOOD_POOL_SHARDS = 16
-
-
-def shard_nbytes_of(geometries: Sequence[Geometry]) -> int:
-    """Return the decoded size of a shard of each array together."""
-    shapes = [(1,) if g.shards is None else g.shards.largest for g in geometries]
-    return sum(g.chunk_nbytes * math.prod(s) for g, s in zip(geometries, shapes, strict=True))
 
 
 def advice_of(
     first: Geometry, amplification: float, pool_nbytes: int, shard_nbytes: int
 ) -> list[str]:
     """Return advice on chunks and shards of an array, as sentences with numbers."""
-    better, found = list(first.chunk_shape), []
+    better, nbytes, found = list(first.chunk_shape), first.chunk_nbytes, []
     if amplification > 1.25:
-        better = [*map(min, first.chunk_shape, map(max, first.lengths, [1] * len(better)))]
-    elif (
-        first.axes and not _GOOD_CHUNK_NBYTES // 16 <= first.chunk_nbytes <= 16 * _GOOD_CHUNK_NBYTES
-    ):
+        better = [max(1, min(pair)) for pair in zip(better, first.lengths, strict=True)]
+    elif first.axes and not 1 / 16 <= nbytes / _GOOD_CHUNK_NBYTES <= 16:
         axis = first.axes[0]
-        side = better[axis] * _GOOD_CHUNK_NBYTES // first.chunk_nbytes
+        side = better[axis] * _GOOD_CHUNK_NBYTES // nbytes
         better[axis] = max(1, min(first.shape[axis], side))
     if tuple(better) != first.chunk_shape:
         found.append(
             f"chunks of {tuple(better)} in place of {first.chunk_shape}: {amplification:.1f} bytes "
-            f"are decoded for each byte of a batch, from chunks of {first.chunk_nbytes:,} bytes"
+            f"are decoded for each byte of a batch, from chunks of {nbytes:,} bytes"
         )
     most = max(1, pool_nbytes // _GOOD_POOL_SHARDS)
-    if not min(_GOOD_SHARD_NBYTES, most) <= shard_nbytes <= most or first.shards is None:
+    is_good = min(_GOOD_SHARD_NBYTES, most) <= shard_nbytes <= most
+    if not is_good or math.prod(first.shards.largest) == 1:
         n = max(1, min(_GOOD_SHARD_NBYTES, most) // max(1, math.prod(better) * first.itemsize))
         found.append(
             f"shards of about {n} chunks: now the pool has {pool_nbytes / shard_nbytes:.1f} "
