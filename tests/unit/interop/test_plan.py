@@ -22,14 +22,14 @@ def geometries(draw: st.DrawFn) -> Geometry:
 
 
 @given(geometries(), st.integers(0, 20), st.integers(1, 9), st.integers(1, 400))
-def test_parts_and_units(geometry: Geometry, n: int, block: int, unit_nbytes: int) -> None:
+def test_parts_and_units(geometry: Geometry, n: int, turn: int, unit_nbytes: int) -> None:
     rng = np.random.default_rng(n)
     pairs = list(zip(geometry.shape, geometry.lengths, strict=True))
     ndim = len(pairs)
     starts = np.array([[rng.integers(0, a - b + 1) for a, b in pairs] for _ in range(n)], np.int64)
     starts = starts.reshape(n, ndim)
     batches = np.arange(n) // 4
-    parts = geometry.parts(0, starts, batches, np.arange(n) % 4, block)
+    parts = geometry.parts(0, starts, batches, np.arange(n) % 4, batches // turn)
     seen = np.zeros((n, *geometry.lengths), int)
     for i, (lo, hi) in enumerate(zip(parts.bounds, parts.bounds[1:], strict=False)):
         for row in range(lo, hi):

@@ -87,10 +87,9 @@ class Source(Geometry):
         if are_small:  # a stable order: rows of one batch keep theirs
             order = np.lexsort((unit.batches, piece_of))
             columns = [column[order] for column in columns]
-        is_new, is_jump = (
-            (np.diff(one) != step) | (np.diff(two) != step)
-            for one, two, step in ((*columns[:2], 0), (*columns[2:], 1))
-        )
+        steps = [np.diff(column) for column in columns]
+        is_new = (steps[0] != 0) | (steps[1] != 0)
+        is_jump = (steps[2] != 1) | (steps[3] != 1)
         firsts = np.append(0, np.flatnonzero(is_new if are_small else is_new | is_jump) + 1)
         n_each = np.diff(firsts, append=len(piece_of))
         jumps = np.append(0, np.cumsum(is_jump))

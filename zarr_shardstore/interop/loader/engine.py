@@ -25,6 +25,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain, pairwise
 from queue import SimpleQueue
 from typing import Any, NamedTuple
 
@@ -33,11 +34,14 @@ import numpy.typing as npt
 
 from zarr_shardstore.errors import UnsupportedError
 from zarr_shardstore.interop.loader.copies import Array, Memory, Source
-from zarr_shardstore.interop.loader.order import Ints, Samples
+from zarr_shardstore.interop.loader.order import Draw, Ints, Samples, Share
 from zarr_shardstore.interop.loader.plan import Unit
 
 _MOST_KEPT = 16
 """Delivered batches whose memory may be used again."""
+
+_FEW_UNITS = 64
+"""Units that are left when the next group is planned."""
 
 
 @dataclass
@@ -46,26 +50,25 @@ class LoaderStats:
 
     Parameters
     ----------
-    n_batches, n_samples : int
+    n_batches, n_samples, nbytes_delivered : int
         What the consumer has got.
-    n_chunks, n_reads : int
-        Chunks that were read and decoded, and the reads, each of one or more requests.
-    nbytes_read, nbytes_delivered : int
-        Encoded bytes of the chunks, and bytes of the batches.
+    n_chunks, n_reads, nbytes_read : int
+        Chunks that were read and decoded, the reads, each of one or more requests, and the encoded
+        bytes of the chunks.
     most_nbytes : int
         Most bytes that were reserved at a time, encoded and decoded.
     seconds, waited_s : float
-        Time from the begin of the epoch to its last batch; and the part that the consumer waited.
+        Time from the begin of the epoch to its last batch, and the part that the consumer waited.
     index_requests, index_hits : int
         Shard indexes that were requested, and that were cached.
     """
 
     n_batches: int = 0
     n_samples: int = 0
+    nbytes_delivered: int = 0
     n_chunks: int = 0
     n_reads: int = 0
     nbytes_read: int = 0
-    nbytes_delivered: int = 0
     most_nbytes: int = 0
     seconds: float = 0.0
     waited_s: float = 0.0
@@ -91,41 +94,37 @@ class _Batch:
 
 
 class Task(NamedTuple):
-    """All that a run does: arrays, samples in order, and limits in bytes."""
+    """What all epochs of a loader share: arrays, samples, and limits in bytes."""
 
     sources: Sequence[Source]
     samples: Samples
-    numbers: Ints
-    """Numbers of the samples in order."""
-    group_ends: list[int]
-    batch_ends: Ints
-    first_batch: int
-    block: int
-    """Samples whose chunks are read first."""
+    share: Share
+    draw: Draw
     limit_nbytes: int
     unit_nbytes: int
     n_threads: int
     finish: Callable[[Sequence[Array]], Any]
     allocate: Callable[[int], npt.NDArray[np.uint8]]
 
-    @property
-    def start(self) -> int:
-        """Position of the first sample that is delivered."""
-        return int(self.batch_ends[self.first_batch - 1]) if self.first_batch else 0
+    def order(self, epoch: int) -> tuple[Ints, list[int]]:
+        """Return the numbers of the samples of an epoch, and the ends of their groups."""
+        first, n_axes = self.sources[0], None if self.draw.shuffle else 1
+        axes = first.axes[:n_axes]
+        starts = self.samples.starts(np.arange(self.samples.n))[:, :n_axes]
+        chunks = starts // np.array([first.chunk_shape[axis] for axis in axes], np.int64)
+        return self.draw.order(self.share, epoch, *first.places(chunks, axes)[1:])
 
-    def plan(self, group: int) -> tuple[Ints, list[Unit]]:
-        """Return the batch of each sample of a group, and its units in order."""
-        begin, end = [0, *self.group_ends][group : group + 2]
-        positions = np.arange(max(self.start, begin), end)
-        batches = np.searchsorted(self.batch_ends, positions, side="right")
-        slots = positions - np.append(0, self.batch_ends)[batches]
-        starts = self.samples.starts(self.numbers[positions])
+    def plan(self, numbers: Ints, positions: Ints) -> tuple[Ints, list[Unit]]:
+        """Return the batches of the samples at some positions, and units in order."""
+        ends = self.share.batch_ends
+        batches = np.searchsorted(ends, positions, side="right")
+        slots = positions - np.append(0, ends)[batches]
+        turns = np.zeros_like(batches) if self.draw.shuffle == "shards" else batches
+        of_samples = (self.samples.starts(numbers[positions]), batches, slots, turns)
         units = [
             unit
             for i, source in enumerate(self.sources)
-            for unit in source.units(
-                source.parts(i, starts, batches, slots, self.block), self.unit_nbytes
-            )
+            for unit in source.units(source.parts(i, *of_samples), self.unit_nbytes)
         ]
         units.sort(key=lambda unit: unit.numbers[0])  # arrays side by side: a batch needs all
         return batches, units
@@ -134,24 +133,27 @@ class Task(NamedTuple):
 class Run:
     """State of one epoch, shared by the consumer, the threads and the event loop."""
 
-    def __init__(self, task: Task) -> None:
+    def __init__(self, task: Task, epoch: int, first_batch: int) -> None:
         self.task, self.stats, self._pid = task, LoaderStats(), os.getpid()
-        self.next = task.first_batch
+        self.next = first_batch
+        self._numbers, ends = task.order(epoch)
+        start = int(np.append(0, task.share.batch_ends)[first_batch])
+        bounds = [start, *[end for end in ends if end > start]]
+        self._groups = deque(pairwise(bounds))
         self._lock = threading.Condition()
         self._jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._threads: list[threading.Thread] = []
         self._units: deque[Unit] = deque()
         self._requests: set[Future[Any]] = set()
-        self._used = self._n_under_way = self._n_of_group = 0
+        self._used = self._n_under_way = 0
         self._is_planning = self._is_stopped = False
         self._error: BaseException | None = None
-        n_arrays, each = len(task.sources), sum(s.sample_nbytes for s in task.sources)
-        sizes = np.diff(task.batch_ends, prepend=0).tolist()
-        batches = [_Batch(n, n * each, n) for n in sizes]
-        self._batches = {i: b for i, b in enumerate(batches) if i >= self.next}
+        each = sum(source.sample_nbytes for source in task.sources)
+        sizes = np.diff(task.share.batch_ends, prepend=0)[first_batch:].tolist()
+        self._batches = {i: _Batch(n, n * each, n) for i, n in enumerate(sizes, first_batch)}
         n_kept = task.limit_nbytes // 16 // max(1, each * max(sizes, default=1))
-        self._memory = Memory(task.allocate, max(2, min(_MOST_KEPT, n_kept)) * n_arrays)
-        self._group = sum(end <= task.start for end in task.group_ends)
+        n_kept = max(2, min(_MOST_KEPT, n_kept))
+        self._memory = Memory(task.allocate, n_kept * len(task.sources))
 
     def __iter__(self) -> Iterator[Any]:
         """Yield the batches. The threads end when the iterator does, or is dropped."""
@@ -251,10 +253,9 @@ class Run:
                 self._open(batch)
             self.stats.most_nbytes = max(self.stats.most_nbytes, self._used)
             self._request(unit)
-        is_short = 2 * len(self._units) <= self._n_of_group
-        if is_short and self._group < len(task.group_ends) and not self._is_planning:
+        if self._groups and len(self._units) <= _FEW_UNITS and not self._is_planning:
             self._is_planning = True
-            self._jobs.put(self._plan)
+            self._jobs.put(partial(self._plan, self._groups.popleft()))
 
     def _open(self, batch: _Batch) -> None:
         self._used += batch.nbytes
@@ -287,20 +288,18 @@ class Run:
 
     # ------------------------------------------------------------------- jobs
 
-    def _plan(self) -> None:
-        batches, units = self.task.plan(self._group)
+    def _plan(self, bounds: tuple[int, int]) -> None:
+        batches, units = self.task.plan(self._numbers, np.arange(*bounds))
         counted = zip(*map(np.ndarray.tolist, np.unique(batches, return_counts=True)), strict=True)
         with self._lock:
             if self._is_stopped:
                 return
-            for unit in units:
-                for number in unit.numbers:
-                    self._batches[number].n_left += 1
+            for number in chain.from_iterable(unit.numbers for unit in units):
+                self._batches[number].n_left += 1
             for number, n in counted:
                 self._count(self._batches[number], n)
             self._units.extend(units)
-            self._n_of_group, self._is_planning = len(units), False
-            self._group += 1
+            self._is_planning = False
             self._pump()
 
     def _decode(self, unit: Unit, read: Callable[[], Sequence[Any]]) -> None:
@@ -308,11 +307,11 @@ class Run:
         with self._lock:
             if self._is_stopped:
                 return
-            batches = [self._batches[number] for number in unit.numbers]
+            batches = {number: self._batches[number] for number in unit.numbers}
         try:
             values = read()
-            buffers = [batch.buffers[unit.array] for batch in batches if batch.buffers]
-            source.copy(values, unit, dict(zip(unit.numbers, buffers, strict=True)))
+            buffers = {i: b.buffers[unit.array] for i, b in batches.items() if b.buffers}
+            source.copy(values, unit, buffers)
         except Exception as error:
             self._blame(unit, error)
             return
@@ -325,7 +324,7 @@ class Run:
             self.stats.nbytes_read += nbytes_read
             self.stats.n_reads += 1
             self.stats.n_chunks += len(unit.chunks)
-            for batch in batches:
+            for batch in batches.values():
                 self._count(batch, 1)
             self._pump()
 
@@ -341,8 +340,8 @@ class Run:
     def _blame(self, unit: Unit, error: BaseException) -> None:
         """End the run by an error that names shards and samples."""
         task, entries, reads = self.task, self.task.sources[unit.array].entries, unit.reads()
-        begins = np.append(0, task.batch_ends)[unit.batches]
-        numbers = np.unique(task.numbers[begins + unit.slots]).tolist()
+        begins = np.append(0, task.share.batch_ends)[unit.batches]
+        numbers = np.unique(self._numbers[begins + unit.slots]).tolist()
         keys = entries.chunks.keys(unit.chunks[:3])
         if entries.layout is not None:
             keys = [entries.layout.shard(shard).key for shard, _ in reads[:3]]

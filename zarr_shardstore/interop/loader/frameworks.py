@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
@@ -16,31 +17,27 @@ if TYPE_CHECKING:
 Framework: TypeAlias = Literal["numpy", "torch", "jax"]
 
 
-def _pageable(nbytes: int) -> npt.NDArray[np.uint8]:
-    return np.empty(nbytes, np.uint8)
-
-
 def converter_of(
     to: Framework,
 ) -> tuple[Callable[[npt.NDArray[Any]], Any], Callable[[int], Any]]:
     """Return a function from an array to the framework, which shares the memory, and a function
     that allocates this memory."""
+    pageable = partial(np.empty, dtype=np.uint8)
     if to == "numpy":
-        return (lambda array: array), _pageable
+        return np.asarray, pageable
     if to == "jax":
         import jax
 
-        def to_jax(array: npt.NDArray[Any]) -> Any:
-            return jax.dlpack.from_dlpack(array) if array.size else jax.numpy.asarray(array)
-
-        return to_jax, _pageable
+        return (
+            lambda array: jax.dlpack.from_dlpack(array) if array.size else jax.numpy.asarray(array),
+            pageable,
+        )
     if to == "torch":
         import torch
 
-        def pinned(nbytes: int) -> Any:
-            return torch.empty(nbytes, dtype=torch.uint8, pin_memory=True).numpy()
-
-        return torch.from_numpy, pinned if torch.cuda.is_available() else _pageable
+        pinned = partial(torch.empty, dtype=torch.uint8, pin_memory=True)
+        has_cuda = torch.cuda.is_available()
+        return torch.from_numpy, (lambda n: pinned(n).numpy()) if has_cuda else pageable
     raise SpecError(f"to is 'numpy', 'torch' or 'jax', got {to!r}")
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from itertools import pairwise
 from typing import Any, Literal
 
 import numpy as np
@@ -50,10 +51,9 @@ class ShardLoader:
     window : sequence of int, optional
         Shape of a sample along the sampled axes; along all others it has the whole array. By
         default samples are rows: single places along one axis, which the sample lacks.
-    stride : sequence of int, optional
-        Distances between the windows of a regular grid; by default windows are side by side.
-    positions : n x axes integers, optional
-        Starts of the samples, in place of a regular grid; for rows a list of their numbers.
+    stride, positions : sequence of int, n x axes integers, optional
+        Distances between the windows of a regular grid, by default their lengths; or the starts
+        of all samples, for rows a list of their numbers.
     axes : int, sequence of int, mapping of these by name, optional
         Sampled axes of each array. By default the first ones.
     edges : {"drop", "shift"}
@@ -63,11 +63,10 @@ class ShardLoader:
         or random samples of all, which reads a chunk several times. See `plan` for the price.
     seed
         Together with the epoch and `world_size` it gives the order.
-    pool_nbytes : int, optional
-        Decoded size of the samples that are shuffled, or share chunks, at a time. By default a
-        third of `prefetch_nbytes`.
-    prefetch_nbytes
-        Limit of the memory for encoded and decoded bytes, without the batches that you have.
+    pool_nbytes, prefetch_nbytes
+        Decoded size of the samples that are shuffled, or share chunks, at a time, by default a
+        third of the rest; and the limit of the memory for encoded and decoded bytes, without the
+        batches that you have.
     rank, world_size
         Number of this process, and number of all that share an epoch. Each gets equally many
         batches, and each sample is in one of them.
@@ -86,14 +85,13 @@ class ShardLoader:
     SpecError
         If an argument is not valid, arrays are not aligned, or `prefetch_nbytes` is too small.
     UnsupportedError
-        If the chunks of an array differ in shape.
+        If the chunks of an array differ in shape, or it is a sparse matrix.
 
     Notes
     -----
-    Each ``iter(loader)`` begins the next epoch. A second one ends the first. A failed read ends
-    the epoch with the error of the store, with a note that names shard and samples.
-
-    The arrays must rest meanwhile. Otherwise batches mix old and new chunks.
+    Each ``iter(loader)`` begins the next epoch, and ends another one. A failed read ends the epoch
+    with the error of the store, with a note that names shard and samples. Batches mix old and new
+    chunks of arrays that change meanwhile.
 
     Thread safety: one thread at a time may use a loader. Use it in the process that iterates: an
     iterator that a fork has copied raises `UnsupportedError`.
@@ -139,37 +137,39 @@ class ShardLoader:
         paths = {"": arrays} if isinstance(arrays, str) else dict(arrays)
         _check(bool(paths), "arrays are at least one", arrays)
         self._store = _open(store)
-        self._sources = [
-            _source(
-                self._store, path, window, axes.get(name) if isinstance(axes, Mapping) else axes
-            )
-            for name, path in paths.items()
-        ]
-        first = self._sources[0]
-        extents = {tuple([source.shape[a] for a in source.axes]) for source in self._sources}
+        of = axes if isinstance(axes, Mapping) else dict.fromkeys(paths, axes)
+        sources = [_source(self._store, path, window, of.get(n)) for n, path in paths.items()]
+        first = sources[0]
+        extents = {tuple([source.shape[a] for a in source.axes]) for source in sources}
         _check(len(extents) == 1, "arrays are equally long along the sampled axes", extents)
         lengths = [first.lengths[axis] for axis in first.axes]
         strides = lengths if stride is None else [*stride]
         _check(len(strides) == len(lengths), "stride has a number for each axis", stride)
         (extent,), shifts = extents, edges == "shift"
-        self._samples = Samples.of(extent, lengths, strides, positions=positions, shifts=shifts)
-        self._share = Share.of(self._samples.n, batch_size, rank, world_size, drops=drop_last)
-        self._sample_nbytes = sum(source.sample_nbytes for source in self._sources)
+        samples = Samples.of(extent, lengths, strides, positions=positions, shifts=shifts)
+        self._sample_nbytes = sum(source.sample_nbytes for source in sources)
         self._batch_nbytes = batch_size * self._sample_nbytes
-        self._n_threads = n_threads or os.cpu_count() or 1
-        self._set_limits(prefetch_nbytes, pool_nbytes)
-        each = self._sample_nbytes + PART_NBYTES * sum(s.n_parts for s in self._sources)
-        self._draw = Draw(shuffle, seed, max(1, self._pool_nbytes // max(1, each)))
-        self._order_id = {
-            "n_samples": self._samples.n,
-            "batch_size": batch_size,
-            "world_size": world_size,
-            "drop_last": drop_last,
-            **self._draw._asdict(),
-        }
-        convert, self._allocate = converter_of(to)
+        n_threads = n_threads or os.cpu_count() or 1
+        limit, pool = _limits(sources, self._batch_nbytes, n_threads, prefetch_nbytes, pool_nbytes)
+        is_local = all(source.entries.can_block for source in sources)
+        unit = LOCAL_UNIT_NBYTES if is_local else UNIT_NBYTES
+        each = self._sample_nbytes + PART_NBYTES * sum(s.n_parts for s in sources)
+        convert, allocate = converter_of(to)
         names = None if isinstance(arrays, str) else [*paths]
-        self._finish = partial(_finish, names, convert, transform)
+        self._task = Task(
+            sources=sources,
+            samples=samples,
+            share=Share.of(samples.n, batch_size, rank, world_size, drops=drop_last),
+            draw=Draw(shuffle, seed, max(1, pool // max(1, each))),
+            limit_nbytes=limit,
+            unit_nbytes=min(unit, limit // _UNITS_AT_ONCE),
+            n_threads=n_threads,
+            finish=partial(_finish, names, convert, transform),
+            allocate=allocate,
+        )
+        of_batches = {"batch_size": batch_size, "world_size": world_size, "drop_last": drop_last}
+        self._order_id = {"n_samples": samples.n, **of_batches, **self._task.draw._asdict()}
+        self._pool_nbytes, self._peak_nbytes = pool, prefetch_nbytes + 2 * self._batch_nbytes
         self._epoch = self._batch = 0
         self._is_fresh = True
         self._run: Run | None = None
@@ -207,7 +207,7 @@ class ShardLoader:
 
     def __len__(self) -> int:
         """Return the number of batches of an epoch."""
-        return len(self._share.batch_ends)
+        return len(self._task.share.batch_ends)
 
     def __iter__(self) -> Iterator[Any]:
         self.close()
@@ -215,7 +215,7 @@ class ShardLoader:
             self._epoch, self._batch = self._epoch + 1, 0
         self._is_fresh = False
         self._before = self._store.stats()
-        self._run = Run(self._task(self._batch))
+        self._run = Run(self._task, self._epoch, self._batch)
         return iter(self._run)
 
     def close(self) -> None:
@@ -270,33 +270,25 @@ class ShardLoader:
 
         Without shards the size of chunks is not known: then bytes count as decoded.
         """
-        task, sources = self._task(first_batch=0), self._sources
-        n_chunks = n_requests = nbytes_read = nbytes_decoded = 0
-        shards: set[Any] = set()
-        for group in range(len(task.group_ends)):
-            for unit in task.plan(group)[1]:
-                source, reads, n = sources[unit.array], unit.reads(), len(unit.chunks)
+        task, sources, shards = self._task, self._task.sources, set[Any]()
+        counts = np.zeros(4, np.int64)
+        numbers, ends = task.order(self._epoch)
+        for bounds in pairwise([0, *ends]):
+            for unit in task.plan(numbers, np.arange(*bounds))[1]:
+                source, reads = sources[unit.array], unit.reads()
                 shards.update((unit.array, shard) for shard, _ in reads)
-                n_chunks, n_requests = n_chunks + n, n_requests + len(reads)
-                decoded, is_known = n * source.chunk_nbytes, source.entries.layout is not None
-                nbytes_decoded += decoded
-                nbytes_read += source.entries.nbytes(reads) if is_known else decoded
-        delivered = len(task.numbers) * self._sample_nbytes
+                decoded, is_known = len(unit.chunks) * source.chunk_nbytes, source.entries.layout
+                encoded = source.entries.nbytes(reads) if is_known else decoded
+                counts += (len(unit.chunks), len(reads), encoded, decoded)
+        n_chunks, n_requests, nbytes_read, nbytes_decoded = counts.tolist()
+        delivered = len(numbers) * self._sample_nbytes
         shard_nbytes = sum(source.shard_nbytes for source in sources)
         amplification = nbytes_decoded / delivered if delivered else 1.0
-        return LoaderPlan(
-            n_samples=len(task.numbers),
-            n_batches=len(self),
-            n_shards=len(shards),
-            n_chunks=n_chunks,
-            n_requests=n_requests,
-            nbytes_read=nbytes_read,
-            nbytes_delivered=delivered,
-            peak_nbytes=self._prefetch_nbytes + 2 * self._batch_nbytes,
-            read_amplification=amplification,
-            pool_shards=self._draw.group_length * self._sample_nbytes / shard_nbytes,
-            advice=advice_of(sources[0], amplification, self._pool_nbytes, shard_nbytes),
-        )
+        pool_shards = task.draw.group_length * self._sample_nbytes / shard_nbytes
+        advice = advice_of(sources[0], amplification, self._pool_nbytes, shard_nbytes)
+        read = (len(shards), n_chunks, n_requests, nbytes_read, delivered)
+        price = (self._peak_nbytes, amplification, pool_shards, advice)
+        return LoaderPlan(len(numbers), len(self), *read, *price)
 
     def stats(self) -> LoaderStats:
         """Return counts of the current epoch, or of the last one."""
@@ -308,47 +300,18 @@ class ShardLoader:
             index_hits=now.index_hits - before.index_hits,
         )
 
-    # --------------------------------------------------------------------- parts
 
-    def _set_limits(self, prefetch_nbytes: int, pool_nbytes: int | None) -> None:
-        """Divide the memory: decoders, units under way, batches at the ends of a group, pool."""
-        chunk_nbytes = max(source.chunk_nbytes for source in self._sources)
-        decoders = 2 * self._n_threads * max(PIECE_NBYTES, chunk_nbytes)
-        units = 2 * (3 * UNIT_NBYTES + 2 * chunk_nbytes)
-        least = decoders + units + 2 * self._batch_nbytes
-        pool = max(prefetch_nbytes - least, 0) // 3 if pool_nbytes is None else pool_nbytes
-        _check(
-            prefetch_nbytes >= least + pool,
-            f"prefetch_nbytes is at least {least + pool} for these batches, chunks and pool",
-            prefetch_nbytes,
-        )
-        self._limit_nbytes = prefetch_nbytes - decoders
-        is_local = all(source.entries.can_block for source in self._sources)
-        unit = LOCAL_UNIT_NBYTES if is_local else UNIT_NBYTES
-        self._unit_nbytes = min(unit, self._limit_nbytes // _UNITS_AT_ONCE)
-        self._pool_nbytes, self._prefetch_nbytes = pool, prefetch_nbytes
-
-    def _task(self, first_batch: int) -> Task:
-        draw, source, samples = self._draw, self._sources[0], self._samples
-        starts = samples.starts(np.arange(samples.n))
-        places = source.places(starts, None if draw.shuffle else 1)
-        numbers, group_ends = draw.order(self._share, self._epoch, *places)
-        of_unit = self._unit_nbytes // max(1, self._sample_nbytes)
-        block = max(self._order_id["batch_size"], of_unit)
-        return Task(
-            sources=self._sources,
-            samples=samples,
-            numbers=numbers,
-            group_ends=group_ends,
-            batch_ends=self._share.batch_ends,
-            first_batch=first_batch,
-            block=samples.n + 1 if draw.shuffle == "shards" else block,
-            limit_nbytes=self._limit_nbytes,
-            unit_nbytes=self._unit_nbytes,
-            n_threads=self._n_threads,
-            finish=self._finish,
-            allocate=self._allocate,
-        )
+def _limits(
+    sources: Sequence[Source], batch_nbytes: int, n_threads: int, prefetch: int, pool: int | None
+) -> tuple[int, int]:
+    """Divide the memory: decoders, units under way, batches at the ends of a group, pool."""
+    chunk_nbytes = max(source.chunk_nbytes for source in sources)
+    decoders = 2 * n_threads * max(PIECE_NBYTES, chunk_nbytes)
+    least = decoders + 2 * (3 * UNIT_NBYTES + 2 * chunk_nbytes) + 2 * batch_nbytes
+    pool = max(prefetch - least, 0) // 3 if pool is None else pool
+    rule = f"prefetch_nbytes is at least {least + pool} for these batches, chunks and pool"
+    _check(prefetch >= least + pool, rule, prefetch)
+    return prefetch - decoders, pool
 
 
 def _finish(
@@ -371,12 +334,9 @@ def _source(store: Any, path: str, window: Any, axes: Any) -> Source:
     window = () if window is None and not shape else (1,) if window is None else window
     given = range(len(window)) if axes is None else [axes] if isinstance(axes, int) else axes
     sampled = tuple([axis + len(shape) if axis < 0 else int(axis) for axis in given])
-    is_valid = len({*sampled}) == len(sampled) == len(window)
-    _check(
-        is_valid and all(0 <= axis < len(shape) for axis in sampled),
-        f"the array {path!r} has {len(shape)} axes, one of each number for the window {window}",
-        given,
-    )
+    is_valid = len({*sampled} & {*range(len(shape))}) == len(sampled) == len(window)
+    rule = f"the array {path!r} has {len(shape)} axes, one of each number for the window {window}"
+    _check(is_valid, rule, given)
     lengths = list(shape)
     for axis, length in zip(sampled, window, strict=True):
         lengths[axis] = int(length)
@@ -386,7 +346,7 @@ def _source(store: Any, path: str, window: Any, axes: Any) -> Source:
         itemsize=reader.dtype.itemsize,
         axes=sampled,
         lengths=tuple(lengths),
-        shards=layout.spec.boxes if layout else box_grids.BoxGrid((1,) * len(shape)),
+        shards=box_grids.BoxGrid((1,) * len(shape)) if layout is None else layout.spec.boxes,
         entries=entries,
         dtype=reader.dtype.newbyteorder("=") if reader.dtype.kind in PLAIN_KINDS else reader.dtype,
         sample_shape=tuple([n for i, n in enumerate(lengths) if not (are_rows and i in sampled)]),

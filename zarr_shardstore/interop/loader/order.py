@@ -42,7 +42,7 @@ class Samples(NamedTuple):
         positions: Any = None,
         shifts: bool = False,
     ) -> Samples:
-        """Return samples at all places of a grid, or at `positions`, in an array of this extent.
+        """Return samples at `positions`, or at all places of a grid in an array of this extent.
 
         A window that would cross the end is left out; if it `shifts`, it ends at the end instead.
         """
@@ -58,10 +58,8 @@ class Samples(NamedTuple):
         given = np.asarray(positions)
         given = given.reshape(-1, 1) if given.ndim == 1 and len(last) == 1 else given
         if given.ndim != 2 or given.shape[1] != len(last) or given.dtype.kind not in "iu":
-            raise SpecError(
-                f"positions are integers of the shape n x {len(last)}, got {given.shape} of "
-                f"{given.dtype}"
-            )
+            given_as = f"{given.shape} of {given.dtype}"
+            raise SpecError(f"positions are integers of the shape n x {len(last)}, got {given_as}")
         is_outside = ((given < 0) | (given > last)).any(axis=1)
         if is_outside.any():
             at = given[is_outside.argmax()].tolist()

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -27,15 +26,16 @@ LOCAL_UNIT_NBYTES = 2 * 1024 * 1024
 PART_NBYTES = 100
 """Memory of the plan for one part."""
 
-_ENTRY_NBYTES = 1024
+_ENTRY_NBYTES = 512
 """Memory for a chunk that is read, on top of its decoded size."""
 
 
-@dataclass(frozen=True, eq=False)
-class Unit:
+class Unit(NamedTuple):
     """Chunks of one array, and the parts that samples need of them, ordered by chunk."""
 
     array: int
+    numbers: list[int]
+    """Ascending numbers of the batches of these samples."""
     chunks: Ints
     """Coordinates of the chunks, n x ndim, each once."""
     shards: Ints
@@ -48,12 +48,6 @@ class Unit:
     """Position of the sample in its batch."""
     offsets: Ints
     """Start of the sample relative to the start of the chunk, parts x ndim."""
-
-    @cached_property
-    def numbers(self) -> list[int]:
-        """Ascending numbers of the batches."""
-        found: list[int] = np.unique(self.batches).tolist()
-        return found
 
     def reads(self) -> list[tuple[tuple[int, ...], Ints]]:
         """Return the coordinates of each shard, and of its chunks."""
@@ -105,33 +99,27 @@ class Geometry:
         """Whether samples are rows of chunks that have whole rows."""
         return self.axes == (0,) and self.lengths[0] == 1 and not any(n > 1 for n in self.grid[1:])
 
-    def shard_numbers(self, axis: int, chunks: Ints) -> Ints:
-        """Return the numbers of the shards of chunks along one axis."""
-        distinct, inverse = np.unique(chunks, return_inverse=True)
-        numbers = [self.shards.number(axis, at) for at in distinct.tolist()]
-        return np.array(numbers, np.int64)[inverse]
+    def places(self, chunks: Ints, axes: Sequence[int]) -> tuple[Ints, Ints, Ints]:
+        """Return coordinates of the shards of chunks along some axes, and C-order numbers of the
+        shards and of the chunks."""
+        shards, numbers = np.empty_like(chunks), np.zeros((2, len(chunks)), np.int64)
+        for i, axis in enumerate(axes):
+            distinct, inverse = np.unique(chunks[:, i], return_inverse=True)
+            of_axis = [self.shards.number(axis, at) for at in distinct.tolist()]
+            shards[:, i] = np.array(of_axis, np.int64)[inverse]
+            numbers = numbers * self.grid[axis] + (shards[:, i], chunks[:, i])
+        return shards, *numbers
 
-    def places(self, starts: Ints, n_axes: int | None) -> tuple[Ints, Ints]:
-        """Return a number of the shard, and of the chunk, in which each sample starts.
-
-        Only the positions along the first `n_axes` sampled axes count.
-        """
-        shards = chunks = np.zeros(len(starts), np.int64)
-        for axis, column in zip(self.axes[:n_axes], starts.T, strict=False):
-            at, n = column // self.chunk_shape[axis], self.grid[axis]
-            shards, chunks = shards * n + self.shard_numbers(axis, at), chunks * n + at
-        return shards, chunks
-
-    def parts(self, array: int, starts: Ints, batches: Ints, slots: Ints, block: int) -> Unit:
+    def parts(self, array: int, starts: Ints, batches: Ints, slots: Ints, turns: Ints) -> Unit:
         """Return all parts of samples at these starts, n x sampled axes.
 
-        Chunks come shard by shard; first those that the next `block` samples need.
+        Chunks come by the first turn of their samples, and then shard by shard.
         """
-        ndim, n = len(self.shape), len(starts)
+        ndim, n = len(self.shape), len(starts) if self.sample_nbytes else 0
         sides, lengths = np.array(self.chunk_shape, np.int64), np.array(self.lengths, np.int64)
-        if not n or self.sample_nbytes == 0:
+        if not n:
             none = np.zeros((0, ndim), np.int64)
-            return Unit(array, none, none, np.zeros(1, np.int64), batches[:0], slots[:0], none)
+            return Unit(array, [], none, none, np.zeros(1, np.int64), batches[:0], slots[:0], none)
         full = np.zeros((n, ndim), np.int64)
         full[:, list(self.axes)] = starts
         first, last = full // sides, (full + lengths - 1) // sides
@@ -142,22 +130,19 @@ class Geometry:
         sample_of = np.repeat(np.arange(n), len(steps))
         is_there = (chunks <= last[sample_of]).all(axis=1)
         chunks, sample_of = chunks[is_there], sample_of[is_there]
-        columns = [self.shard_numbers(axis, column) for axis, column in enumerate(chunks.T)]
-        shards = np.stack(columns, axis=1) if columns else chunks
-        flat, shard = (_flat(each, self.grid) for each in (chunks, shards))
-        distinct, inverse = np.unique(flat, return_inverse=True)
-        soonest = np.full(len(distinct), n, np.int64)
-        np.minimum.at(soonest, inverse, sample_of // block)
-        order = np.lexsort((sample_of, flat, shard, soonest[inverse]))
+        shards, shard, chunk = self.places(chunks, range(ndim))
+        _, first_of, inverse = np.unique(chunk, return_index=True, return_inverse=True)
+        turn = turns[sample_of][first_of][inverse]  # turns ascend, so the first one is the soonest
+        order = np.lexsort((sample_of, chunk, shard, turn))
         chunks, sample_of = chunks[order], sample_of[order]
-        firsts = np.flatnonzero(np.diff(flat[order], prepend=-1))
+        firsts = np.flatnonzero(np.diff(chunk[order], prepend=-1))
         bounds, offsets = np.append(firsts, len(order)), full[sample_of] - chunks * sides
         of_parts = (bounds, batches[sample_of], slots[sample_of], offsets)
-        return Unit(array, chunks[firsts], shards[order[firsts]], *of_parts)
+        return Unit(array, [], chunks[firsts], shards[order[firsts]], *of_parts)
 
     def units(self, parts: Unit, unit_nbytes: int) -> Iterator[Unit]:
         """Cut the chunks of a group into units. A small shard is in one of them."""
-        most = max(1, unit_nbytes // (self.chunk_nbytes + _ENTRY_NBYTES))
+        most = max(1, unit_nbytes // max(self.chunk_nbytes, 2 * _ENTRY_NBYTES))
         n = math.prod(self.shards.largest)
         if n > most:  # a store that is asked for more than half of a shard may read all of it
             most = max(1, min(most, n // 2))
@@ -165,14 +150,13 @@ class Geometry:
         ends = cut(shards, np.arange(len(shards)), most)
         for lo, hi in pairwise([0, *ends]):
             of_parts = slice(parts.bounds[lo], parts.bounds[hi])
-            yield replace(
-                parts,
-                chunks=parts.chunks[lo:hi],
-                shards=parts.shards[lo:hi],
-                bounds=parts.bounds[lo : hi + 1] - parts.bounds[lo],
-                batches=parts.batches[of_parts],
-                slots=parts.slots[of_parts],
-                offsets=parts.offsets[of_parts],
+            yield Unit(
+                parts.array,
+                np.unique(parts.batches[of_parts]).tolist(),
+                parts.chunks[lo:hi],
+                parts.shards[lo:hi],
+                parts.bounds[lo : hi + 1] - parts.bounds[lo],
+                *(each[of_parts] for each in parts[5:]),
             )
 
     def reserved_nbytes(self, unit: Unit) -> int:
@@ -181,28 +165,17 @@ class Geometry:
         return nbytes + max(nbytes, UNIT_NBYTES)
 
 
-def _flat(coords: Ints, grid: Sequence[int]) -> Ints:
-    """Return C-order numbers of coordinates."""
-    numbers = np.zeros(len(coords), np.int64)
-    for column, n in zip(coords.T, grid, strict=True):
-        numbers = numbers * n + column
-    return numbers
-
-
 class LoaderPlan(NamedTuple):
     """Figures of one epoch of one rank, before it is read.
 
     Parameters
     ----------
-    n_samples, n_batches, n_shards, n_chunks : int
-        Samples and batches, and shards and chunks that are read. A chunk that is read again counts
-        again. Without shards each chunk counts as one.
-    n_requests : int
-        Reads of parts of shards. Indexes that are not cached come on top, one for each shard.
-    nbytes_read, nbytes_delivered : int
-        Encoded bytes of the chunks, and bytes of the batches.
-    peak_nbytes : int
-        Bound of the memory: for what is under way, and for two batches that you have.
+    n_samples, n_batches, n_shards, n_chunks, n_requests : int
+        Samples, batches, and what is read: shards, chunks (one that is read again counts again),
+        and parts of shards. An index that is not cached is one request more for each shard.
+    nbytes_read, nbytes_delivered, peak_nbytes : int
+        Encoded bytes of the chunks, bytes of the batches, and the bound of the memory, with two
+        batches that you have.
     read_amplification : float
         Decoded bytes of the chunks for each byte of a batch: 1 if no element is decoded in vain.
     pool_shards : float
@@ -224,32 +197,26 @@ class LoaderPlan(NamedTuple):
     advice: list[str]
 
 
-_GOOD_CHUNK_NBYTES = 1024 * 1024
-_GOOD_SHARD_NBYTES = 8 * 1024 * 1024
-"""Smaller shards take more time for each request than for its bytes."""
-_GOOD_POOL_SHARDS = 16
-
-
 def advice_of(
     first: Geometry, amplification: float, pool_nbytes: int, shard_nbytes: int
 ) -> list[str]:
-    """Return advice on chunks and shards of an array, as sentences with numbers."""
+    """Return advice as sentences with numbers: chunks of about 1 MiB, and shards of 8 MiB, for a
+    time of requests that is short beside that of their bytes, of which the pool has 16."""
     better, nbytes, found = list(first.chunk_shape), first.chunk_nbytes, []
     if amplification > 1.25:
         better = [max(1, min(pair)) for pair in zip(better, first.lengths, strict=True)]
-    elif first.axes and not 1 / 16 <= nbytes / _GOOD_CHUNK_NBYTES <= 16:
+    elif first.axes and not 2**16 <= nbytes <= 2**24:
         axis = first.axes[0]
-        side = better[axis] * _GOOD_CHUNK_NBYTES // nbytes
-        better[axis] = max(1, min(first.shape[axis], side))
+        better[axis] = max(1, min(first.shape[axis], better[axis] * 2**20 // nbytes))
     if tuple(better) != first.chunk_shape:
         found.append(
             f"chunks of {tuple(better)} in place of {first.chunk_shape}: {amplification:.1f} bytes "
             f"are decoded for each byte of a batch, from chunks of {nbytes:,} bytes"
         )
-    most = max(1, pool_nbytes // _GOOD_POOL_SHARDS)
-    is_good = min(_GOOD_SHARD_NBYTES, most) <= shard_nbytes <= most
-    if not is_good or math.prod(first.shards.largest) == 1:
-        n = max(1, min(_GOOD_SHARD_NBYTES, most) // max(1, math.prod(better) * first.itemsize))
+    most = max(1, pool_nbytes // 16)
+    least = min(2**23, most)
+    if not least <= shard_nbytes <= most or math.prod(first.shards.largest) == 1:
+        n = max(1, least // max(1, math.prod(better) * first.itemsize))
         found.append(
             f"shards of about {n} chunks: now the pool has {pool_nbytes / shard_nbytes:.1f} "
             f"shards of {shard_nbytes:,} bytes"
