@@ -70,35 +70,34 @@ def torch_dataset(loader: ShardLoader) -> Any:
 
 def arrays_of_dataset(ds: Any) -> tuple[Any, dict[str, str], dict[str, tuple[str, ...]]]:
     """Return the store of the variables of a dataset of xarray, their paths and dimensions."""
-    stores, paths, dims = [], {}, {}
-    for name, variable in ds.data_vars.items():
-        array = _stored_array_of(variable.variable._data, name)
-        encoding = variable.encoding
-        fills = [encoding.get(key) for key in ("_FillValue", "missing_value")]
-        is_masked = any(fill is not None and fill == fill for fill in fills)
-        if is_masked or "scale_factor" in encoding or array.dtype != variable.dtype:
-            raise UnsupportedError(
-                f"xarray computes the values of {name!r} from those stored: open the dataset with "
-                "decode_cf=False, and compute them in `transform`"
-            )
-        if array.shape != variable.shape:
-            raise UnsupportedError(
-                f"{name!r} is a part of a stored array: pass the whole dataset, and `positions`"
-            )
-        stores.append(array.store)
-        paths[name], dims[name] = array.path, tuple(map(str, variable.dims))
+    arrays = {name: _stored_array_of(v, name) for name, v in ds.data_vars.items()}
+    stores = [array.store for array in arrays.values()]
     if not stores or any(store is not stores[0] and store != stores[0] for store in stores):
         raise SpecError("the variables of the dataset are arrays of one store")
-    return stores[0], paths, dims
+    dims = {name: tuple(map(str, variable.dims)) for name, variable in ds.data_vars.items()}
+    return stores[0], {name: array.path for name, array in arrays.items()}, dims
 
 
-def _stored_array_of(data: Any, name: str) -> Any:
-    """Return the array of zarr below the lazy arrays of xarray."""
-    while data is not None and not isinstance(data, np.ndarray):
-        if type(data).__name__ == "ZarrArrayWrapper":
-            return data.get_array()
+def _stored_array_of(variable: Any, name: str) -> Any:
+    """Return the array of zarr below the lazy arrays of xarray, if it has the same values."""
+    data, encoding = variable.variable._data, variable.encoding
+    while type(data).__name__ != "ZarrArrayWrapper":
+        if data is None or isinstance(data, np.ndarray):
+            raise UnsupportedError(
+                f"{name!r} is not read lazily from a store: open the dataset with "
+                "xarray.open_zarr(ShardingStore(…), chunks=None)"
+            )
         data = getattr(data, "array", None)
-    raise UnsupportedError(
-        f"{name!r} is not read lazily from a store: open the dataset with "
-        "xarray.open_zarr(ShardingStore(…), chunks=None)"
-    )
+    array = data.get_array()
+    fills = [encoding.get(key) for key in ("_FillValue", "missing_value")]
+    is_masked = any(fill is not None and fill == fill for fill in fills)
+    if is_masked or "scale_factor" in encoding or array.dtype != variable.dtype:
+        raise UnsupportedError(
+            f"xarray computes the values of {name!r} from those stored: open the dataset with "
+            "decode_cf=False, and compute them in `transform`"
+        )
+    if array.shape != variable.shape:
+        raise UnsupportedError(
+            f"{name!r} is a part of a stored array: pass the whole dataset, and `positions`"
+        )
+    return array

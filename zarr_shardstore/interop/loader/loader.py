@@ -89,9 +89,9 @@ class ShardLoader:
 
     Notes
     -----
-    Each ``iter(loader)`` begins the next epoch, and ends another one. A failed read ends the epoch
-    with the error of the store, with a note that names shard and samples. Batches mix old and new
-    chunks of arrays that change meanwhile.
+    Each ``iter(loader)`` begins the next epoch, and ends another one; its first batch begins the
+    reads. A failed read ends the epoch with the error of the store, and a note names shard and
+    samples. Batches mix old and new chunks of arrays that change meanwhile.
 
     Thread safety: one thread at a time may use a loader. Use it in the process that iterates: an
     iterator that a fork has copied raises `UnsupportedError`.

@@ -31,7 +31,11 @@ _ENTRY_NBYTES = 512
 
 
 class Unit(NamedTuple):
-    """Chunks of one array, and the parts that samples need of them, ordered by chunk."""
+    """Chunks of one array, and the parts that samples need of them, ordered by chunk.
+
+    The parts of chunk ``i`` are ``bounds[i]`` to ``bounds[i + 1]``. Each part has batch and slot
+    of its sample, and the start of the sample relative to that of the chunk.
+    """
 
     array: int
     numbers: list[int]
@@ -41,13 +45,9 @@ class Unit(NamedTuple):
     shards: Ints
     """Coordinates of their shards."""
     bounds: Ints
-    """The parts of chunk ``i`` are ``bounds[i]`` to ``bounds[i + 1]``."""
     batches: Ints
-    """Batch of the sample of each part."""
     slots: Ints
-    """Position of the sample in its batch."""
     offsets: Ints
-    """Start of the sample relative to the start of the chunk, parts x ndim."""
 
     def reads(self) -> list[tuple[tuple[int, ...], Ints]]:
         """Return the coordinates of each shard, and of its chunks."""
