@@ -37,7 +37,7 @@ from zarr_shardstore.interop.loader.copies import Array, Memory, Source
 from zarr_shardstore.interop.loader.order import Draw, Ints, Samples, Share
 from zarr_shardstore.interop.loader.plan import Unit
 
-_MOST_KEPT = 16
+_MOST_KEPT = 32
 """Delivered batches whose memory may be used again."""
 
 _FEW_UNITS = 64
