@@ -53,6 +53,9 @@ if TYPE_CHECKING:  # `X as X`: type checkers take these for public names
         DraftHierarchyStore as DraftHierarchyStore,
     )
     from zarr_shardstore.interop.importing.importing import import_store as import_store
+    from zarr_shardstore.interop.loader.engine import LoaderStats as LoaderStats
+    from zarr_shardstore.interop.loader.loader import ShardLoader as ShardLoader
+    from zarr_shardstore.interop.loader.plan import LoaderPlan as LoaderPlan
     from zarr_shardstore.interop.references.references import stale_references as stale_references
     from zarr_shardstore.interop.references.references import to_references as to_references
     from zarr_shardstore.io.driver import Stats as Stats
@@ -98,6 +101,9 @@ _MODULES = {
         "interop.adopt.adopt": "AdoptionReport adopt undo_adoption",
         "interop.references.references": "stale_references to_references",
         "interop.importing.importing": "import_store",
+        "interop.loader.engine": "LoaderStats",
+        "interop.loader.loader": "ShardLoader",
+        "interop.loader.plan": "LoaderPlan",
         "interop.draft.hierarchy_store": "DraftHierarchyStore",
         "errors": "CorruptShardError CorruptValueError ReadOnlyError ShardConflictError "
         "ShardStoreError SpecError UnfinishedConversionError UnpublishedError UnshardedWarning "

@@ -36,12 +36,12 @@ from zarr_shardstore.shards import index_reads, requests
 from zarr_shardstore.shards import stack as stacks
 from zarr_shardstore.store import options as store_options
 from zarr_shardstore.store.base_handle import (
-    ODD_KEY_ERRORS,
     STAGING,
     BaseStoreHandle,
     StoreLike,
     open_base,
 )
+from zarr_shardstore.store.entry_reader import EntryReader
 from zarr_shardstore.store.sharding_mapping import ShardingMapping
 from zarr_shardstore.store.sharding_store import ShardingStore
 from zarr_shardstore.zarr_hooks.chunk_codec import ChunkCodec
@@ -55,10 +55,17 @@ __all__ += ["declarations", "metadata", "transformer_list"]
 __all__ += ["index_reads", "invalidate_documents", "policies", "read_dimension_names", "requests"]
 __all__ += ["shards_below", "stacks", "stored_arrays", "walks"]
 # base stores
-__all__ += ["ODD_KEY_ERRORS", "STAGING", "BaseStoreHandle", "LocalBackend"]
+__all__ += ["STAGING", "BaseStoreHandle", "LocalBackend"]
 __all__ += ["StoreLike", "backends", "buffers", "gather_bounded", "open_base"]
 __all__ += ["resolve", "zarrs_loop"]
 # local files
 __all__ += ["file_keys", "fs", "locks", "open_shards"]
 # stores
-__all__ += ["Batch", "ChunkCodec", "ShardingMapping", "ShardingStore", "store_options"]
+__all__ += [
+    "Batch",
+    "ChunkCodec",
+    "EntryReader",
+    "ShardingMapping",
+    "ShardingStore",
+    "store_options",
+]

@@ -16,7 +16,7 @@ from zarr.storage import LocalStore, StorePath
 from zarr_shardstore.errors import ReadOnlyError, ShardConflictError, SpecError, UnsupportedError
 from zarr_shardstore.format.shard import Bytes
 from zarr_shardstore.io.backends import store_traits
-from zarr_shardstore.io.backends.base import Backend, BackendOptions
+from zarr_shardstore.io.backends.base import ODD_KEY_ERRORS, Backend, BackendOptions
 from zarr_shardstore.io.backends.local import LocalBackend
 from zarr_shardstore.io.backends.resolve import BaseStore, BaseStoreLike, backend_of, base_store_of
 from zarr_shardstore.io.driver import Driver
@@ -32,9 +32,6 @@ from zarr_shardstore.store.sharding_store import ShardingStore
 T = TypeVar("T")
 
 StoreLike: TypeAlias = BaseStoreLike | ShardingStore | ShardingMapping
-
-ODD_KEY_ERRORS = (ValueError, TypeError, LookupError, NotImplementedError)
-"""Errors by which a base store may refuse such a key."""
 
 _KEYS_PER_PAGE = 4096
 

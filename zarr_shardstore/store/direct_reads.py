@@ -141,13 +141,16 @@ class ChunkReader:
         """Decode chunks in threads. A few last ones are decoded in this thread."""
         length = max(1, _RUN_NBYTES // self._nbytes)
         if is_last and len(values) <= length:
-            self._decode_run(keys, values, out)
+            self.decode_run(keys.__getitem__, values, out)
             return []
         runs = [slice(i, i + length) for i in range(0, len(values), length)]
         pool = codec_pool()
-        return [pool.submit(self._decode_run, keys[r], values[r], out[r]) for r in runs]
+        return [pool.submit(self.decode_run, keys[r].__getitem__, values[r], out[r]) for r in runs]
 
-    def _decode_run(self, keys: Sequence[str], values: Values, out: npt.NDArray[Any]) -> None:
+    def decode_run(
+        self, key_of: Callable[[int], str], values: Values, out: npt.NDArray[Any]
+    ) -> None:
+        """Decode chunks in this thread into an array of the shape n x shape of a chunk."""
         if self.slabs is not None:
             try:
                 self.slabs.decode(values, out)
@@ -159,7 +162,7 @@ class ChunkReader:
             try:
                 out[i] = self._fill if value is None else next(chunks)
             except Exception as error:
-                error.add_note(f"in the chunk {keys[i]!r}: `zarr-shardstore fsck` tells more")
+                error.add_note(f"in the chunk {key_of(i)!r}: `zarr-shardstore fsck` tells more")
                 raise
 
     def _decoded(self, values: Sequence[bytes | memoryview]) -> Iterable[npt.NDArray[Any]]:

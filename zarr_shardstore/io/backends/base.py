@@ -33,6 +33,9 @@ Parts: TypeAlias = Iterable[Sequence[Bytes]]
 
 MAX_CONCURRENCY = 64  # requests of one batch, and of all calls of one event loop to a base store
 
+ODD_KEY_ERRORS = (ValueError, TypeError, LookupError, NotImplementedError)
+"""Errors by which a base store may refuse a key of another form."""
+
 
 _METHODS = {
     kind: re.sub("(?!^)([A-Z])", r"_\1", kind.__name__).lower() for kind in get_args(Request)

@@ -218,7 +218,14 @@ _ENDPOINTS = {
 """Variables that obstore reads. It refuses plain HTTP there, unless an option allows it."""
 
 _OF_CLIENT = frozenset(
-    "allow_http allow_invalid_certificates connect_timeout timeout proxy_url user_agent".split()
+    [
+        "allow_http",
+        "allow_invalid_certificates",
+        "connect_timeout",
+        "timeout",
+        "proxy_url",
+        "user_agent",
+    ]
 )
 """Options of every client of obstore; beside the options of a store it panics at them."""
 

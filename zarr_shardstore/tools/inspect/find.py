@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from zarr_shardstore.access import (
-    ODD_KEY_ERRORS,
     STAGING,
     BaseStoreHandle,
     arguments,
+    backends,
     byte_ranges,
     chunk_keys,
     metadata,
@@ -247,14 +247,14 @@ def _ask(
     """Return replies; ``None`` where the base store refuses a request that may fail."""
     try:
         return (yield list(batch))
-    except ODD_KEY_ERRORS as error:
+    except backends.ODD_KEY_ERRORS as error:
         if isinstance(error, SpecError):
             raise
     replies: list[Any] = []
     for i, request in enumerate(batch):
         try:
             replies += yield [request]
-        except ODD_KEY_ERRORS:
+        except backends.ODD_KEY_ERRORS:
             if not may_fail(i):
                 raise
             replies.append(None)

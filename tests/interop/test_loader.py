@@ -1,0 +1,655 @@
+"""`ShardLoader`: every sample once, in an order that only options decide, and with its values."""
+
+from __future__ import annotations
+
+import gc
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import zarr
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from zarr.storage import LocalStore, MemoryStore
+
+from tests.support.counting_server import counting_server
+from tests.support.kit import CountingStore, FailingStore, Faults, forget, objects_of
+from tests.support.rounds import rounds
+from zarr_shardstore import (
+    CorruptShardError,
+    ShardingMapping,
+    ShardingStore,
+    ShardLoader,
+    SpecError,
+    UnsupportedError,
+    shard_store,
+)
+
+SHUFFLES: list[Any] = [False, "shards", "full"]
+
+SMALL = 2**24
+"""Limit of bytes that has room for small chunks only."""
+
+
+def filled(shape: tuple[int, ...], dtype: str = "i4") -> Any:
+    return (np.arange(np.prod(shape, dtype=int)) % 251).reshape(shape).astype(dtype)
+
+
+def array(store: Any, shape: Any, chunks: Any, name: str = "x", **options: Any) -> Any:
+    values = filled(shape)
+    z = zarr.create_array(store, name=name, shape=shape, chunks=chunks, dtype="i4", **options)
+    z[...] = values
+    return values
+
+
+def threads() -> list[str]:
+    return [t.name for t in threading.enumerate() if "loader" in t.name]
+
+
+def n_descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+@pytest.fixture(autouse=True)
+def _ends_all_threads() -> Any:
+    yield
+    gc.collect()
+    end = time.monotonic() + 10
+    while threads() and time.monotonic() < end:
+        time.sleep(0.01)
+    assert threads() == []
+
+
+# ---------------------------------------------------------------- every sample once
+
+
+@st.composite
+def programs(draw: st.DrawFn) -> dict[str, Any]:
+    """An array, its chunks, shards and samples, and the options of a loader."""
+    ndim = draw(st.integers(0, 4))
+    shape = [draw(st.integers(0, 9)) for _ in range(ndim)]
+    chunks = [draw(st.integers(1, 5)) for _ in range(ndim)]
+    n_window = draw(st.integers(0, ndim))
+    is_window = draw(st.booleans()) or not ndim
+    window = [draw(st.integers(1, 6)) for _ in range(n_window)] if is_window else None
+    n_axes = len(window) if window is not None else 1
+    return {
+        "shape": tuple(shape),
+        "chunks": tuple(chunks),
+        "cps": tuple(draw(st.integers(1, 3)) for _ in range(ndim)),
+        "is_flat": draw(st.booleans()),
+        "zarr_format": draw(st.sampled_from([2, 3])),
+        "window": window,
+        "axes": draw(st.permutations(range(ndim)))[:n_axes],
+        "stride": draw(st.none() | st.lists(st.integers(1, 4), min_size=n_axes, max_size=n_axes)),
+        "edges": draw(st.sampled_from(["drop", "shift"])),
+        "shuffle": draw(st.sampled_from([False, "shards", "full"])),
+        "seed": draw(st.integers(0, 3)),
+        "batch_size": draw(st.integers(1, 7)),
+        "world_size": draw(st.integers(1, 4)),
+        "drop_last": draw(st.booleans()),
+        "pool_nbytes": draw(st.sampled_from([0, 500, 5_000, None])),
+        "cuts": draw(st.integers(0, 50)),
+    }
+
+
+def places(program: dict[str, Any]) -> list[tuple[int, ...]]:
+    """All starts of samples, along the sampled axes, one by one."""
+    axes, n = program["axes"], [1] if program["window"] is None else program["window"]
+    strides = program["stride"] or n
+    lists = []
+    for axis, length, stride in zip(axes, n, strides, strict=True):
+        size = program["shape"][axis]
+        starts = [s for s in range(0, size, stride) if s + length <= size]
+        if program["edges"] == "shift" and starts and starts[-1] + length < size:
+            starts.append(size - length)
+        lists.append(starts)
+    return (
+        [()]
+        if not lists
+        else [
+            tuple(p)
+            for p in np.array(np.meshgrid(*lists, indexing="ij")).reshape(len(lists), -1).T.tolist()
+        ]
+    )
+
+
+def sample(values: Any, program: dict[str, Any], start: tuple[int, ...]) -> Any:
+    index: list[Any] = [slice(None)] * values.ndim
+    for i, axis in enumerate(program["axes"]):
+        n = program["window"]
+        index[axis] = start[i] if n is None else slice(start[i], start[i] + n[i])
+    return values[tuple(index)]
+
+
+def loaders(store: Any, program: dict[str, Any], **more: Any) -> list[ShardLoader]:
+    names = ("window", "axes", "stride", "edges", "shuffle", "seed", "batch_size", "world_size")
+    options = {name: program[name] for name in (*names, "drop_last", "pool_nbytes")}
+    options |= {"n_threads": 2, "prefetch_nbytes": SMALL * 2, **more}
+    return [ShardLoader(store, "x", rank=rank, **options) for rank in range(program["world_size"])]
+
+
+def store_of(program: dict[str, Any]) -> tuple[Any, Any]:
+    cps = None if program["is_flat"] else program["cps"]
+    store = ShardingStore(MemoryStore(), cps)
+    zarr_format = program["zarr_format"]
+    return store, array(store, program["shape"], program["chunks"], zarr_format=zarr_format)
+
+
+@settings(max_examples=rounds(1000))
+@given(programs())
+def test_each_sample_comes_once_and_has_its_values(program: dict[str, Any]) -> None:
+    store, values = store_of(program)
+    expected = places(program)
+    found: list[bytes] = []
+    n_batches = set()
+    for loader in loaders(store, program):
+        batches = list(loader)
+        n_batches.add(len(batches))
+        assert len(batches) == len(loader)
+        assert all(len(batch) <= program["batch_size"] for batch in batches)
+        found += [row.tobytes() for batch in batches for row in batch]
+        if program["drop_last"]:
+            assert all(len(batch) == program["batch_size"] for batch in batches)
+        plan = loader.plan()
+        assert (plan.n_batches, plan.n_samples) == (len(batches), sum(map(len, batches)))
+    wanted = [sample(values, program, start).tobytes() for start in expected]
+    assert len(n_batches) == 1
+    if program["drop_last"]:
+        whole = program["batch_size"] * program["world_size"]
+        assert len(found) == len(wanted) // whole * whole
+        assert not Counter(found) - Counter(wanted)
+    elif program["shuffle"] or program["world_size"] > 1:
+        assert Counter(found) == Counter(wanted)
+    else:
+        assert found == wanted
+
+
+@settings(max_examples=rounds(300))
+@given(programs())
+def test_a_resumed_loader_continues_as_one_that_was_not_interrupted(
+    program: dict[str, Any],
+) -> None:
+    store, _ = store_of(program)
+    for rank, loader in enumerate(loaders(store, program)):
+        loader.set_epoch(2)
+        whole = [*loader, *loader]
+        cut = program["cuts"] % (2 * len(loader) + 1)
+        interrupted, resumed = (loaders(store, program)[rank] for _ in range(2))
+        interrupted.set_epoch(2)
+        first: list[Any] = []
+        while len(first) < cut:
+            for batch in interrupted:
+                first.append(batch)
+                if len(first) == cut:
+                    break
+        resumed.load_state_dict(interrupted.state_dict())
+        interrupted.close()
+        both = [*first, *resumed, *resumed]
+        assert len(both) >= len(whole)
+        for one, two in zip(whole, both, strict=False):
+            assert np.array_equal(one, two)
+
+
+def test_a_resumed_loader_continues_at_each_batch() -> None:
+    store = ShardingStore({}, chunks_per_shard=2)
+    array(store, (53, 3), (4, 3))
+    options: dict[str, Any] = {"batch_size": 5, "shuffle": "shards", "seed": 7}
+    whole = list(ShardLoader(store, "x", **options))
+    for cut in range(len(whole)):
+        loader = ShardLoader(store, "x", **options)
+        batches = iter(loader)
+        for _ in range(cut):
+            next(batches)
+        again = ShardLoader(store, "x", **options)
+        again.load_state_dict(loader.state_dict())
+        loader.close()
+        rest = [batch.tolist() for batch in again]
+        assert rest == [batch.tolist() for batch in whole[cut:]]
+
+
+def test_the_order_does_not_depend_on_threads() -> None:
+    store = ShardingStore({}, chunks_per_shard=2)
+    array(store, (400, 2), (4, 2))
+
+    def order(**options: Any) -> list[Any]:
+        loader = ShardLoader(store, "x", batch_size=7, **options)
+        return [batch.tolist() for batch in [*loader, *loader]]
+
+    for shuffle in SHUFFLES[1:]:
+        one = order(shuffle=shuffle, n_threads=1)
+        assert one == order(shuffle=shuffle, n_threads=5)
+        assert one != order(shuffle=shuffle, seed=1)
+        assert one[:58] != one[58:]
+
+
+def test_a_state_of_another_order_is_refused() -> None:
+    store = ShardingStore({}, chunks_per_shard=2)
+    array(store, (40, 2), (4, 2))
+    state = ShardLoader(store, "x", batch_size=7).state_dict()
+    others: list[dict[str, Any]] = [{"seed": 1}, {"world_size": 2}, {"drop_last": True}]
+    for options in others:
+        with pytest.raises(SpecError, match="same order"):
+            ShardLoader(store, "x", batch_size=7, **options).load_state_dict(state)
+
+
+# ------------------------------------------------------------------- reads and memory
+
+
+@pytest.mark.parametrize("n_in_chunk", [1, 4, 7])
+@pytest.mark.parametrize("chunk_nbytes", [64, 100_000])
+def test_each_chunk_is_decoded_once(n_in_chunk: int, chunk_nbytes: int) -> None:
+    """Shuffled by shards, and in order."""
+    width = chunk_nbytes // 4 // n_in_chunk
+    base = CountingStore()
+    store = ShardingStore(base, chunks_per_shard=(4, 1))
+    array(store, (97, width), (n_in_chunk, width))
+    n_chunks = -(-97 // n_in_chunk)
+    for shuffle in SHUFFLES[:2]:
+        loader = ShardLoader(
+            store,
+            "x",
+            batch_size=5,
+            shuffle=shuffle,
+            pool_nbytes=20 * chunk_nbytes,
+        )
+        list(loader)
+        stats = loader.stats()
+        assert stats.n_chunks == n_chunks == loader.plan().n_chunks
+        assert stats.nbytes_delivered == 97 * width * 4
+        assert stats.n_samples == 97
+        assert loader.plan().nbytes_read == stats.nbytes_read
+
+
+def test_shards_share_a_batch() -> None:
+    """The pool mixes the samples of as many shards as it has room for."""
+    store = ShardingStore({}, chunks_per_shard=(4, 1))
+    z = zarr.create_array(store, name="x", shape=(640, 100), chunks=(4, 100), dtype="i4")
+    z[...] = np.arange(640)[:, None]
+    loader = ShardLoader(store, "x", batch_size=20, shuffle="shards", pool_nbytes=160 * 500)
+    n_shards = [len({row[0] // 16 for row in batch.tolist()}) for batch in loader]
+    plan = loader.plan()
+    assert plan.pool_shards > 8
+    k = 10  # shards whose samples and plan fit
+    expected = k * (1 - (1 - 1 / k) ** 20)
+    assert abs(np.mean(n_shards) - expected) < 1
+
+
+@pytest.mark.parametrize("shuffle", [False, "shards", "full"])
+@pytest.mark.parametrize("window", [None, (20, 40)])
+def test_memory_stays_within_the_limit(tmp_path: Path, shuffle: Any, window: Any) -> None:
+    """As the loader counts it, and as the operating system does: plus two batches."""
+    code = f"""
+import resource, sys, tracemalloc
+import numpy as np, zarr
+from zarr_shardstore import ShardingStore, ShardLoader
+store = ShardingStore({str(tmp_path)!r}, chunks_per_shard=(4, 4))
+if sys.argv[1] == "write":
+    z = zarr.create_array(store, name="x", shape=(4096, 4096), chunks=(64, 256), dtype="f4")
+    z[...] = np.random.default_rng(0).random((4096, 4096), dtype="f4")
+    sys.exit()
+limit = 48 * 2**20
+options = {{"window": {window!r}, "shuffle": {shuffle!r}, "prefetch_nbytes": limit}}
+loader = ShardLoader(store, "x", batch_size=64, n_threads=2, **options)
+next(iter(loader)); loader.close()
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+tracemalloc.start()
+for batch in loader:
+    pass
+stats = loader.stats()
+assert 0 < stats.most_nbytes <= limit, stats
+bound = limit + 2 * batch.nbytes
+peak = tracemalloc.get_traced_memory()[1]
+assert peak <= bound, (peak, bound)
+grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - before
+assert grown <= bound + 8 * 2**20, (grown, bound)
+"""
+    for step in ("write", "read"):
+        done = subprocess.run(
+            [sys.executable, "-c", code, step], capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stderr
+
+
+def test_a_limit_that_is_too_small_is_refused_with_a_number() -> None:
+    store = ShardingStore({}, chunks_per_shard=2)
+    array(store, (40, 2), (4, 2))
+    with pytest.raises(SpecError, match=r"prefetch_nbytes is at least (\d+)") as error:
+        ShardLoader(store, "x", batch_size=7, prefetch_nbytes=1000, n_threads=1)
+    least = int(str(error.value).split("at least ")[1].split()[0])
+    assert len(list(ShardLoader(store, "x", batch_size=7, prefetch_nbytes=least, n_threads=1))) == 6
+
+
+# -------------------------------------------------------------------- stores and views
+
+
+def every_kind(tmp_path: Path) -> dict[str, Any]:
+    paths = {name: str(tmp_path / name) for name in ("v3", "v2", "native", "flat", "draftlike")}
+    array(ShardingStore(paths["v3"], chunks_per_shard=(2, 2)), (30, 10), (4, 5))
+    array(ShardingStore(paths["v2"], (2, 2)), (30, 10), (4, 5), zarr_format=2)
+    array(LocalStore(paths["native"]), (30, 10), (4, 5), shards=(8, 10))
+    array(LocalStore(paths["flat"]), (30, 10), (4, 5))
+    stacked = ShardingStore(
+        paths["draftlike"], chunks_per_shard=(2, 2), storage_transformers=["crc32c", "sharding"]
+    )
+    array(stacked, (30, 10), (4, 5))
+    return paths
+
+
+def test_every_store_and_view(tmp_path: Path) -> None:
+    values = filled((30, 10))
+    paths = every_kind(tmp_path)
+    stores: list[Any] = [ShardingStore(path) for path in paths.values()]
+    stores += [
+        f"shard::{paths['v3']}",
+        f"shard::file://{paths['v2']}",
+        paths["flat"],
+        ShardingMapping(paths["native"]),
+        ShardingStore(paths["v3"], view="shards"),
+        ShardingStore(paths["native"], native="passthrough"),
+        objects_of(LocalStore(paths["v3"])),
+        FailingStore(LocalStore(paths["v3"]), Faults()),
+    ]
+    for store in stores:
+        loader = ShardLoader(store, "x", batch_size=4, window=(4, 3), shuffle="shards")
+        for shuffle in SHUFFLES:
+            got = np.concatenate(list(ShardLoader(store, "x", batch_size=4, shuffle=shuffle)))
+            assert np.array_equal(np.sort(got, axis=0), np.sort(values, axis=0))
+        assert sum(map(len, loader)) == 21
+        assert loader.plan().n_samples == 21
+
+
+@pytest.mark.parametrize("client", ["fsspec", "obstore"])
+def test_http(client: str) -> None:
+    """A whole shard takes one request. With versions no later epoch requests an index."""
+    base = MemoryStore()
+    values = array(ShardingStore(base, chunks_per_shard=(4, 1)), (64, 500), (2, 500))
+    with counting_server(objects_of(base)) as server:
+        url: Any = server.url
+        if client == "obstore":
+            stores = pytest.importorskip("obstore.store")
+            url = stores.HTTPStore(server.url, client_options={"allow_http": True})
+        loader = ShardLoader(
+            ShardingStore(url, read_only=True), "x", batch_size=8, shuffle="shards"
+        )
+        for epoch in range(2):
+            server.forget()
+            got = np.concatenate(list(loader))
+            assert np.array_equal(np.sort(got, axis=0), np.sort(values, axis=0))
+            assert len(server.asked) == 8
+            assert loader.stats().index_requests == (0 if epoch and client == "obstore" else 8)
+
+
+def test_shards_of_several_lengths() -> None:
+    base = MemoryStore()
+    values = array(base, (30, 4), (2, 4))
+    shard_store(base, shards={0: [6, 4, 10, 10]})
+    store = ShardingStore(base)
+    for shuffle in SHUFFLES:
+        loader = ShardLoader(store, "x", batch_size=4, shuffle=shuffle)
+        got = np.concatenate(list(loader))
+        assert np.array_equal(np.sort(got, axis=0), np.sort(values, axis=0))
+        assert loader.plan().n_shards == 4
+
+
+def test_arrays_side_by_side() -> None:
+    store = ShardingStore({}, chunks_per_shard={"x": (2, 1), "y": 4, "t": None})
+    values = array(store, (50, 6), (5, 6))
+    y = zarr.create_array(store, name="y", shape=50, chunks=(3,), dtype="i8")
+    y[:] = np.arange(50)
+    t = zarr.create_array(store, name="t", shape=(4, 50), chunks=(4, 7), dtype=">f8", fill_value=2)
+    t[:, :30] = np.arange(120).reshape(4, 30)
+    loader = ShardLoader(
+        store,
+        {"image": "x", "label": "y", "time": "t"},
+        axes={"time": 1},
+        batch_size=6,
+        shuffle="shards",
+        transform=lambda batch: {**batch, "sum": batch["image"].sum(axis=1)},
+    )
+    seen = []
+    for batch in loader:
+        rows = batch["label"]
+        seen += rows.tolist()
+        assert np.array_equal(batch["image"], values[rows])
+        assert np.array_equal(batch["sum"], values[rows].sum(axis=1))
+        assert np.array_equal(batch["time"], np.asarray(t[:, :]).T[rows])
+        assert batch["time"].dtype == np.dtype("f8")
+    assert sorted(seen) == [*range(50)]
+    short = zarr.create_array(store, name="short", shape=49, chunks=(3,), dtype="i8")
+    assert short.shape == (49,)
+    with pytest.raises(SpecError, match="equally long"):
+        ShardLoader(store, {"x": "x", "short": "short"}, batch_size=4)
+
+
+def test_positions_and_strings() -> None:
+    store = ShardingStore({}, chunks_per_shard=2)
+    values = array(store, (50, 6), (5, 6))
+    rows = [3, 49, 0, 3]
+    (batch,) = ShardLoader(store, "x", batch_size=9, positions=rows)
+    assert np.array_equal(batch, values[rows])
+    (batch,) = ShardLoader(store, "x", batch_size=9, window=(2, 3), positions=[(1, 2), (48, 3)])
+    assert np.array_equal(batch, [values[1:3, 2:5], values[48:50, 3:6]])
+    names = zarr.create_array(store, name="s", shape=7, chunks=(2,), dtype=str)
+    names[:] = np.array(list("abcdefg"))
+    assert np.concatenate(list(ShardLoader(store, "s", batch_size=3))).tolist() == list("abcdefg")
+    wrong: list[dict[str, Any]] = [{"positions": [50]}, {"positions": [0.5]}, {"stride": (1, 1)}]
+    for options in wrong:
+        with pytest.raises(SpecError):
+            ShardLoader(store, "x", batch_size=1, **options)
+    assert list(ShardLoader(store, "x", batch_size=1, window=(51, 1))) == []
+
+
+def test_a_sparse_matrix_is_refused() -> None:
+    store = ShardingStore({}, chunks_per_shard=2)
+    for kind in ("csr_matrix", "csc_matrix"):
+        group = zarr.create_group(store, path=kind, attributes={"encoding-type": kind})
+        group.create_array("data", shape=3, chunks=2, dtype="f4")
+        with pytest.raises(UnsupportedError, match=f"sparse matrix, {kind}.*annbatch"):
+            ShardLoader(store, kind, batch_size=2)
+    with pytest.raises(SpecError, match="no array at 'X'"):
+        ShardLoader(store, "X", batch_size=2)
+
+
+# ----------------------------------------------------------------- faults and ends
+
+
+class Slow(CountingStore):
+    """Each read of a shard takes a while."""
+
+    pause_s = 0.05
+
+    async def _turn(self) -> None:
+        import asyncio
+
+        await asyncio.sleep(self.pause_s)
+
+
+def test_a_failed_read_names_shard_and_samples() -> None:
+    base = MemoryStore()
+    array(ShardingStore(base, chunks_per_shard=2), (40, 3), (4, 3))
+    faults = Faults()
+    store = ShardingStore(FailingStore(base, faults))
+    loader = ShardLoader(store, "x", batch_size=3)
+    list(loader)
+    faults.at = range(faults.n_calls, 10**6)
+    with pytest.raises(OSError, match="failed") as error:
+        list(loader)
+    (note,) = [each for each in error.value.__notes__ if "samples" in each]
+    assert "x/c/0/0" in note
+    assert "[0, 1, 2" in note
+    faults.at = ()
+    assert len(list(loader)) == 14  # the next epoch
+
+
+def test_a_damaged_shard_and_a_failing_transform() -> None:
+    base = MemoryStore()
+    array(ShardingStore(base, chunks_per_shard=2), (40, 3), (4, 3))
+    objects = objects_of(base)
+    objects["x/c/1/0"] = objects["x/c/1/0"][:-9] + b"damaged !"
+    with pytest.raises(CorruptShardError) as error:
+        list(ShardLoader(ShardingStore(objects), "x", batch_size=3))
+    assert any("samples" in note for note in error.value.__notes__)
+    loader = ShardLoader(base, "x", batch_size=3, transform=lambda batch: 1 // 0)
+    with pytest.raises(ZeroDivisionError):
+        list(loader)
+
+
+@pytest.mark.parametrize("is_local", [False, True])
+def test_an_end_at_any_time_leaves_no_thread_and_no_descriptor(
+    tmp_path: Path, is_local: bool
+) -> None:
+    base: Any = LocalStore(tmp_path) if is_local else Slow()
+    array(ShardingStore(base, chunks_per_shard=2), (200, 30), (4, 30))
+    store = ShardingStore(base)
+    options: dict[str, Any] = {"batch_size": 3, "n_threads": 2}
+    list(ShardLoader(store, "x", **options))
+    forget()
+    before = n_descriptors()
+    for n in (0, 1, 5):
+        loader = ShardLoader(store, "x", shuffle="full", **options)
+        batches = iter(loader)
+        for _ in range(n):
+            next(batches)
+        began = time.monotonic()
+        loader.close()
+        assert time.monotonic() - began < 5
+        assert threads() == []
+        assert next(batches, None) is None
+        for batch in loader:  # dropped in the middle
+            del batch
+            break
+        loader.close()
+    batches = iter(ShardLoader(store, "x", **options))
+    next(batches)
+    del batches
+    forget()  # the store caches some open files
+    assert n_descriptors() <= before
+
+
+def test_an_interrupted_consumer_ends_at_once(tmp_path: Path) -> None:
+    """Ctrl-C while the consumer waits: the process ends, with all of its threads."""
+    array(ShardingStore(str(tmp_path), chunks_per_shard=2), (4000, 30), (1, 30))
+    code = f"""
+import os, signal, threading, time
+from zarr_shardstore import ShardingStore, ShardLoader
+def transform(batch):
+    time.sleep(0.2)
+    return batch
+loader = ShardLoader({str(tmp_path)!r}, "x", batch_size=3, transform=transform)
+threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
+try:
+    for batch in loader:
+        pass
+except KeyboardInterrupt:
+    assert not [t for t in threading.enumerate() if "loader" in t.name]
+    print("ended")
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.returncode, done.stdout) == (0, "ended\n"), done.stderr
+
+
+@pytest.mark.parametrize("how", ["exit", "kill"])
+def test_a_consumer_that_leaves(tmp_path: Path, how: str) -> None:
+    array(ShardingStore(str(tmp_path), chunks_per_shard=2), (400, 30), (1, 30))
+    end = "os._exit(3)" if how == "kill" else "sys.exit(3)"
+    code = f"""
+import os, sys
+from zarr_shardstore import ShardingStore, ShardLoader
+batches = iter(ShardLoader({str(tmp_path)!r}, "x", batch_size=3))
+next(batches)
+{end}
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], timeout=60, capture_output=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (3, b"")
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
+def test_a_fork_is_refused_and_a_new_iterator_works(tmp_path: Path) -> None:
+    array(ShardingStore(str(tmp_path), chunks_per_shard=2), (400, 30), (1, 30))
+    code = f"""
+import os, warnings
+warnings.simplefilter("ignore")
+from zarr_shardstore import ShardingStore, ShardLoader, UnsupportedError
+loader = ShardLoader({str(tmp_path)!r}, "x", batch_size=3)
+batches = iter(loader)
+next(batches)
+if os.fork() == 0:
+    try:
+        next(batches)
+    except UnsupportedError as error:
+        assert "fork" in str(error)
+        os._exit(len(list(loader)) % 100)
+    os._exit(99)
+_, status = os.wait()
+assert len(list(batches)) == 133
+os._exit(os.waitstatus_to_exitcode(status))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 34, done.stderr
+
+
+# ------------------------------------------------------------------------ frameworks
+
+
+def test_torch(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    store = ShardingStore({}, chunks_per_shard=2)
+    values = array(store, (40, 3), (4, 3))
+    loader = ShardLoader(store, "x", batch_size=6, to="torch")
+    got = torch.cat(list(torch.utils.data.DataLoader(loader.torch(), batch_size=None)))
+    assert np.array_equal(got.numpy(), values)
+    dataset = ShardLoader(store, "x", batch_size=6).torch()
+    with pytest.raises(UnsupportedError, match="num_workers=0"):
+        list(torch.utils.data.DataLoader(dataset, batch_size=None, num_workers=1))
+
+
+def test_jax(tmp_path: Path) -> None:
+    """In a process of its own: jax warns of all later forks."""
+    pytest.importorskip("jax")
+    values = array(ShardingStore(str(tmp_path), chunks_per_shard=2), (40, 300), (4, 300))
+    code = f"""
+import jax, numpy as np
+from zarr_shardstore import ShardLoader
+got = list(ShardLoader({str(tmp_path)!r}, "x", batch_size=6, to="jax"))
+assert all(isinstance(batch, jax.Array) for batch in got)
+print(int(np.concatenate(got).sum()))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert int(done.stdout) == values.sum()
+
+
+def test_xarray() -> None:
+    xr = pytest.importorskip("xarray")
+    store = ShardingStore({}, chunks_per_shard=2)
+    values = filled((20, 6, 4)).astype("f4")
+    ds = xr.Dataset(
+        {"t": (("time", "lat", "lon"), values), "mean": (("time",), values.mean(axis=(1, 2)))}
+    )
+    ds.to_zarr(store, encoding={"t": {"chunks": (4, 6, 4)}}, consolidated=False)
+    opened = xr.open_zarr(store, chunks=None, consolidated=False)
+    rows = list(ShardLoader.from_xarray(opened, dims="time", batch_size=8))
+    assert np.array_equal(np.concatenate([batch["t"] for batch in rows]), values)
+    assert np.array_equal(np.concatenate([b["mean"] for b in rows]), values.mean(axis=(1, 2)))
+    loader = ShardLoader.from_xarray(opened[["t"]], dims={"lat": 3, "time": 5}, batch_size=3)
+    got = np.concatenate([batch["t"] for batch in loader])
+    assert got.shape == (8, 5, 3, 4)
+    assert np.array_equal(got[5], values[5:10, 3:6])
+    for bad in (ds, opened.isel(time=slice(3))):
+        with pytest.raises((UnsupportedError, SpecError)):
+            ShardLoader.from_xarray(bad, dims="time", batch_size=2)
+    with pytest.raises(SpecError, match="mean"):
+        ShardLoader.from_xarray(opened, dims={"lat": 3}, batch_size=2)

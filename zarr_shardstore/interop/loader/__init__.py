@@ -1,0 +1,1 @@
+"""Loader of batches for training, as fast as the storage delivers them."""

@@ -1,0 +1,361 @@
+"""Engine of a loader: reads units ahead, decodes them in threads, and hands out batches.
+
+1. All threads share a `Run`, under one lock. They take *jobs* from one queue, which are calls
+   without arguments: plan a group, read and decode a unit, finish a batch.
+2. Units begin in the order of the plan. The limit of bytes must have room for a unit, and for the
+   batches that it opens. A unit keeps its room until its chunks are decoded, a batch until the
+   consumer has it.
+3. A batch is complete when all of its samples are planned, and all units with parts of them
+   decoded. Units hold all parts of a group, so a batch never waits for a later group. A unit may
+   exceed the limit only if no other unit is under way and the next batch is not complete: so a run
+   never stands still.
+4. The first error ends the run: no job does anything any more, requests are cancelled, and the
+   consumer wakes.
+5. Threads know the `Run` only. When the iterator over its batches is closed or dropped, each
+   thread ends after the unit that it decodes.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from functools import partial
+from itertools import chain, pairwise
+from queue import SimpleQueue
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from zarr_shardstore.errors import UnsupportedError
+from zarr_shardstore.interop.loader.copies import Array, Memory, Source
+from zarr_shardstore.interop.loader.order import Draw, Ints, Samples, Share
+from zarr_shardstore.interop.loader.plan import Unit
+
+_MOST_KEPT = 32
+"""Delivered batches whose memory may be used again."""
+
+_FEW_UNITS = 64
+"""Units that are left when the next group is planned."""
+
+
+@dataclass
+class LoaderStats:
+    """Counts of the current epoch of a loader, or of the last one.
+
+    Parameters
+    ----------
+    n_batches, n_samples, nbytes_delivered : int
+        What the consumer has got.
+    n_chunks, n_reads, nbytes_read : int
+        Chunks that were read and decoded, the reads, each of one or more requests, and the encoded
+        bytes of the chunks.
+    most_nbytes : int
+        Most bytes that were reserved at a time, encoded and decoded.
+    seconds, waited_s : float
+        Time from the begin of the epoch to its last batch, and the part that the consumer waited.
+    index_requests, index_hits : int
+        Shard indexes that were requested, and that were cached.
+    """
+
+    n_batches: int = 0
+    n_samples: int = 0
+    nbytes_delivered: int = 0
+    n_chunks: int = 0
+    n_reads: int = 0
+    nbytes_read: int = 0
+    most_nbytes: int = 0
+    seconds: float = 0.0
+    waited_s: float = 0.0
+    index_requests: int = 0
+    index_hits: int = 0
+
+    @property
+    def mb_per_s(self) -> float:
+        """Megabytes of batches in each second."""
+        return self.nbytes_delivered / 1e6 / self.seconds if self.seconds else 0.0
+
+
+@dataclass(eq=False)
+class _Batch:
+    n: int
+    nbytes: int
+    n_left: int
+    """Samples that are not planned, and units that are not decoded."""
+    buffers: list[Array] | None = None
+    """An array of each source; ``None``: the batch is not open."""
+    result: Any = None
+    is_done: bool = False
+
+
+class Task(NamedTuple):
+    """What all epochs of a loader share: arrays, samples, and limits in bytes."""
+
+    sources: Sequence[Source]
+    samples: Samples
+    share: Share
+    draw: Draw
+    limit_nbytes: int
+    unit_nbytes: int
+    n_threads: int
+    finish: Callable[[Sequence[Array]], Any]
+    allocate: Callable[[int], npt.NDArray[np.uint8]]
+
+    def order(self, epoch: int) -> tuple[Ints, list[int]]:
+        """Return the numbers of the samples of an epoch, and the ends of their groups."""
+        first, n_axes = self.sources[0], None if self.draw.shuffle else 1
+        axes = first.axes[:n_axes]
+        starts = self.samples.starts(np.arange(self.samples.n))[:, :n_axes]
+        chunks = starts // np.array([first.chunk_shape[axis] for axis in axes], np.int64)
+        return self.draw.order(self.share, epoch, *first.places(chunks, axes)[1:])
+
+    def plan(self, numbers: Ints, positions: Ints) -> tuple[Ints, list[Unit]]:
+        """Return the batches of the samples at some positions, and units in order."""
+        ends = self.share.batch_ends
+        batches = np.searchsorted(ends, positions, side="right")
+        slots = positions - np.append(0, ends)[batches]
+        turns = np.zeros_like(batches) if self.draw.shuffle == "shards" else batches
+        of_samples = (self.samples.starts(numbers[positions]), batches, slots, turns)
+        units = [
+            unit
+            for i, source in enumerate(self.sources)
+            for unit in source.units(source.parts(i, *of_samples), self.unit_nbytes)
+        ]
+        units.sort(key=lambda unit: unit.numbers[0])  # arrays side by side: a batch needs all
+        return batches, units
+
+
+class Run:
+    """State of one epoch, shared by the consumer, the threads and the event loop."""
+
+    def __init__(self, task: Task, epoch: int, first_batch: int) -> None:
+        self.task, self.stats, self._pid = task, LoaderStats(), os.getpid()
+        self.next = first_batch
+        self._numbers, ends = task.order(epoch)
+        start = int(np.append(0, task.share.batch_ends)[first_batch])
+        bounds = [start, *[end for end in ends if end > start]]
+        self._groups = deque(pairwise(bounds))
+        self._lock = threading.Condition()
+        self._jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._threads: list[threading.Thread] = []
+        self._units: deque[Unit] = deque()
+        self._requests: set[Future[Any]] = set()
+        self._used = self._n_under_way = 0
+        self._is_planning = self._is_stopped = False
+        self._error: BaseException | None = None
+        each = sum(source.sample_nbytes for source in task.sources)
+        sizes = np.diff(task.share.batch_ends, prepend=0)[first_batch:].tolist()
+        self._batches = {i: _Batch(n, n * each, n) for i, n in enumerate(sizes, first_batch)}
+        n_kept = task.limit_nbytes // 16 // max(1, each * max(sizes, default=1))
+        n_kept = max(2, min(_MOST_KEPT, n_kept))
+        self._memory = Memory(task.allocate, n_kept * len(task.sources))
+
+    def __iter__(self) -> Iterator[Any]:
+        """Yield the batches. The threads end when the iterator does, or is dropped."""
+        waits = True
+        try:
+            while found := self._next():
+                yield found.pop()
+        except GeneratorExit:
+            waits = False  # perhaps in a garbage collection
+            raise
+        finally:
+            self.stop(waits=waits)
+
+    def stop(self, error: BaseException | None = None, *, waits: bool = False) -> None:
+        """End all threads and requests. It may be called twice, and in a garbage collection."""
+        if os.getpid() != self._pid:
+            return  # a forked child has none of them
+        with self._lock:
+            self._error = self._error or (None if self._is_stopped else error)
+            self._is_stopped = True
+            requests = [*self._requests]
+            for each in (self._units, self._requests, self._batches):
+                each.clear()
+            self._lock.notify_all()
+        for _ in self._threads:
+            self._jobs.put(None)
+        for request in requests:
+            request.cancel()
+        for thread in self._threads if waits else ():
+            thread.join()
+
+    # ------------------------------------------------------------------ consumer
+
+    def _begin(self) -> None:
+        self._began = time.perf_counter()
+        with self._lock:
+            for batch in self._batches.values():
+                self._count(batch, 0)  # some have no sample
+            self._pump()
+        for i in range(self.task.n_threads):
+            thread = threading.Thread(target=_work, args=(self._jobs, self.stop), daemon=True)
+            thread.name = f"shard-loader-{i}"
+            self._threads.append(thread)
+            thread.start()
+
+    def _next(self) -> list[Any]:
+        """Return the next batch in a list, which is empty after the last one."""
+        if os.getpid() != self._pid:
+            raise UnsupportedError(
+                "a fork has copied this iterator, but none of its threads: iterate over the "
+                "loader in the process that uses the batches"
+            )
+        if not self._threads and not self._is_stopped:
+            self._begin()
+        began, stats = time.perf_counter(), self.stats
+        with self._lock:
+            while (batch := self._batches.get(self.next)) is not None and not batch.is_done:
+                self._lock.wait()
+            if self._error is not None:
+                raise self._error
+            if batch is None:
+                return []
+            for buffer in batch.buffers or ():
+                self._memory.give_back(buffer)
+            del self._batches[self.next]
+            self.next += 1
+            self._used -= batch.nbytes
+            self._pump()
+            stats.n_batches += 1
+            stats.n_samples += batch.n
+            stats.nbytes_delivered += batch.nbytes
+            stats.seconds = time.perf_counter() - self._began
+            stats.waited_s += time.perf_counter() - began
+        return [batch.result]
+
+    # --------------------------------------------------------- under the lock
+
+    def _pump(self) -> None:
+        """Begin units while there is room, and plan the next group before they run out."""
+        task = self.task
+        while self._units:
+            unit = self._units[0]
+            source = task.sources[unit.array]
+            batches = [self._batches[number] for number in unit.numbers]
+            opened = [batch for batch in batches if batch.buffers is None]
+            reserved = source.reserved_nbytes(unit)
+            nbytes = reserved + sum(batch.nbytes for batch in opened)
+            is_idle = not self._n_under_way and self._batches[self.next].n_left
+            if self._used + nbytes > task.limit_nbytes and not is_idle:
+                break
+            if source.entries.can_block and self._n_under_way >= 2 * task.n_threads:
+                break  # no thread is free; batches that are opened late use memory again
+            self._units.popleft()
+            self._n_under_way += 1
+            self._used += reserved
+            for batch in opened:
+                self._open(batch)
+            self.stats.most_nbytes = max(self.stats.most_nbytes, self._used)
+            self._request(unit)
+        if self._groups and len(self._units) <= _FEW_UNITS and not self._is_planning:
+            self._is_planning = True
+            self._jobs.put(partial(self._plan, self._groups.popleft()))
+
+    def _open(self, batch: _Batch) -> None:
+        self._used += batch.nbytes
+        batch.buffers = [
+            self._memory.take((batch.n, *source.lengths), source.dtype)
+            for source in self.task.sources
+        ]
+
+    def _request(self, unit: Unit) -> None:
+        """Read a unit in a thread, or in zarr's event loop; a thread decodes it."""
+        entries = self.task.sources[unit.array].entries
+        if entries.can_block:
+            self._jobs.put(partial(self._decode, unit, partial(entries.read, unit.reads())))
+            return
+        request = entries.begin(unit.reads())
+        self._requests.add(request)
+        request.add_done_callback(partial(self._answered, unit))
+
+    def _answered(self, unit: Unit, request: Future[Any]) -> None:
+        self._requests.discard(request)
+        self._jobs.put(partial(self._decode, unit, request.result))
+
+    def _count(self, batch: _Batch, n: int) -> None:
+        """Count samples or units that are done, and finish a batch that lacks none."""
+        batch.n_left -= n
+        if not batch.n_left:
+            if batch.buffers is None:  # samples without elements
+                self._open(batch)
+            self._jobs.put(partial(self._finish, batch))
+
+    # ------------------------------------------------------------------- jobs
+
+    def _plan(self, bounds: tuple[int, int]) -> None:
+        batches, units = self.task.plan(self._numbers, np.arange(*bounds))
+        counted = zip(*map(np.ndarray.tolist, np.unique(batches, return_counts=True)), strict=True)
+        with self._lock:
+            if self._is_stopped:
+                return
+            for number in chain.from_iterable(unit.numbers for unit in units):
+                self._batches[number].n_left += 1
+            for number, n in counted:
+                self._count(self._batches[number], n)
+            self._units.extend(units)
+            self._is_planning = False
+            self._pump()
+
+    def _decode(self, unit: Unit, read: Callable[[], Sequence[Any]]) -> None:
+        source = self.task.sources[unit.array]
+        with self._lock:
+            if self._is_stopped:
+                return
+            batches = {number: self._batches[number] for number in unit.numbers}
+        try:
+            values = read()
+            buffers = {i: b.buffers[unit.array] for i, b in batches.items() if b.buffers}
+            source.copy(values, unit, buffers)
+        except Exception as error:
+            self._blame(unit, error)
+            return
+        nbytes_read = sum(len(value) for value in values if value is not None)
+        with self._lock:
+            if self._is_stopped:
+                return
+            self._n_under_way -= 1
+            self._used -= source.reserved_nbytes(unit)
+            self.stats.nbytes_read += nbytes_read
+            self.stats.n_reads += 1
+            self.stats.n_chunks += len(unit.chunks)
+            for batch in batches.values():
+                self._count(batch, 1)
+            self._pump()
+
+    def _finish(self, batch: _Batch) -> None:
+        if self._is_stopped:
+            return
+        pairs = zip(self.task.sources, batch.buffers or (), strict=True)
+        result = self.task.finish([b.reshape(batch.n, *s.sample_shape) for s, b in pairs])
+        with self._lock:
+            batch.result, batch.is_done = result, True
+            self._lock.notify()
+
+    def _blame(self, unit: Unit, error: BaseException) -> None:
+        """End the run by an error that names shards and samples."""
+        task, entries, reads = self.task, self.task.sources[unit.array].entries, unit.reads()
+        begins = np.append(0, task.share.batch_ends)[unit.batches]
+        numbers = np.unique(self._numbers[begins + unit.slots]).tolist()
+        keys = entries.chunks.keys(unit.chunks[:3])
+        if entries.layout is not None:
+            keys = [entries.layout.shard(shard).key for shard, _ in reads[:3]]
+        error.add_note(
+            f"in {len(reads)} shards, {keys} first, with parts of {len(numbers)} samples, "
+            f"{numbers[:8]} first"
+        )
+        self.stop(error)
+
+
+def _work(jobs: SimpleQueue[Any], stop: Callable[[BaseException], None]) -> None:
+    while (job := jobs.get()) is not None:
+        try:
+            job()
+        except BaseException as error:
+            stop(error)
+        del job

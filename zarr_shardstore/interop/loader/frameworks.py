@@ -1,0 +1,103 @@
+"""Faces of a loader to frameworks: numpy, torch, jax, xarray. Each is imported when it is used."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from zarr_shardstore.errors import SpecError, UnsupportedError
+
+if TYPE_CHECKING:
+    from zarr_shardstore.interop.loader.loader import ShardLoader
+
+Framework: TypeAlias = Literal["numpy", "torch", "jax"]
+
+
+def converter_of(
+    to: Framework,
+) -> tuple[Callable[[npt.NDArray[Any]], Any], Callable[[int], Any]]:
+    """Return a function from an array to the framework, which shares the memory, and a function
+    that allocates this memory."""
+    pageable = partial(np.empty, dtype=np.uint8)
+    if to == "numpy":
+        return np.asarray, pageable
+    if to == "jax":
+        import jax
+
+        return (
+            lambda array: jax.dlpack.from_dlpack(array) if array.size else jax.numpy.asarray(array),
+            pageable,
+        )
+    if to == "torch":
+        import torch
+
+        pinned = partial(torch.empty, dtype=torch.uint8, pin_memory=True)
+        has_cuda = torch.cuda.is_available()
+        return torch.from_numpy, (lambda n: pinned(n).numpy()) if has_cuda else pageable
+    raise SpecError(f"to is 'numpy', 'torch' or 'jax', got {to!r}")
+
+
+def torch_dataset(loader: ShardLoader) -> Any:
+    """Return a loader as a ``torch.utils.data.IterableDataset`` of whole batches."""
+    from torch.utils import data
+
+    class LoaderDataset(data.IterableDataset):  # type: ignore[misc]
+        """Batches of a loader, with the state of the loader."""
+
+        def __iter__(self) -> Iterator[Any]:
+            if data.get_worker_info() is not None:
+                raise UnsupportedError(
+                    "the loader reads and decodes in threads of this process: each worker process "
+                    "would read all samples again, so pass num_workers=0"
+                )
+            return iter(loader)
+
+        def __len__(self) -> int:
+            return len(loader)
+
+        def state_dict(self) -> dict[str, Any]:
+            return loader.state_dict()
+
+        def load_state_dict(self, state: Mapping[str, Any]) -> None:
+            loader.load_state_dict(state)
+
+    return LoaderDataset()
+
+
+def arrays_of_dataset(ds: Any) -> tuple[Any, dict[str, str], dict[str, tuple[str, ...]]]:
+    """Return the store of the variables of a dataset of xarray, their paths and dimensions."""
+    arrays = {name: _stored_array_of(v, name) for name, v in ds.data_vars.items()}
+    stores = [array.store for array in arrays.values()]
+    if not stores or any(store is not stores[0] and store != stores[0] for store in stores):
+        raise SpecError("the variables of the dataset are arrays of one store")
+    dims = {name: tuple(map(str, variable.dims)) for name, variable in ds.data_vars.items()}
+    return stores[0], {name: array.path for name, array in arrays.items()}, dims
+
+
+def _stored_array_of(variable: Any, name: str) -> Any:
+    """Return the array of zarr below the lazy arrays of xarray, if it has the same values."""
+    data, encoding = variable.variable._data, variable.encoding
+    while type(data).__name__ != "ZarrArrayWrapper":
+        if data is None or isinstance(data, np.ndarray):
+            raise UnsupportedError(
+                f"{name!r} is not read lazily from a store: open the dataset with "
+                "xarray.open_zarr(ShardingStore(…), chunks=None)"
+            )
+        data = getattr(data, "array", None)
+    array = data.get_array()
+    fills = [encoding.get(key) for key in ("_FillValue", "missing_value")]
+    is_masked = any(fill is not None and fill == fill for fill in fills)
+    if is_masked or "scale_factor" in encoding or array.dtype != variable.dtype:
+        raise UnsupportedError(
+            f"xarray computes the values of {name!r} from those stored: open the dataset with "
+            "decode_cf=False, and compute them in `transform`"
+        )
+    if array.shape != variable.shape:
+        raise UnsupportedError(
+            f"{name!r} is a part of a stored array: pass the whole dataset, and `positions`"
+        )
+    return array

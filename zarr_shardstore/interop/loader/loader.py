@@ -1,0 +1,383 @@
+"""`ShardLoader`: batches for training from arrays of a store."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+from itertools import pairwise
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+import zarr
+
+from zarr_shardstore.access import EntryReader, ShardingMapping, ShardingStore, box_grids
+from zarr_shardstore.errors import SpecError, UnsupportedError
+from zarr_shardstore.interop.loader.copies import PIECE_NBYTES, PLAIN_KINDS, Array, Source
+from zarr_shardstore.interop.loader.engine import LoaderStats, Run, Task
+from zarr_shardstore.interop.loader.frameworks import (
+    Framework,
+    arrays_of_dataset,
+    converter_of,
+    torch_dataset,
+)
+from zarr_shardstore.interop.loader.order import Draw, Samples, Share, Shuffle
+from zarr_shardstore.interop.loader.plan import (
+    LOCAL_UNIT_NBYTES,
+    PART_NBYTES,
+    UNIT_NBYTES,
+    LoaderPlan,
+    advice_of,
+)
+
+_UNITS_AT_ONCE = 32
+"""Ratio of the limit of bytes and a unit: so many units are under way at least."""
+
+
+class ShardLoader:
+    """Batches of samples from arrays of a store, read ahead and decoded in threads.
+
+    Parameters
+    ----------
+    store
+        A `ShardingStore`, or all that it takes. A URL may begin with ``shard::``.
+    arrays : str, mapping of str to str
+        Path of an array; or paths by name, for batches that are dicts of aligned arrays.
+    batch_size
+        Samples of a batch.
+    window : sequence of int, optional
+        Shape of a sample along the sampled axes; along all others it has the whole array. By
+        default samples are rows: single places along one axis, which the sample lacks.
+    stride, positions : sequence of int, n x axes integers, optional
+        Distances between the windows of a regular grid, by default their lengths; or the starts
+        of all samples, for rows a list of their numbers.
+    axes : int, sequence of int, mapping of these by name, optional
+        Sampled axes of each array. By default the first ones.
+    edges : {"drop", "shift"}
+        Whether a window that would cross the end of the array is left out, or ends there.
+    shuffle : {False, "shards", "full"}
+        Order of the samples: as they are; random shards, and random samples of a pool of shards;
+        or random samples of all, which reads a chunk several times. See `plan` for the price.
+    seed
+        Together with the epoch and `world_size` it gives the order.
+    pool_nbytes, prefetch_nbytes
+        Decoded size of the samples that are shuffled, or share chunks, at a time, by default a
+        third of the rest; and the limit of the memory for encoded and decoded bytes, without the
+        batches that you have.
+    rank, world_size
+        Number of this process, and number of all that share an epoch. Each gets equally many
+        batches, and each sample is in one of them.
+    drop_last
+        Leave out samples that do not fill a batch in each rank. Otherwise the last batches are
+        smaller, and empty if there are fewer samples than batches.
+    transform : callable, optional
+        Called in a thread with each batch; you get what it returns.
+    to : {"numpy", "torch", "jax"}
+        Arrays of the batches. They share the memory that was decoded into, by DLPack.
+    n_threads : int, optional
+        Threads that read and decode. By default one for each core.
+
+    Raises
+    ------
+    SpecError
+        If an argument is not valid, arrays are not aligned, or `prefetch_nbytes` is too small.
+    UnsupportedError
+        If the chunks of an array differ in shape, or it is a sparse matrix.
+
+    Notes
+    -----
+    Each ``iter(loader)`` begins the next epoch, and ends another one; its first batch begins the
+    reads. A failed read ends the epoch with the error of the store, and a note names shard and
+    samples. Batches mix old and new chunks of arrays that change meanwhile.
+
+    Thread safety: one thread at a time may use a loader. Use it in the process that iterates: an
+    iterator that a fork has copied raises `UnsupportedError`.
+
+    Examples
+    --------
+    >>> import zarr
+    >>> store = ShardingStore({}, chunks_per_shard=(2, 1))
+    >>> z = zarr.create_array(store, name="x", shape=(10, 3), chunks=(2, 3), dtype="u1")
+    >>> z[:] = [[i, i, i] for i in range(10)]
+    >>> with ShardLoader(store, "x", batch_size=4, shuffle="shards") as loader:
+    ...     [batch.shape for batch in loader]
+    [(4, 3), (4, 3), (2, 3)]
+    """
+
+    def __init__(
+        self,
+        store: Any,
+        arrays: str | Mapping[str, str],
+        *,
+        batch_size: int,
+        window: Sequence[int] | None = None,
+        stride: Sequence[int] | None = None,
+        positions: npt.ArrayLike | None = None,
+        axes: int | Sequence[int] | Mapping[str, int | Sequence[int]] | None = None,
+        edges: Literal["drop", "shift"] = "drop",
+        shuffle: Shuffle = False,
+        seed: int = 0,
+        pool_nbytes: int | None = None,
+        prefetch_nbytes: int = 2**30,
+        rank: int = 0,
+        world_size: int = 1,
+        drop_last: bool = False,
+        transform: Callable[[Any], Any] | None = None,
+        to: Framework = "numpy",
+        n_threads: int | None = None,
+    ) -> None:
+        _check(batch_size >= 1, "batch_size is at least 1", batch_size)
+        _check(0 <= rank < world_size, "rank is in range(world_size)", (rank, world_size))
+        _check(shuffle in (False, "shards", "full"), "shuffle is False, 'shards', 'full'", shuffle)
+        _check(edges in ("drop", "shift"), "edges is 'drop' or 'shift'", edges)
+        _check(isinstance(seed, int) and seed >= 0, "seed is not negative", seed)
+        paths = {"": arrays} if isinstance(arrays, str) else dict(arrays)
+        _check(bool(paths), "arrays are at least one", arrays)
+        self._store = _open(store)
+        of = axes if isinstance(axes, Mapping) else dict.fromkeys(paths, axes)
+        sources = [_source(self._store, path, window, of.get(n)) for n, path in paths.items()]
+        first = sources[0]
+        extents = {tuple([source.shape[a] for a in source.axes]) for source in sources}
+        _check(len(extents) == 1, "arrays are equally long along the sampled axes", extents)
+        lengths = [first.lengths[axis] for axis in first.axes]
+        strides = lengths if stride is None else [*stride]
+        _check(len(strides) == len(lengths), "stride has a number for each axis", stride)
+        (extent,), shifts = extents, edges == "shift"
+        samples = Samples.of(extent, lengths, strides, positions=positions, shifts=shifts)
+        self._sample_nbytes = sum(source.sample_nbytes for source in sources)
+        self._batch_nbytes = batch_size * self._sample_nbytes
+        n_threads = n_threads or os.cpu_count() or 1
+        limit, pool = _limits(sources, self._batch_nbytes, n_threads, prefetch_nbytes, pool_nbytes)
+        is_local = all(source.entries.can_block for source in sources)
+        unit = LOCAL_UNIT_NBYTES if is_local else UNIT_NBYTES
+        each = self._sample_nbytes + PART_NBYTES * sum(s.n_parts for s in sources)
+        convert, allocate = converter_of(to)
+        names = None if isinstance(arrays, str) else [*paths]
+        self._task = Task(
+            sources=sources,
+            samples=samples,
+            share=Share.of(samples.n, batch_size, rank, world_size, drops=drop_last),
+            draw=Draw(shuffle, seed, max(1, pool // max(1, each))),
+            limit_nbytes=limit,
+            unit_nbytes=min(unit, limit // _UNITS_AT_ONCE),
+            n_threads=n_threads,
+            finish=partial(_finish, names, convert, transform),
+            allocate=allocate,
+        )
+        of_batches = {"batch_size": batch_size, "world_size": world_size, "drop_last": drop_last}
+        self._order_id = {"n_samples": samples.n, **of_batches, **self._task.draw._asdict()}
+        self._pool_nbytes, self._peak_nbytes = pool, prefetch_nbytes + 2 * self._batch_nbytes
+        self._epoch = self._batch = 0
+        self._is_fresh = True
+        self._run: Run | None = None
+        self._before = self._store.stats()
+
+    @classmethod
+    def from_xarray(cls, ds: Any, *, dims: str | Mapping[str, int], **options: Any) -> ShardLoader:
+        """Return a loader of the variables of a dataset; batches are dicts by their names.
+
+        Parameters
+        ----------
+        ds : xarray.Dataset
+            Opened by ``xarray.open_zarr(ShardingStore(…), chunks=None)``, with all its elements.
+        dims : str, mapping of str to int
+            A dimension whose places are the samples, or the length of a sample along dimensions.
+        **options
+            Options of `ShardLoader`; `stride` and `positions` go by the order of `dims`.
+
+        Raises
+        ------
+        UnsupportedError
+            If a variable is not a whole stored array, or xarray computes its values.
+        SpecError
+            If a variable lacks one of the dimensions.
+        """
+        store, paths, names = arrays_of_dataset(ds)
+        wanted = [dims] if isinstance(dims, str) else [*dims]
+        for name, of_variable in names.items():
+            _check(set(wanted) <= {*of_variable}, f"{name!r} has all of these dimensions", wanted)
+        axes = {name: [of.index(dim) for dim in wanted] for name, of in names.items()}
+        window = None if isinstance(dims, str) else [*dims.values()]
+        return cls(store, paths, window=window, axes=axes, **options)
+
+    # ----------------------------------------------------------------- iteration
+
+    def __len__(self) -> int:
+        """Return the number of batches of an epoch."""
+        return len(self._task.share.batch_ends)
+
+    def __iter__(self) -> Iterator[Any]:
+        self.close()
+        if not self._is_fresh:
+            self._epoch, self._batch = self._epoch + 1, 0
+        self._is_fresh = False
+        self._before = self._store.stats()
+        self._run = Run(self._task, self._epoch, self._batch)
+        return iter(self._run)
+
+    def close(self) -> None:
+        """End the threads and requests of the current epoch, if any."""
+        if self._run is not None:
+            self._run.stop(waits=True)
+
+    def __enter__(self) -> ShardLoader:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def set_epoch(self, epoch: int) -> None:
+        """Begin the next iteration with this epoch, as samplers of torch do."""
+        _check(epoch >= 0, "an epoch is not negative", epoch)
+        self._epoch, self._batch, self._is_fresh = epoch, 0, True
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the place of the next batch, for `load_state_dict` in any rank."""
+        batch = self._batch if self._is_fresh or self._run is None else self._run.next
+        ends = int(0 < len(self) <= batch)
+        batch = 0 if ends else batch
+        return {"epoch": self._epoch + ends, "batch": batch, "order": {**self._order_id}}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Make the next iteration continue at the batch after those that were delivered.
+
+        Raises
+        ------
+        SpecError
+            If the state is of other samples, or of options that give another order.
+        """
+        other = dict(state["order"])
+        differ = [name for name, mine in self._order_id.items() if mine != other.get(name)]
+        _check(not differ, "the state is of a loader with the same order", differ)
+        self.close()
+        self._epoch, self._batch, self._is_fresh = state["epoch"], state["batch"], True
+
+    def torch(self) -> Any:
+        """Return the loader as a ``torch.utils.data.IterableDataset`` whose items are batches.
+
+        Pass it to ``DataLoader(…, batch_size=None, num_workers=0)``, or to `StatefulDataLoader` of
+        torchdata, which finds `state_dict`. Worker processes raise `UnsupportedError`.
+        """
+        return torch_dataset(self)
+
+    # ------------------------------------------------------------------- figures
+
+    def plan(self) -> LoaderPlan:
+        """Return what the current epoch reads, and advice. Reads all shard indexes, no chunk.
+
+        Without shards the size of chunks is not known: then bytes count as decoded.
+        """
+        task, sources, shards = self._task, self._task.sources, set[Any]()
+        counts = np.zeros(4, np.int64)
+        numbers, ends = task.order(self._epoch)
+        for bounds in pairwise([0, *ends]):
+            for unit in task.plan(numbers, np.arange(*bounds))[1]:
+                source, reads = sources[unit.array], unit.reads()
+                shards.update((unit.array, shard) for shard, _ in reads)
+                decoded, is_known = len(unit.chunks) * source.chunk_nbytes, source.entries.layout
+                encoded = source.entries.nbytes(reads) if is_known else decoded
+                counts += (len(unit.chunks), len(reads), encoded, decoded)
+        n_chunks, n_requests, nbytes_read, nbytes_decoded = counts.tolist()
+        delivered = len(numbers) * self._sample_nbytes
+        shard_nbytes = sum(source.shard_nbytes for source in sources)
+        amplification = nbytes_decoded / delivered if delivered else 1.0
+        pool_shards = task.draw.group_length * self._sample_nbytes / shard_nbytes
+        advice = advice_of(sources[0], amplification, self._pool_nbytes, shard_nbytes)
+        read = (len(shards), n_chunks, n_requests, nbytes_read, delivered)
+        price = (self._peak_nbytes, amplification, pool_shards, advice)
+        return LoaderPlan(len(numbers), len(self), *read, *price)
+
+    def stats(self) -> LoaderStats:
+        """Return counts of the current epoch, or of the last one."""
+        now, before = self._store.stats(), self._before
+        stats = LoaderStats() if self._run is None else self._run.stats
+        return replace(
+            stats,
+            index_requests=now.index_requests - before.index_requests,
+            index_hits=now.index_hits - before.index_hits,
+        )
+
+
+def _limits(
+    sources: Sequence[Source], batch_nbytes: int, n_threads: int, prefetch: int, pool: int | None
+) -> tuple[int, int]:
+    """Divide the memory: decoders, units under way, batches at the ends of a group, pool."""
+    chunk_nbytes = max(source.chunk_nbytes for source in sources)
+    decoders = 2 * n_threads * max(PIECE_NBYTES, chunk_nbytes)
+    least = decoders + 2 * (3 * UNIT_NBYTES + 2 * chunk_nbytes) + 2 * batch_nbytes
+    pool = max(prefetch - least, 0) // 3 if pool is None else pool
+    rule = f"prefetch_nbytes is at least {least + pool} for these batches, chunks and pool"
+    _check(prefetch >= least + pool, rule, prefetch)
+    return prefetch - decoders, pool
+
+
+def _finish(
+    names: Sequence[str] | None,
+    convert: Callable[[Array], Any],
+    transform: Callable[[Any], Any] | None,
+    arrays: Sequence[Array],
+) -> Any:
+    """Return a batch, in a thread. It knows no loader, so a loader can be dropped."""
+    values = [*map(convert, arrays)]
+    batch = values[0] if names is None else dict(zip(names, values, strict=True))
+    return batch if transform is None else transform(batch)
+
+
+def _source(store: Any, path: str, window: Any, axes: Any) -> Source:
+    entries = _entries(store, path)
+    reader, layout = entries.chunks, entries.layout
+    shape = reader.array.shape
+    are_rows = window is None and bool(shape)
+    window = () if window is None and not shape else (1,) if window is None else window
+    given = range(len(window)) if axes is None else [axes] if isinstance(axes, int) else axes
+    sampled = tuple([axis + len(shape) if axis < 0 else int(axis) for axis in given])
+    is_valid = len({*sampled} & {*range(len(shape))}) == len(sampled) == len(window)
+    rule = f"the array {path!r} has {len(shape)} axes, one of each number for the window {window}"
+    _check(is_valid, rule, given)
+    lengths = list(shape)
+    for axis, length in zip(sampled, window, strict=True):
+        lengths[axis] = int(length)
+    return Source(
+        shape=shape,
+        chunk_shape=reader.chunk_shape,
+        itemsize=reader.dtype.itemsize,
+        axes=sampled,
+        lengths=tuple(lengths),
+        shards=box_grids.BoxGrid((1,) * len(shape)) if layout is None else layout.spec.boxes,
+        entries=entries,
+        dtype=reader.dtype.newbyteorder("=") if reader.dtype.kind in PLAIN_KINDS else reader.dtype,
+        sample_shape=tuple([n for i, n in enumerate(lengths) if not (are_rows and i in sampled)]),
+    )
+
+
+def _entries(store: Any, path: str) -> EntryReader:
+    try:
+        return EntryReader.of(store, path)
+    except SpecError:
+        kind = None
+        with suppress(Exception):
+            kind = zarr.open_group(store, path=path, mode="r").attrs.get("encoding-type")
+        if kind not in ("csr_matrix", "csc_matrix"):
+            raise
+        raise UnsupportedError(
+            f"{path!r} is a sparse matrix, {kind}: its rows are not rows of a grid of chunks. Read "
+            "it by annbatch, or store it dense"
+        ) from None
+
+
+def _check(is_valid: bool, rule: str, given: object) -> None:
+    if not is_valid:
+        raise SpecError(f"{rule}, got {given!r}")
+
+
+def _open(store: Any) -> Any:
+    if isinstance(store, ShardingMapping):
+        return store._store
+    if isinstance(store, ShardingStore):
+        return store
+    if isinstance(store, str):
+        store = store.removeprefix("shard::")
+    return ShardingStore(store, None, read_only=True)

@@ -1,0 +1,86 @@
+"""Reads of encoded chunks that a program plans shard by shard, as a loader of batches does."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from concurrent.futures import Future
+from itertools import chain
+from typing import Any, NamedTuple, TypeAlias, cast
+
+import numpy as np
+import numpy.typing as npt
+from zarr.core.sync import sync
+
+from zarr_shardstore.format.arguments import array_path
+from zarr_shardstore.format.keys import Coords
+from zarr_shardstore.format.layout import ArrayLayout
+from zarr_shardstore.io.concurrency import zarrs_loop
+from zarr_shardstore.shards.read import ShardReads
+from zarr_shardstore.shards.requests import GetIndex, ask
+from zarr_shardstore.store.direct_reads import ChunkReader, DirectReads, Values
+from zarr_shardstore.store.engine import ShardingEngine
+
+EntryPart: TypeAlias = tuple[Coords, npt.NDArray[np.int64]]
+"""Coordinates of a shard, and of some of its chunks, n x ndim."""
+
+
+class EntryReader(NamedTuple):
+    """Reads of chunks of one array that a program plans shard by shard; for any thread."""
+
+    engine: ShardingEngine
+    chunks: ChunkReader
+    layout: ArrayLayout | None
+    """``None``: no shards are known, so each chunk counts as one."""
+
+    @classmethod
+    def of(cls, store: DirectReads, path: str) -> EntryReader:
+        """Return a reader of an array, as its document is now."""
+        by_chunks: Any = store._by_chunks()
+        reader = by_chunks._current_reader_of(array_path(path))
+        layout = sync(by_chunks._layout_of(reader.first_key, reads=True))
+        is_known = layout is not None and layout.grid_shape == reader.grid_shape
+        return cls(by_chunks._engine, reader, layout if is_known else None)
+
+    @property
+    def can_block(self) -> bool:
+        """Whether `read` leaves zarr's event loop alone."""
+        return self.engine.driver.backend.mode != "async"
+
+    def read(self, parts: Sequence[EntryPart]) -> Values:
+        """Return the encoded chunks of all parts, ``None`` for missing ones."""
+        engine, groups = self.engine, self._groups(parts)
+        if self.layout is None:
+            return engine.get_many_blocking(self._keys(parts))
+        if engine.root is not None:
+            return [*chain.from_iterable(engine.get_groups_blocking(groups))]
+        return [*chain.from_iterable(engine.driver.run(engine.operations.get_groups(groups)))]
+
+    def begin(self, parts: Sequence[EntryPart]) -> Future[Values]:
+        """Begin to `read` in zarr's event loop."""
+
+        async def read() -> Values:
+            if self.layout is None:
+                return await self.engine.get_many(self._keys(parts))
+            return [*chain.from_iterable(await self.engine.get_groups(self._groups(parts)))]
+
+        return asyncio.run_coroutine_threadsafe(read(), zarrs_loop())
+
+    def nbytes(self, parts: Sequence[EntryPart]) -> int:
+        """Return the encoded size of chunks of shards in bytes, by the indexes."""
+        groups = self._groups(parts)
+        found = self.engine.driver.run(ask([GetIndex(reads.shard) for reads in groups]))
+        pairs = [(r, f.decoded) for r, f in zip(groups, found, strict=True) if f.decoded]
+        return sum(b - a for r, i in pairs for a, b in filter(None, r.ranges(i, None)))
+
+    def _groups(self, parts: Sequence[EntryPart]) -> list[ShardReads]:
+        layout, groups = cast(Any, self.layout), list[ShardReads]()
+        for coords, chunks in parts if layout is not None else ():
+            shard, ids = layout.shard(coords), np.zeros(len(chunks), np.int64)
+            for column, (start, stop) in zip(chunks.T, layout.spec.boxes.box(coords), strict=True):
+                ids = ids * (stop - start) + column - start
+            groups.append(ShardReads(shard, None, entry_ids=ids.tolist()))
+        return groups
+
+    def _keys(self, parts: Sequence[EntryPart]) -> list[tuple[str, None]]:
+        return [(key, None) for _, coords in parts for key in self.chunks.keys(coords)]
