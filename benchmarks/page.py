@@ -39,6 +39,8 @@ SCRIPTS = {
     "listing.py": "Listings",
     "fsck.py": "Check of a store",
     "start.py": "Start of a process",
+    "loader.py": "Batches for training",
+    "loader_peers.py": "Batches, beside other loaders",
 }
 ILLUSTRATED = {
     "whole_arrays.py": "Bars of the times of all contestants, for each array and operation",
