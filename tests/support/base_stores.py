@@ -549,7 +549,7 @@ def _(_: Place, objects: Objects) -> Any:
 
 
 def table() -> str:
-    """Return the table of the page, with numbered reasons below it."""
+    """Return the table of the page: reasons are numbered, stores that do all are listed below."""
     notes: dict[str, int] = {}
 
     def cell(refused: Refused | None) -> str:
@@ -562,10 +562,14 @@ def table() -> str:
         f"|---|{'---|' * len(COLUMNS)}",
     ]
     for name, its in ROWS.items():
+        if not its.refused:
+            continue
         cells = [cell(its.refused.get(column)) for column in COLUMNS]
         lines.append(f"| {name} | {' | '.join(cells)} |")
     reasons = [f"{n} “… {why.replace('|', ' …” or “… ')} …”" for why, n in notes.items()]
-    return "\n".join([*lines, "", *(f"{reason} ·" for reason in reasons[:-1]), reasons[-1], ""])
+    reasons = [*(f"{reason} ·" for reason in reasons[:-1]), reasons[-1]]
+    whole = ";\n".join(name for name, its in ROWS.items() if not its.refused)
+    return "\n".join([*lines, "", *reasons, "", "Every operation works with:", f"{whole}.", ""])
 
 
 def main() -> None:
