@@ -94,7 +94,7 @@ class _Batch:
 
 
 class Task(NamedTuple):
-    """What all epochs of a loader share: arrays, samples, and limits in bytes."""
+    """Arrays, samples and limits in bytes that all epochs of a loader share."""
 
     sources: Sequence[Source]
     samples: Samples

@@ -200,8 +200,10 @@ class LoaderPlan(NamedTuple):
 def advice_of(
     first: Geometry, amplification: float, pool_nbytes: int, shard_nbytes: int
 ) -> list[str]:
-    """Return advice as sentences with numbers: chunks of about 1 MiB, and shards of 8 MiB, for a
-    time of requests that is short beside that of their bytes, of which the pool has 16."""
+    """Return advice as sentences with numbers.
+
+    Chunks have about 1 MiB, shards 8 MiB, and the pool 16 shards.
+    """
     better, nbytes, found = list(first.chunk_shape), first.chunk_nbytes, []
     if amplification > 1.25:
         better = [max(1, min(pair)) for pair in zip(better, first.lengths, strict=True)]

@@ -311,14 +311,21 @@ def _translated(options: Mapping[str, Any], extra: str) -> dict[str, Any] | None
         if profile is None:
             return None
         translated = {**profile, **translated}
-    endpoints = [value for name, value in translated.items() if "endpoint" in name.lower()]
+    return _with_client_options(translated, extra)
+
+
+def _with_client_options(options: dict[str, Any], extra: str) -> dict[str, Any]:
+    """Return options of a store in which the options of its client are a mapping of their own."""
+    endpoints = [value for name, value in options.items() if "endpoint" in name.lower()]
     endpoints = endpoints or [os.environ.get(name) for name in _ENDPOINTS.get(extra, ())]
-    client = {name: translated.pop(name) for name in _OF_CLIENT & translated.keys()}
+    client = {name: options.pop(name) for name in _OF_CLIENT & options.keys()}
     if any(str(endpoint).startswith("http://") for endpoint in endpoints):
         client = {"allow_http": True, **client}
-    if client:
-        translated["client_options"] = {**client, **translated.get("client_options", {})}
-    return translated
+    return (
+        {**options, "client_options": {**client, **options.get("client_options", {})}}
+        if client
+        else options
+    )
 
 
 def _of_profile() -> dict[str, str] | None:
