@@ -451,7 +451,7 @@ def test_a_sparse_matrix_is_refused() -> None:
     store = ShardingStore({}, chunks_per_shard=2)
     for kind in ("csr_matrix", "csc_matrix"):
         group = zarr.create_group(store, path=kind, attributes={"encoding-type": kind})
-        group.create_array("data", shape=3, chunks=2, dtype="f4")
+        group.create_array("data", shape=3, chunks=(2,), dtype="f4")
         with pytest.raises(UnsupportedError, match=f"sparse matrix, {kind}.*annbatch"):
             ShardLoader(store, kind, batch_size=2)
     with pytest.raises(SpecError, match="no array at 'X'"):

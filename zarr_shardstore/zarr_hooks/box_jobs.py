@@ -122,7 +122,7 @@ class SlabCodec(NamedTuple):
             encode = self.plain.compress
         return [None if i in empty else encode(chunk) for i, chunk in enumerate(slab)]
 
-    def _encode_one(self, chunk: Array) -> bytes | None:
+    def _encode_one(self, chunk: Any) -> bytes | None:
         buffer = self.spec.prototype.nd_buffer.from_ndarray_like(chunk)
         value = self.codec.encode(buffer, self.spec)
         return None if value is None else own_bytes(value)
