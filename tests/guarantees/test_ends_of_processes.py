@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
 SCRIPT = """
 import _thread, time
 from zarr.storage import MemoryStore
@@ -32,3 +34,25 @@ def test_a_thread_that_never_leaves_is_not_waited_for_without_end() -> None:
     forever = SCRIPT.replace("time.sleep(0.3)", "time.sleep(1000)")
     done = subprocess.run([sys.executable, "-c", forever], capture_output=True, timeout=120)
     assert done.returncode == 0
+
+
+FRAMES = """
+import sys
+import numpy as np
+from zarr.storage import MemoryStore
+from zarr_shardstore import ShardingStore
+
+writer = ShardingStore(MemoryStore(), 2).append_frames("run", flush_s=1000)
+writer.append(np.zeros((4, 4), "u1"))
+if sys.argv[1] == "closed":
+    writer.close()
+"""
+
+
+@pytest.mark.parametrize("end", ["open", "closed"])
+def test_a_program_that_leaves_a_writer_of_frames_open_is_warned(end: str) -> None:
+    """No thread may be started then, so the frames cannot be stored."""
+    command = [sys.executable, "-c", FRAMES, end]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0
+    assert ("the last 1 frames of 'run' were never stored" in done.stderr) is (end == "open")

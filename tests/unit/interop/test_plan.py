@@ -67,4 +67,5 @@ def test_advice_has_numbers() -> None:
     )
     assert advice_of(good, 1.0, 2**28, good.shard_nbytes) == []
     tiny = Geometry((10_000,), (10,), 8, (0,), (1,), box_grids.BoxGrid((4,)))
-    assert "chunks of (10000,)" in advice_of(tiny, 1.0, 2**28, tiny.shard_nbytes)[0]
+    assert "chunks of (10000,)" in advice_of(tiny, 1.0, 2**14, tiny.shard_nbytes)[0]
+    assert advice_of(tiny, 1.0, 2**28, tiny.shard_nbytes) == [], "the pool holds all of it"

@@ -284,7 +284,8 @@ class ShardLoader:
         delivered = len(numbers) * self._sample_nbytes
         shard_nbytes = sum(source.shard_nbytes for source in sources)
         amplification = nbytes_decoded / delivered if delivered else 1.0
-        pool_shards = task.draw.group_length * self._sample_nbytes / shard_nbytes
+        of_pool = task.draw.group_length * self._sample_nbytes / shard_nbytes
+        pool_shards = min(of_pool, len(shards) / len(sources))
         advice = advice_of(sources[0], amplification, self._pool_nbytes, shard_nbytes)
         read = (len(shards), n_chunks, n_requests, nbytes_read, delivered)
         price = (self._peak_nbytes, amplification, pool_shards, advice)
@@ -335,7 +336,9 @@ def _source(store: Any, path: str, window: Any, axes: Any) -> Source:
     given = range(len(window)) if axes is None else [axes] if isinstance(axes, int) else axes
     sampled = tuple([axis + len(shape) if axis < 0 else int(axis) for axis in given])
     is_valid = len({*sampled} & {*range(len(shape))}) == len(sampled) == len(window)
-    rule = f"the array {path!r} has {len(shape)} axes, one of each number for the window {window}"
+    rule = (
+        f"{path!r} has {len(shape)} dimensions, so `axes` are {len(window)} of these (axes={{…}})"
+    )
     _check(is_valid, rule, given)
     lengths = list(shape)
     for axis, length in zip(sampled, window, strict=True):

@@ -202,18 +202,21 @@ def advice_of(
 ) -> list[str]:
     """Return advice as sentences with numbers.
 
-    Chunks have about 1 MiB, shards 8 MiB, and the pool 16 shards.
+    Chunks have about 1 MiB, shards 8 MiB, and the pool 16 shards. An array that fits in the pool
+    needs none of this.
     """
     better, nbytes, found = list(first.chunk_shape), first.chunk_nbytes, []
     if amplification > 1.25:
         better = [max(1, min(pair)) for pair in zip(better, first.lengths, strict=True)]
+    elif math.prod(first.shape) * first.itemsize <= pool_nbytes:
+        return []
     elif first.axes and not 2**16 <= nbytes <= 2**24:
         axis = first.axes[0]
         better[axis] = max(1, min(first.shape[axis], better[axis] * 2**20 // nbytes))
     if tuple(better) != first.chunk_shape:
         found.append(
-            f"chunks of {tuple(better)} in place of {first.chunk_shape}: {amplification:.1f} bytes "
-            f"are decoded for each byte of a batch, from chunks of {nbytes:,} bytes"
+            f"chunks of {tuple(better)} in place of {first.chunk_shape}, which have {nbytes:,} "
+            f"bytes; {amplification:.1f} bytes are decoded for each byte of a batch"
         )
     most = max(1, pool_nbytes // 16)
     least = min(2**23, most)

@@ -18,11 +18,15 @@ overwrites them.
 
 from __future__ import annotations
 
+import atexit
+import os
 import threading
 import time
 from collections import deque
 from collections.abc import Hashable, Mapping
+from functools import cache
 from typing import Any, Self, TypeAlias
+from weakref import WeakSet
 
 import numpy as np
 import numpy.typing as npt
@@ -43,6 +47,7 @@ from zarr_shardstore.metadata.transformer_list import name_of
 from zarr_shardstore.shards.requests import Modify, relay
 from zarr_shardstore.store.engine import ShardingEngine
 from zarr_shardstore.store.upkeep import Upkeep
+from zarr_shardstore.telemetry import warn
 
 Frames: TypeAlias = npt.NDArray[Any]
 
@@ -57,6 +62,7 @@ class FrameWriter:
     """A writer that appends frames to an array; `ShardingStore.append_frames` makes it.
 
     Use it with ``with``. The end of the block, also by an exception, stores the buffered frames.
+    Without ``with``, call `close`: the end of the program stores no frames, it only warns.
 
     A thread of the writer stores buffered frames after some time, after some bytes, or by `flush`.
     Each flush stores the chunks, and then the new shape of the array. So the array has `n_durable`
@@ -87,6 +93,7 @@ class FrameWriter:
         self._buffer = FrameBuffer(array.first)
         flush_s = usual_s if given_s is None else given_s
         self._thread = FlushThread(self._buffer, array, flush_s, flush_nbytes)
+        _writing().add(self._thread)
 
     @property
     def n_durable(self) -> int:
@@ -198,6 +205,19 @@ class FrameBuffer:
             self._blocks.popleft()
 
 
+@cache
+def _writing() -> WeakSet[FlushThread]:
+    """Return the threads of all writers. The end of the program looks for frames in them."""
+    threads = WeakSet[FlushThread]()
+
+    def end() -> None:
+        for thread in threads:
+            thread.warn_of_lost_frames()
+
+    atexit.register(end)
+    return threads
+
+
 class FlushThread:
     """A thread that stores buffered frames: after some time, after some bytes, or when asked.
 
@@ -217,6 +237,7 @@ class FlushThread:
         self._flushed_at = 0.0
         self._wanted = 0  # frames to be flushed now
         self._thread: threading.Thread | None = None
+        self._pid = os.getpid()
 
     @property
     def has_ended(self) -> bool:
@@ -255,6 +276,15 @@ class FlushThread:
             self.changed.notify_all()
         if self._thread is not None:
             self._thread.join()
+
+    def warn_of_lost_frames(self) -> None:
+        """Warn at the end of the program of frames that no flush has stored."""
+        n_lost = self._buffer.end - self._buffer.n_durable
+        if n_lost and not self._is_closed and os.getpid() == self._pid:
+            warn(
+                f"the last {n_lost} frames of {self._array.path!r} were never stored: use the "
+                "writer of frames in a `with` block, or call its close()"
+            )
 
     def _wait_s(self) -> float | None:
         """Return the time until a flush is due; ``None``: wait for a change."""
