@@ -43,11 +43,11 @@ def test_each_name_in_the_page_exists() -> None:
 
 
 ROOMS = {
-    "core": 21_182,
+    "core": 21_184,
     "core/format": 1_663,
     "core/metadata": 1_177,
     "core/shards": 2_446,
-    "core/arrays": 1_710,
+    "core/arrays": 1_712,
     "core/operations": 2_380,
     "core/io": 5_860,
     "core/zarr_hooks": 1_905,

@@ -422,7 +422,9 @@ def _first_chunk(node: Node, geometry: Geometry) -> Flow[memoryview | None]:
 
 
 def _warn_of_unsharded(node: Node, reason: str) -> None:
-    warn(f"the array {node.path!r} stays unsharded: {reason}", UnshardedWarning, stacklevel=3)
+    warn(
+        f"the array {node.path or '/'!r} stays unsharded: {reason}", UnshardedWarning, stacklevel=3
+    )
 
 
 def _dumped(new: Document, doc: Document, data: memoryview) -> Bytes:

@@ -93,7 +93,7 @@ class ZarrBackend(base.Backend):
         if kinds & CHANGES:
             what = "store or remove this, it was not done; write into another store"
         elif kinds & _LISTINGS:
-            what = "list keys: arrays are opened by their paths, and tools need a store that lists"
+            what = "list keys: Python opens arrays by their paths, tools need a store that lists"
         why = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
         raise UnsupportedError(f"{self!r} cannot {what} ({why})") from error
 
