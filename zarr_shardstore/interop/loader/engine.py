@@ -140,7 +140,8 @@ class Run:
         start = int(np.append(0, task.share.batch_ends)[first_batch])
         bounds = [start, *[end for end in ends if end > start]]
         self._groups = deque(pairwise(bounds))
-        self._lock = threading.Condition()
+        self._lock = threading.RLock()  # entered in C: no interrupt leaves it taken
+        self._changed = threading.Condition(self._lock)
         self._jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._threads: list[threading.Thread] = []
         self._units: deque[Unit] = deque()
@@ -177,13 +178,13 @@ class Run:
             requests = [*self._requests]
             for each in (self._units, self._requests, self._batches):
                 each.clear()
-            self._lock.notify_all()
+            self._changed.notify_all()
         for _ in self._threads:
             self._jobs.put(None)
         for request in requests:
             request.cancel()
         for thread in self._threads if waits else ():
-            thread.join()
+            _join(thread)
 
     # ------------------------------------------------------------------ consumer
 
@@ -211,7 +212,7 @@ class Run:
         began, stats = time.perf_counter(), self.stats
         with self._lock:
             while (batch := self._batches.get(self.next)) is not None and not batch.is_done:
-                self._lock.wait()
+                self._changed.wait()
             if self._error is not None:
                 raise self._error
             if batch is None:
@@ -335,7 +336,7 @@ class Run:
         result = self.task.finish([b.reshape(batch.n, *s.sample_shape) for s, b in pairs])
         with self._lock:
             batch.result, batch.is_done = result, True
-            self._lock.notify()
+            self._changed.notify()
 
     def _blame(self, unit: Unit, error: BaseException) -> None:
         """End the run by an error that names shards and samples."""
@@ -350,6 +351,16 @@ class Run:
             f"{numbers[:8]} first"
         )
         self.stop(error)
+
+
+def _join(thread: threading.Thread) -> None:
+    """Wait for the end of a thread, whose start an interrupt may have cut off."""
+    for _ in range(100):
+        try:
+            thread.join()
+            return
+        except RuntimeError:  # it has not begun
+            time.sleep(0.001)
 
 
 def _work(jobs: SimpleQueue[Any], stop: Callable[[BaseException], None]) -> None:

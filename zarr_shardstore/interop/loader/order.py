@@ -19,6 +19,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
+from numpy.random import Generator, default_rng  # at once: an import hides interrupts
 
 from zarr_shardstore.errors import SpecError
 
@@ -114,7 +115,7 @@ class Draw(NamedTuple):
         Samples have numbers of the shard and of the chunk that they begin in. Groups end between
         shards, in a large shard between chunks, and in a large chunk anywhere.
         """
-        random = np.random.default_rng([self.seed, epoch])
+        random = default_rng([self.seed, epoch])
         if self.shuffle == "full":
             drawn = random.permutation(len(shards))
         elif self.shuffle == "shards":
@@ -127,11 +128,11 @@ class Draw(NamedTuple):
             for i, (start, end) in enumerate(pairwise([0, *ends])):
                 # The start in the order of all ranks is different in each rank.
                 of_group = [self.seed, epoch, 1 + share.start + start, i]
-                np.random.default_rng(of_group).shuffle(drawn[start:end])
+                default_rng(of_group).shuffle(drawn[start:end])
         return drawn, ends
 
 
-def _drawn(values: Ints, random: np.random.Generator) -> Ints:
+def _drawn(values: Ints, random: Generator) -> Ints:
     """Return a random rank for each value; equal values have equal ranks."""
     distinct, inverse = np.unique(values, return_inverse=True)
     ranks: Ints = random.permutation(len(distinct))[inverse]
