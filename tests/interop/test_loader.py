@@ -536,7 +536,7 @@ def test_an_end_at_any_time_leaves_no_thread_and_no_descriptor(
 
 @pytest.mark.parametrize("after_s", [0.01, 0.5])
 def test_an_interrupted_consumer_ends_at_once(tmp_path: Path, after_s: float) -> None:
-    """Ctrl-C while the consumer begins, and while it waits: the process ends, with all of its threads."""
+    """Ctrl-C while the consumer begins, and while it waits: the process ends, with its threads."""
     array(ShardingStore(str(tmp_path), chunks_per_shard=2), (4000, 30), (1, 30))
     code = f"""
 import os, signal, threading, time
