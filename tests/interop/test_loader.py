@@ -540,6 +540,7 @@ def test_an_interrupted_consumer_ends_at_once(tmp_path: Path, after_s: float) ->
     array(ShardingStore(str(tmp_path), chunks_per_shard=2), (4000, 30), (1, 30))
     code = f"""
 import os, signal, threading, time
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a job in the background ignores it
 from zarr_shardstore import ShardingStore, ShardLoader
 def transform(batch):
     time.sleep(0.2)
