@@ -145,11 +145,11 @@ def _requests(
     """Count the requests of an array: its values are read, written and read back."""
     n_rounds = math.ceil(report.n_bytes / ROUND_NBYTES)
     nominal = plan.nominal_nbytes
-    of_source = report.n_objects_before
+    of_source = 2 * report.n_objects_before  # size and value
     if plan.spec is not None:  # size, index, and ranges of each shard
-        of_source = 2 * report.n_objects_before + max(report.n_objects_before, n_rounds)
+        of_source += max(report.n_objects_before, n_rounds)
     elif nominal is None or nominal > ROUND_NBYTES:
-        of_source = 2 * report.n_objects_before + n_rounds
+        of_source += n_rounds
     written, read_back = report.n_objects, report.n_objects
     if plan.new_spec is not None and plan.action != "copied":
         read_back = 2 * report.n_objects + max(report.n_objects, n_rounds)
