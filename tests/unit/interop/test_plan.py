@@ -1,13 +1,16 @@
-"""Plan of a loader: parts cover each element of each sample once, units each chunk once."""
+"""Plan of a loader: the copies of all units make the batches, and units have each chunk once."""
 
 from __future__ import annotations
+
+import math
 
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
 from zarr_shardstore.access import box_grids
-from zarr_shardstore.interop.loader.plan import Geometry, advice_of
+from zarr_shardstore.interop.loader.copies import copy_parts
+from zarr_shardstore.interop.loader.plan import Geometry, PlannedSamples, advice_of
 
 
 @st.composite
@@ -18,54 +21,74 @@ def geometries(draw: st.DrawFn) -> Geometry:
     chunks = tuple(draw(st.integers(1, 4)) for _ in range(ndim))
     sides = [draw(st.integers(1, 3) | st.just((1, 2, 1))) for _ in range(ndim)]
     shards = draw(st.sampled_from([(1,) * ndim, tuple(sides)]))
-    return Geometry(shape, chunks, 4, (*range(ndim),), (*lengths,), box_grids.BoxGrid(shards))
+    is_row = draw(st.booleans()) and ndim > 0
+    axes = (0,) if is_row else (*range(ndim),)
+    lengths = [1, *shape[1:]] if is_row else lengths
+    grid, n_in_piece = box_grids.BoxGrid(shards), draw(st.integers(1, 3))
+    return Geometry(
+        shape, chunks, draw(st.sampled_from([4, 4096])), axes, (*lengths,), grid, n_in_piece
+    )
 
 
-@given(geometries(), st.integers(0, 20), st.integers(1, 9), st.integers(1, 400))
-def test_parts_and_units(geometry: Geometry, n: int, turn: int, unit_nbytes: int) -> None:
+@given(geometries(), st.integers(0, 20), st.integers(1, 9), st.booleans(), st.integers(1, 400))
+def test_the_copies_of_units_make_the_batches(
+    geometry: Geometry, n: int, group: int, has_turns: bool, unit_nbytes: int
+) -> None:
+    unit_nbytes *= geometry.itemsize
     rng = np.random.default_rng(n)
-    pairs = list(zip(geometry.shape, geometry.lengths, strict=True))
-    ndim = len(pairs)
+    pairs = [(geometry.shape[axis], geometry.lengths[axis]) for axis in geometry.axes]
     starts = np.array([[rng.integers(0, a - b + 1) for a, b in pairs] for _ in range(n)], np.int64)
-    starts = starts.reshape(n, ndim)
-    batches = np.arange(n) // 4
-    parts = geometry.parts(0, starts, batches, np.arange(n) % 4, batches // turn)
-    seen = np.zeros((n, *geometry.lengths), int)
-    for i, (lo, hi) in enumerate(zip(parts.bounds, parts.bounds[1:], strict=False)):
-        for row in range(lo, hi):
-            sample = 4 * parts.batches[row] + parts.slots[row]
-            corner = parts.chunks[i] * geometry.chunk_shape
-            assert (starts[sample] - corner == parts.offsets[row]).all()
-            first = np.maximum(corner, starts[sample]) - starts[sample]
-            last = np.minimum(corner + geometry.chunk_shape, starts[sample] + geometry.lengths)
-            box = tuple(map(slice, first, last - starts[sample]))
-            seen[(sample, *box)] += 1
-    assert (seen == 1).all()
-    assert len({*map(tuple, parts.chunks.tolist())}) == len(parts.chunks)
+    starts = starts.reshape(n, len(pairs))
+    number = np.arange(n)
+    turns = number // 4 if has_turns else np.zeros_like(number)
+    samples = PlannedSamples(starts, number // group, number // 4, number % 4, turns)
+    units = list(geometry.units(0, samples, unit_nbytes))
 
-    units = list(geometry.units(parts, unit_nbytes))
-    covered = [chunk for unit in units for chunk in unit.chunks.tolist()]
-    assert covered == parts.chunks.tolist()
-    most = max(1, unit_nbytes // geometry.chunk_nbytes)
+    values = np.arange(math.prod(geometry.shape)).reshape(geometry.shape)
+    sides = zip(geometry.grid, geometry.chunk_shape, strict=True)
+    padded = np.zeros([cells * side for cells, side in sides], int)
+    padded[tuple(map(slice, geometry.shape))] = values
+    batches = {i: np.full((4, *geometry.lengths), -1) for i in range(-(-n // 4))}
+    seen = []
     for unit in units:
-        assert len(unit.chunks) <= most
-        for shard, chunks in unit.reads():
+        assert unit.numbers == sorted(set(unit.parts.batches[unit.part_range].tolist()))
+        assert {*samples.groups[4 * np.array(unit.numbers)]} <= {unit.group - 1, unit.group}
+        coords = [tuple(chunk) for _, chunks in unit.reads for chunk in chunks.tolist()]
+        assert len(coords) == unit.n_chunks <= max(1, unit_nbytes // geometry.chunk_nbytes)
+        seen += [(unit.group, at) for at in coords]
+        for shard, chunks in unit.reads:
             for chunk in chunks.tolist():
-                numbers = [geometry.shards.number(d, c) for d, c in enumerate(chunk)]
-                assert tuple(numbers) == shard
+                at = tuple(geometry.shards.number(dim, c) for dim, c in enumerate(chunk))
+                assert at == shard
+        boxes = [
+            tuple(slice(c * n, (c + 1) * n) for c, n in zip(at, geometry.chunk_shape, strict=True))
+            for at in coords
+        ]
+        size = geometry.n_in_piece
+        pieces = [
+            np.stack([padded[box] for box in boxes[i : i + size]])
+            for i in range(0, len(boxes), size)
+        ]
+        copy_parts(geometry, iter(pieces), unit, batches)
+    assert len({*seen}) == len(seen), "each chunk once in a group"
+    for i, start in enumerate(starts):
+        full = np.zeros(len(geometry.shape), int)
+        full[list(geometry.axes)] = start
+        box = tuple(map(slice, full, full + geometry.lengths))
+        assert (batches[i // 4][i % 4] == values[box]).all()
 
 
 def test_advice_has_numbers() -> None:
     cut = Geometry(
-        (1000, 256, 256), (100, 256, 256), 2, (0,), (1, 256, 256), box_grids.BoxGrid((1, 1, 1))
+        (1000, 256, 256), (100, 256, 256), 2, (0,), (1, 256, 256), box_grids.BoxGrid((1, 1, 1)), 1
     )
     (chunks, shards) = advice_of(cut, 100.0, 2**28, cut.shard_nbytes)
     assert "(1, 256, 256) in place of (100, 256, 256)" in chunks
     assert "shards of about 64 chunks" in shards
     good = Geometry(
-        (1000, 256, 256), (8, 256, 256), 2, (0,), (1, 256, 256), box_grids.BoxGrid((16, 1, 1))
+        (1000, 256, 256), (8, 256, 256), 2, (0,), (1, 256, 256), box_grids.BoxGrid((16, 1, 1)), 1
     )
     assert advice_of(good, 1.0, 2**28, good.shard_nbytes) == []
-    tiny = Geometry((10_000,), (10,), 8, (0,), (1,), box_grids.BoxGrid((4,)))
+    tiny = Geometry((10_000,), (10,), 8, (0,), (1,), box_grids.BoxGrid((4,)), 1)
     assert "chunks of (10000,)" in advice_of(tiny, 1.0, 2**14, tiny.shard_nbytes)[0]
     assert advice_of(tiny, 1.0, 2**28, tiny.shard_nbytes) == [], "the pool holds all of it"

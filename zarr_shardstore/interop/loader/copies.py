@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from zarr_shardstore.access import EntryReader
 from zarr_shardstore.interop.loader.order import Ints
-from zarr_shardstore.interop.loader.plan import Geometry, Unit
+from zarr_shardstore.interop.loader.plan import SMALL_NBYTES, Geometry, Unit
 
 Array: TypeAlias = npt.NDArray[Any]
 Buffers: TypeAlias = dict[int, Array]
@@ -29,9 +29,9 @@ PLAIN_KINDS = "biufcmMSUV"
 _ALIGNMENT = 64
 """Alignment of batches in bytes: jax shares aligned memory only."""
 
-_SMALL_NBYTES, _JOINED_NBYTES = 8 * 1024, 128 * 1024
-"""Smaller rows of the first size are copied many at a time. One call decompresses many chunks of
-at most the second size, without the lock of the interpreter."""
+_JOINED_NBYTES = 128 * 1024
+"""Of chunks of at most this size, one call decompresses many, without the lock of the
+interpreter."""
 
 
 @dataclass(frozen=True)
@@ -43,21 +43,25 @@ class Source(Geometry):
     sample_shape: tuple[int, ...]
     """As `lengths`, without the sampled axis of rows."""
 
-    def copy(self, values: Sequence[Any], unit: Unit, buffers: Buffers) -> None:
-        """Decode the chunks of a unit, and copy their parts into the buffers of batches.
+    @staticmethod
+    def n_decoded_at_once(entries: EntryReader, chunk_nbytes: int, sample_nbytes: int) -> int:
+        """Return how many chunks are one piece.
 
         Small chunks are decoded many at a time, others one by one while they are in the cache.
         """
-        slabs = self.entries.chunks.slabs
+        slabs = entries.chunks.slabs
         joins = slabs is None or slabs.plain is None or slabs.plain.decompress is not None
-        joins = joins or self.sample_nbytes < _SMALL_NBYTES
-        n = max(1, PIECE_NBYTES // self.chunk_nbytes)
-        n = n if joins and self.chunk_nbytes <= _JOINED_NBYTES else 1
+        joins = joins or sample_nbytes < SMALL_NBYTES
+        if chunk_nbytes > _JOINED_NBYTES or not joins:
+            return 1
+        return max(1, PIECE_NBYTES // chunk_nbytes)
+
+    def copy(self, values: Sequence[Any], unit: Unit, buffers: Buffers) -> None:
+        """Decode the chunks of a unit, and copy their parts into the buffers of batches."""
+        n, chunks = self.n_in_piece, np.concatenate([chunks for _, chunks in unit.reads])
         starts = range(0, len(values), n)
-        pieces = (self._decoded(values[i : i + n], unit.chunks[i : i + n]) for i in starts)
-        counts = np.diff(unit.bounds)
-        at = divmod(np.repeat(np.arange(len(counts)), counts), n)
-        (self._copy_rows if self.are_rows else self._copy_boxes)(pieces, *at, unit, buffers)
+        pieces = (self._decoded(values[i : i + n], chunks[i : i + n]) for i in starts)
+        copy_parts(self, pieces, unit, buffers)
 
     def _decoded(self, values: Sequence[Any], coords: Ints) -> Array:
         """Return chunks as one array; a single one without a copy if possible."""
@@ -73,55 +77,25 @@ class Source(Geometry):
         reader.decode_run(lambda i: reader.keys(coords[i : i + 1])[0], values, chunks)
         return chunks
 
-    def _copy_rows(
-        self, pieces: Iterator[Array], piece_of: Ints, at: Ints, unit: Unit, buffers: Buffers
-    ) -> None:
-        """Copy rows: those that follow each other, or that are small, in one step."""
-        columns = [
-            unit.batches,
-            piece_of,
-            unit.slots,
-            at * self.chunk_shape[0] + unit.offsets[:, 0],
-        ]
-        are_small = self.sample_nbytes < _SMALL_NBYTES
-        if are_small:  # a stable order: rows of one batch keep theirs
-            order = np.lexsort((unit.batches, piece_of))
-            columns = [column[order] for column in columns]
-        steps = [np.diff(column) for column in columns]
-        is_new = (steps[0] != 0) | (steps[1] != 0)
-        is_jump = (steps[2] != 1) | (steps[3] != 1)
-        firsts = np.append(0, np.flatnonzero(is_new if are_small else is_new | is_jump) + 1)
-        n_each = np.diff(firsts, append=len(piece_of))
-        jumps = np.append(0, np.cumsum(is_jump))
-        are_runs = jumps[firsts + n_each - 1] == jumps[firsts]
-        runs = [*(column[firsts] for column in columns), firsts, n_each, are_runs]
-        slots, places = columns[2:]
-        inside, last = (slice(None), *map(slice, self.lengths[1:])), -1
-        for number, piece, slot, place, first, n, is_run in zip(
-            *map(np.ndarray.tolist, runs), strict=True
-        ):
-            if piece != last:
-                rows, last = next(pieces).reshape(-1, *self.chunk_shape[1:])[inside], piece
-            if is_run:
-                buffers[number][slot : slot + n, 0] = rows[place : place + n]
-            else:
-                some = slice(first, first + n)
-                buffers[number][slots[some], 0] = rows[places[some]]
 
-    def _copy_boxes(
-        self, pieces: Iterator[Array], piece_of: Ints, at: Ints, unit: Unit, buffers: Buffers
-    ) -> None:
-        offsets, last = unit.offsets, -1
-        here = np.maximum(offsets, 0)
-        end = np.minimum(offsets + np.array(self.lengths, np.int64), self.chunk_shape)
-        columns = (piece_of, at, unit.batches, unit.slots, here, end, here - offsets, end - offsets)
-        for piece, i, number, slot, a, b, c, d in zip(
-            *map(np.ndarray.tolist, columns), strict=True
-        ):
-            if piece != last:
-                chunks, last = next(pieces), piece
-            box = chunks[(i, *map(slice, a, b))]
-            buffers[number][(slot, *map(slice, c, d))] = box
+def copy_parts(geometry: Geometry, pieces: Iterator[Array], unit: Unit, buffers: Buffers) -> None:
+    """Copy the parts of a unit from pieces, which are arrays of chunks."""
+    last, slots, places = -1, unit.parts.slots, unit.parts.places
+    are_rows, inside = geometry.are_rows, (slice(None), *map(slice, geometry.lengths[1:]))
+    columns = map(np.ndarray.tolist, unit.copies)
+    for first, piece, number, slot, place, this, that in zip(*columns, strict=True):
+        if piece != last:
+            chunks, last = next(pieces), piece
+            if are_rows:
+                chunks = chunks.reshape(-1, *geometry.chunk_shape[1:])[inside]
+        if not are_rows:
+            box = chunks[(place, *map(slice, *this))]
+            buffers[number][(slot, *map(slice, *that))] = box
+        elif that:
+            buffers[number][slot : slot + this, 0] = chunks[place : place + this]
+        else:
+            some = slice(first, first + this)
+            buffers[number][slots[some], 0] = chunks[places[some]]
 
 
 class Memory:

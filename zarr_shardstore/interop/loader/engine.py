@@ -20,12 +20,13 @@ from __future__ import annotations
 import os
 import threading
 import time
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
-from itertools import chain, pairwise
+from itertools import chain
 from queue import SimpleQueue
 from typing import Any, NamedTuple
 
@@ -35,13 +36,16 @@ import numpy.typing as npt
 from zarr_shardstore.errors import UnsupportedError
 from zarr_shardstore.interop.loader.copies import Array, Memory, Source
 from zarr_shardstore.interop.loader.order import Draw, Ints, Samples, Share
-from zarr_shardstore.interop.loader.plan import Unit
+from zarr_shardstore.interop.loader.plan import PlannedSamples, Unit
 
 _MOST_KEPT = 32
 """Delivered batches whose memory may be used again."""
 
 _FEW_UNITS = 64
-"""Units that are left when the next group is planned."""
+"""Units that are left when the next groups are planned."""
+
+_PLANNED_SAMPLES = 4096
+"""Samples of small groups that are planned at a time."""
 
 
 @dataclass
@@ -114,19 +118,22 @@ class Task(NamedTuple):
         chunks = starts // np.array([first.chunk_shape[axis] for axis in axes], np.int64)
         return self.draw.order(self.share, epoch, *first.places(chunks, axes)[1:])
 
-    def plan(self, numbers: Ints, positions: Ints) -> tuple[Ints, list[Unit]]:
-        """Return the batches of the samples at some positions, and units in order."""
-        ends = self.share.batch_ends
+    def plan(self, numbers: Ints, bounds: Sequence[int]) -> tuple[Ints, list[Unit]]:
+        """Return the batch of each sample of the groups between `bounds`, and units in order."""
+        positions, ends = np.arange(bounds[0], bounds[-1]), self.share.batch_ends
+        groups = np.repeat(np.arange(len(bounds) - 1), np.diff(bounds))
         batches = np.searchsorted(ends, positions, side="right")
         slots = positions - np.append(0, ends)[batches]
         turns = np.zeros_like(batches) if self.draw.shuffle == "shards" else batches
-        of_samples = (self.samples.starts(numbers[positions]), batches, slots, turns)
+        starts = self.samples.starts(numbers[positions])
+        samples = PlannedSamples(starts, groups, batches, slots, turns)
         units = [
             unit
             for i, source in enumerate(self.sources)
-            for unit in source.units(source.parts(i, *of_samples), self.unit_nbytes)
+            for unit in source.units(i, samples, self.unit_nbytes)
         ]
-        units.sort(key=lambda unit: unit.numbers[0])  # arrays side by side: a batch needs all
+        # Arrays side by side, because a batch needs all.
+        units.sort(key=lambda unit: (unit.group, unit.numbers[0]))
         return batches, units
 
 
@@ -138,8 +145,7 @@ class Run:
         self.next = first_batch
         self._numbers, ends = task.order(epoch)
         start = int(np.append(0, task.share.batch_ends)[first_batch])
-        bounds = [start, *[end for end in ends if end > start]]
-        self._groups = deque(pairwise(bounds))
+        self._bounds = [start, *[end for end in ends if end > start]]
         self._lock = threading.RLock()  # entered in C: no interrupt leaves it taken
         self._changed = threading.Condition(self._lock)
         self._jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
@@ -254,9 +260,11 @@ class Run:
                 self._open(batch)
             self.stats.most_nbytes = max(self.stats.most_nbytes, self._used)
             self._request(unit)
-        if self._groups and len(self._units) <= _FEW_UNITS and not self._is_planning:
+        if len(self._bounds) > 1 and len(self._units) <= _FEW_UNITS and not self._is_planning:
             self._is_planning = True
-            self._jobs.put(partial(self._plan, self._groups.popleft()))
+            n = max(1, bisect_right(self._bounds, self._bounds[0] + _PLANNED_SAMPLES) - 1)
+            self._jobs.put(partial(self._plan, self._bounds[: n + 1]))
+            del self._bounds[:n]
 
     def _open(self, batch: _Batch) -> None:
         self._used += batch.nbytes
@@ -269,9 +277,9 @@ class Run:
         """Read a unit in a thread, or in zarr's event loop; a thread decodes it."""
         entries = self.task.sources[unit.array].entries
         if entries.can_block:
-            self._jobs.put(partial(self._decode, unit, partial(entries.read, unit.reads())))
+            self._jobs.put(partial(self._decode, unit, partial(entries.read, unit.reads)))
             return
-        request = entries.begin(unit.reads())
+        request = entries.begin(unit.reads)
         self._requests.add(request)
         request.add_done_callback(partial(self._answered, unit))
 
@@ -289,8 +297,8 @@ class Run:
 
     # ------------------------------------------------------------------- jobs
 
-    def _plan(self, bounds: tuple[int, int]) -> None:
-        batches, units = self.task.plan(self._numbers, np.arange(*bounds))
+    def _plan(self, bounds: Sequence[int]) -> None:
+        batches, units = self.task.plan(self._numbers, bounds)
         counted = zip(*map(np.ndarray.tolist, np.unique(batches, return_counts=True)), strict=True)
         with self._lock:
             if self._is_stopped:
@@ -324,7 +332,7 @@ class Run:
             self._used -= source.reserved_nbytes(unit)
             self.stats.nbytes_read += nbytes_read
             self.stats.n_reads += 1
-            self.stats.n_chunks += len(unit.chunks)
+            self.stats.n_chunks += unit.n_chunks
             for batch in batches.values():
                 self._count(batch, 1)
             self._pump()
@@ -340,10 +348,11 @@ class Run:
 
     def _blame(self, unit: Unit, error: BaseException) -> None:
         """End the run by an error that names shards and samples."""
-        task, entries, reads = self.task, self.task.sources[unit.array].entries, unit.reads()
-        begins = np.append(0, task.share.batch_ends)[unit.batches]
-        numbers = np.unique(self._numbers[begins + unit.slots]).tolist()
-        keys = entries.chunks.keys(unit.chunks[:3])
+        task, entries, reads = self.task, self.task.sources[unit.array].entries, unit.reads
+        batches, slots = (each[unit.part_range] for each in unit.parts[:2])
+        begins = np.append(0, task.share.batch_ends)[batches]
+        numbers = np.unique(self._numbers[begins + slots]).tolist()
+        keys = entries.chunks.keys(reads[0][1][:3])
         if entries.layout is not None:
             keys = [entries.layout.shard(shard).key for shard, _ in reads[:3]]
         error.add_note(

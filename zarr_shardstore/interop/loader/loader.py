@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -274,12 +275,12 @@ class ShardLoader:
         counts = np.zeros(4, np.int64)
         numbers, ends = task.order(self._epoch)
         for bounds in pairwise([0, *ends]):
-            for unit in task.plan(numbers, np.arange(*bounds))[1]:
-                source, reads = sources[unit.array], unit.reads()
+            for unit in task.plan(numbers, bounds)[1]:
+                source, reads = sources[unit.array], unit.reads
                 shards.update((unit.array, shard) for shard, _ in reads)
-                decoded, is_known = len(unit.chunks) * source.chunk_nbytes, source.entries.layout
+                decoded, is_known = unit.n_chunks * source.chunk_nbytes, source.entries.layout
                 encoded = source.entries.nbytes(reads) if is_known else decoded
-                counts += (len(unit.chunks), len(reads), encoded, decoded)
+                counts += (unit.n_chunks, len(reads), encoded, decoded)
         n_chunks, n_requests, nbytes_read, nbytes_decoded = counts.tolist()
         delivered = len(numbers) * self._sample_nbytes
         shard_nbytes = sum(source.shard_nbytes for source in sources)
@@ -343,6 +344,8 @@ def _source(store: Any, path: str, window: Any, axes: Any) -> Source:
     lengths = list(shape)
     for axis, length in zip(sampled, window, strict=True):
         lengths[axis] = int(length)
+    chunk_nbytes = max(1, math.prod(reader.chunk_shape) * reader.dtype.itemsize)
+    sample_nbytes = math.prod(lengths) * reader.dtype.itemsize
     return Source(
         shape=shape,
         chunk_shape=reader.chunk_shape,
@@ -350,6 +353,7 @@ def _source(store: Any, path: str, window: Any, axes: Any) -> Source:
         axes=sampled,
         lengths=tuple(lengths),
         shards=box_grids.BoxGrid((1,) * len(shape)) if layout is None else layout.spec.boxes,
+        n_in_piece=Source.n_decoded_at_once(entries, chunk_nbytes, sample_nbytes),
         entries=entries,
         dtype=reader.dtype.newbyteorder("=") if reader.dtype.kind in PLAIN_KINDS else reader.dtype,
         sample_shape=tuple([n for i, n in enumerate(lengths) if not (are_rows and i in sampled)]),

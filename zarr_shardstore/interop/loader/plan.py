@@ -26,34 +26,56 @@ LOCAL_UNIT_NBYTES = 2 * 1024 * 1024
 PART_NBYTES = 100
 """Memory of the plan for one part."""
 
+SMALL_NBYTES = 8 * 1024
+"""Smaller rows are copied many at a time."""
+
 _ENTRY_NBYTES = 512
 """Memory for a chunk that is read, on top of its decoded size."""
 
 
-class Unit(NamedTuple):
-    """Chunks of one array, and the parts that samples need of them, ordered by chunk.
+class PlannedSamples(NamedTuple):
+    """Samples in the order of an epoch, of one or more groups."""
 
-    The parts of chunk ``i`` are ``bounds[i]`` to ``bounds[i + 1]``. Each part has batch and slot
-    of its sample, and the start of the sample relative to that of the chunk.
-    """
-
-    array: int
-    numbers: list[int]
-    """Ascending numbers of the batches of these samples."""
-    chunks: Ints
-    """Coordinates of the chunks, n x ndim, each once."""
-    shards: Ints
-    """Coordinates of their shards."""
-    bounds: Ints
+    starts: Ints
+    """Starts of the samples, n x sampled axes."""
+    groups: Ints
     batches: Ints
     slots: Ints
-    offsets: Ints
+    """Group and batch of each sample, and its place in the batch."""
+    turns: Ints
+    """Ascending numbers in a group: chunks come by the first turn of their samples."""
 
-    def reads(self) -> list[tuple[tuple[int, ...], Ints]]:
-        """Return the coordinates of each shard, and of its chunks."""
-        is_end = (np.diff(self.shards, axis=0) != 0).any(axis=1)
-        cuts = [0, *(np.flatnonzero(is_end) + 1).tolist(), len(self.chunks)]
-        return [(tuple(self.shards[a].tolist()), self.chunks[a:b]) for a, b in pairwise(cuts)]
+
+class Parts(NamedTuple):
+    """Parts of samples, ordered by chunk."""
+
+    batches: Ints
+    slots: Ints
+    """Batch of each part, and its place in the batch."""
+    pieces: Ints
+    """Ascending numbers of the pieces: chunks that are decoded at a time."""
+    places: Ints
+    """Place of the chunk of each part in its piece."""
+    offsets: Ints
+    """Start of each sample relative to that of the chunk, n x ndim."""
+
+
+class Unit(NamedTuple):
+    """Chunks of one array, and the parts that samples need of them."""
+
+    array: int
+    group: int
+    numbers: list[int]
+    """Ascending numbers of the batches of these samples."""
+    reads: list[tuple[tuple[int, ...], Ints]]
+    """Coordinates of each shard, and of its chunks, n x ndim, each once."""
+    n_chunks: int
+    parts: Parts
+    """All parts of the plan."""
+    part_range: slice
+    """The parts of this unit."""
+    copies: list[Ints]
+    """Columns of the copies of the parts, see `Geometry.copies`."""
 
 
 @dataclass(frozen=True)
@@ -69,6 +91,8 @@ class Geometry:
     """Shape of a sample, with all axes."""
     shards: box_grids.BoxGrid
     """Cut of the grid of chunks into shards. Without shards each chunk counts as one."""
+    n_in_piece: int
+    """Chunks of a unit that are decoded at a time."""
 
     @property
     def chunk_nbytes(self) -> int:
@@ -110,58 +134,112 @@ class Geometry:
             numbers = numbers * self.grid[axis] + (shards[:, i], chunks[:, i])
         return shards, *numbers
 
-    def parts(self, array: int, starts: Ints, batches: Ints, slots: Ints, turns: Ints) -> Unit:
-        """Return all parts of samples at these starts, n x sampled axes.
+    def units(self, array: int, samples: PlannedSamples, unit_nbytes: int) -> Iterator[Unit]:
+        """Yield units with all parts of samples.
 
-        Chunks come by the first turn of their samples, and then shard by shard.
+        Chunks come group by group, by their first turn, and then shard by shard. A small shard is
+        in one unit.
         """
-        ndim, n = len(self.shape), len(starts) if self.sample_nbytes else 0
+        if not len(samples.starts) or not self.sample_nbytes:
+            return
+        chunks, sample_of, offsets = self._parts_of(samples.starts)
+        shards, shard, chunk = self.places(chunks, range(len(self.shape)))
+        group, turn = samples.groups[sample_of], samples.turns[sample_of]
+        if turn.any():
+            key = group * (chunk.max() + 1) + chunk
+            _, first_of, inverse = np.unique(key, return_index=True, return_inverse=True)
+            turn = turn[first_of][inverse]
+        order = np.lexsort((chunk, shard, turn, group))
+        is_new = np.diff(group[order], prepend=-1) != 0
+        is_chunk = is_new | (np.diff(chunk[order], prepend=-1) != 0)
+        is_shard = (is_new | (np.diff(shard[order], prepend=-1) != 0))[is_chunk]
+        chunks, shards = chunks[order[is_chunk]], shards[order[is_chunk]]
+
+        numbers, bounds = np.arange(len(chunks)), np.append(np.flatnonzero(is_chunk), len(order))
+        at_groups = np.flatnonzero(is_new[is_chunk])
+        begins = np.union1d(at_groups, cut(np.cumsum(is_shard), numbers, self._most(unit_nbytes)))
+        at = numbers - np.repeat(begins[:-1], np.diff(begins))
+        pieces = np.cumsum(at % self.n_in_piece == 0)
+        chunk_of = np.repeat(numbers, np.diff(bounds))
+        parts, copies = self.copies(
+            Parts(
+                batches=samples.batches[sample_of[order]],
+                slots=samples.slots[sample_of[order]],
+                pieces=pieces[chunk_of],
+                places=(at % self.n_in_piece)[chunk_of],
+                offsets=offsets[order],
+            )
+        )
+
+        is_shard[begins[:-1]] = True
+        ends = np.append(np.flatnonzero(is_shard), len(chunks))
+        at_shards = zip(shards[is_shard].tolist(), pairwise(ends.tolist()), strict=True)
+        reads = [(tuple(shard), chunks[a:b]) for shard, (a, b) in at_shards]
+        of_units = (begins, ends.searchsorted(begins), copies[0].searchsorted(bounds[begins]))
+        groups = iter(group[order[is_chunk]][begins[:-1]].tolist())
+        for i, j, k in zip(*[pairwise(each.tolist()) for each in of_units], strict=True):
+            some, of_parts = [each[slice(*k)] for each in copies], slice(*bounds[[*i]].tolist())
+            batches, n = sorted({*some[2].tolist()}), i[1] - i[0]
+            yield Unit(array, next(groups), batches, reads[slice(*j)], n, parts, of_parts, some)
+
+    def _parts_of(self, starts: Ints) -> tuple[Ints, Ints, Ints]:
+        """Return for each part of samples: its chunk, its sample, and the start of the sample
+        relative to that of the chunk."""
+        ndim, n = len(self.shape), len(starts)
         sides, lengths = np.array(self.chunk_shape, np.int64), np.array(self.lengths, np.int64)
-        if not n:
-            none = np.zeros((0, ndim), np.int64)
-            return Unit(array, [], none, none, np.zeros(1, np.int64), batches[:0], slots[:0], none)
         full = np.zeros((n, ndim), np.int64)
         full[:, list(self.axes)] = starts
         first, last = full // sides, (full + lengths - 1) // sides
-        steps = (
-            np.indices(((last - first).max(axis=0) + 1).tolist()).reshape(ndim, -1 if ndim else 1).T
-        )
+        counts = ((last - first).max(axis=0) + 1).tolist()
+        steps = np.indices(counts).reshape(ndim, -1 if ndim else 1).T
         chunks = np.repeat(first, len(steps), axis=0) + np.tile(steps, (n, 1))
         sample_of = np.repeat(np.arange(n), len(steps))
         is_there = (chunks <= last[sample_of]).all(axis=1)
         chunks, sample_of = chunks[is_there], sample_of[is_there]
-        shards, shard, chunk = self.places(chunks, range(ndim))
-        _, first_of, inverse = np.unique(chunk, return_index=True, return_inverse=True)
-        turn = turns[sample_of][first_of][inverse]  # turns ascend, so the first one is the soonest
-        order = np.lexsort((sample_of, chunk, shard, turn))
-        chunks, sample_of = chunks[order], sample_of[order]
-        firsts = np.flatnonzero(np.diff(chunk[order], prepend=-1))
-        bounds, offsets = np.append(firsts, len(order)), full[sample_of] - chunks * sides
-        of_parts = (bounds, batches[sample_of], slots[sample_of], offsets)
-        return Unit(array, [], chunks[firsts], shards[order[firsts]], *of_parts)
+        return chunks, sample_of, full[sample_of] - chunks * sides
 
-    def units(self, parts: Unit, unit_nbytes: int) -> Iterator[Unit]:
-        """Cut the chunks of a group into units. A small shard is in one of them."""
+    def _most(self, unit_nbytes: int) -> int:
+        """Return the most chunks of a unit."""
         most = max(1, unit_nbytes // max(self.chunk_nbytes, 2 * _ENTRY_NBYTES))
         n = math.prod(self.shards.largest)
-        if n > most:  # a store that is asked for more than half of a shard may read all of it
-            most = max(1, min(most, n // 2))
-        shards = np.cumsum((np.diff(parts.shards, axis=0, prepend=-1) != 0).any(axis=1))
-        ends = cut(shards, np.arange(len(shards)), most)
-        for lo, hi in pairwise([0, *ends]):
-            of_parts = slice(parts.bounds[lo], parts.bounds[hi])
-            yield Unit(
-                parts.array,
-                np.unique(parts.batches[of_parts]).tolist(),
-                parts.chunks[lo:hi],
-                parts.shards[lo:hi],
-                parts.bounds[lo : hi + 1] - parts.bounds[lo],
-                *(each[of_parts] for each in parts[5:]),
-            )
+        # A store that is asked for more than half of a shard may read all of it.
+        return max(1, min(most, n // 2)) if n > most else most
+
+    def copies(self, parts: Parts) -> tuple[Parts, list[Ints]]:
+        """Return parts in the order of their copies, and columns with a row for each copy.
+
+        Each copy has its first part, a piece, a batch and the first slot. Rows that follow each
+        other, or are small, are copied together: the first row in the piece, the number of rows,
+        and whether they follow each other. Boxes: the chunk in the piece, and a pair of corners in
+        the chunk and in the sample.
+        """
+        numbers = np.arange(len(parts.slots))
+        if not self.are_rows:
+            here = np.maximum(parts.offsets, 0)
+            end = np.minimum(parts.offsets + np.array(self.lengths, np.int64), self.chunk_shape)
+            corners = np.stack([here, end], axis=1)
+            boxes = (parts.places, corners, corners - parts.offsets[:, None])
+            return parts, [numbers, parts.pieces, parts.batches, parts.slots, *boxes]
+        rows = parts.places * self.chunk_shape[0] + parts.offsets[:, 0]
+        parts = parts._replace(places=rows)
+        are_small = self.sample_nbytes < SMALL_NBYTES
+        if are_small:  # a stable order: rows of one batch keep theirs
+            order = np.lexsort((parts.batches, parts.pieces))
+            parts = Parts(*[each[order] for each in parts])
+        steps = [np.diff(each, prepend=-1) for each in parts[:4]]
+        is_first = (steps[0] != 0) | (steps[2] != 0)
+        is_jump = is_first | (steps[1] != 1) | (steps[3] != 1)
+        if not are_small:
+            is_first = is_jump
+        jumps, firsts = np.cumsum(is_jump), np.flatnonzero(is_first)
+        n_each = np.diff(firsts, append=len(numbers))
+        are_runs = jumps[firsts + n_each - 1] == jumps[firsts]
+        found = [each[firsts] for each in (parts.pieces, parts.batches, parts.slots, parts.places)]
+        return parts, [firsts, *found, n_each, are_runs]
 
     def reserved_nbytes(self, unit: Unit) -> int:
         """Return a bound of the encoded bytes of a unit, with the gaps that are read along."""
-        nbytes = len(unit.chunks) * (self.chunk_nbytes + _ENTRY_NBYTES)
+        nbytes = unit.n_chunks * (self.chunk_nbytes + _ENTRY_NBYTES)
         return nbytes + max(nbytes, UNIT_NBYTES)
 
 

@@ -63,7 +63,7 @@ from zarr_shardstore.synchronized import synchronized
 MAX_INLINE_NBYTES = 256 * 1024
 """Largest chunk that is read in the event loop: copying more takes as long as a hop to a thread."""
 
-_MAX_TOGETHER_NBYTES = 16 * 1024 * 1024  # largest data of a shard that are read at one go
+_MAX_TOGETHER_NBYTES = 16 * 1024 * 1024  # most data of a shard that are read at one go
 _DEFAULT_MAX_NBYTES = 64 * 1024 * 1024  # four million entries
 _ITEM_NBYTES = 1024  # memory of an item besides the entries of its index, about
 
@@ -250,8 +250,8 @@ class CachedShardFile(CachedIndex):
     ) -> list[bytes | memoryview | None] | None:
         """Return values of entries, or ranges of them, of one moment; ``None`` as `MISS` of `read`.
 
-        Cost: one read of all data if at least half of it is wanted, otherwise one for each entry;
-        and one ``stat``.
+        Cost: one read if at least half of the bytes from first to last are wanted, otherwise one
+        for each entry; and one ``stat``.
         """
         values: list[bytes | memoryview | None] = []
         pread = (self._read_most(entry_ids) if byte_ranges is None else None) or at_offset.pread
@@ -263,15 +263,22 @@ class CachedShardFile(CachedIndex):
         return values if self.is_current(path) else None
 
     def _read_most(self, entry_ids: Sequence[int]) -> _Pread | None:
-        """Read all data if at least half of them are wanted; return as a `pread` of these."""
-        handle, start = self.handle, self._data_start
-        n_stored = self._data_stop - start
-        if handle is None or len(entry_ids) == 1 or not 0 < n_stored <= _MAX_TOGETHER_NBYTES:
+        """Read from the first to the last entry if at least half of these bytes are wanted.
+
+        Return them as a `pread`.
+        """
+        handle = self.handle
+        if handle is None or len(entry_ids) == 1:
             return None
-        sizes = self.index.fields[entry_ids, 1]
-        if 2 * int(sizes[sizes <= n_stored].sum()) < n_stored:
+        offsets, sizes = self.index.fields[entry_ids].T
+        is_inside = (offsets < self._data_stop) & (sizes <= self._data_stop)
+        if not is_inside.any():
             return None
-        data = memoryview(at_offset.pread(handle.fd, n_stored, start))
+        start = int(offsets[is_inside].min())
+        n_bytes = int((offsets + sizes)[is_inside].max()) - start
+        if n_bytes > min(_MAX_TOGETHER_NBYTES, 2 * int(sizes[is_inside].sum())):
+            return None
+        data = memoryview(at_offset.pread(handle.fd, n_bytes, start))
         return lambda _, nbytes, offset: data[offset - start : offset - start + nbytes]
 
     def _read(self, entry_id: int, byte_range: ByteRange | None, pread: _Pread) -> CachedValue:
