@@ -6,11 +6,13 @@ import gc
 import os
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -31,6 +33,7 @@ from zarr_shardstore import (
     UnsupportedError,
     shard_store,
 )
+from zarr_shardstore.access import EntryReader
 
 SHUFFLES: list[Any] = [False, "shards", "full"]
 
@@ -170,6 +173,62 @@ def test_each_sample_comes_once_and_has_its_values(program: dict[str, Any]) -> N
         assert Counter(found) == Counter(wanted)
     else:
         assert found == wanted
+
+
+@settings(max_examples=rounds(30))
+@given(
+    n=st.integers(1, 40),
+    in_chunk=st.integers(1, 7),
+    dtype=st.sampled_from(["f8", ">f8", "c16"]),
+    repeats=st.booleans(),
+    shuffle=st.sampled_from(SHUFFLES),
+    random=st.randoms(use_true_random=False),
+)
+def test_rows_of_uncompressed_files_are_those_stored(
+    n: int, in_chunk: int, dtype: str, repeats: bool, shuffle: Any, random: Any
+) -> None:
+    """Their chunks are read straight into batches, but missing ones, and rows of two samples."""
+    with tempfile.TemporaryDirectory() as path:
+        store = ShardingStore(path, chunks_per_shard=(4, 1))
+        z = zarr.create_array(
+            store,
+            name="x",
+            shape=(n, 1024),
+            chunks=(in_chunk, 1024),
+            dtype=dtype,
+            compressors=None,
+            fill_value=7,
+        )
+        for start in range(0, n, in_chunk):
+            if random.random() < 0.8:
+                rows = np.arange(start, min(n, start + in_chunk))
+                z[start : start + in_chunk] = np.broadcast_to(rows[:, None], (len(rows), 1024))
+        positions = [random.randrange(n) for _ in range(n)] if repeats else [*range(n)]
+        random.shuffle(positions)
+        time.sleep(0.05)  # files that are younger are read again
+        loader = ShardLoader(
+            store, "x", batch_size=5, positions=positions, shuffle=shuffle, n_threads=2
+        )
+        wanted = Counter(
+            row.tobytes() for row in z[...][positions].astype(z.dtype.newbyteorder("="))
+        )
+        read_into, were_read = EntryReader.read_into, []
+        with patch.object(
+            EntryReader,
+            "read_into",
+            lambda *args: were_read.append(read_into(*args)) or were_read[-1],
+        ):
+            for _ in range(3):
+                assert Counter(row.tobytes() for batch in loader for row in batch) == wanted
+        if z.nchunks_initialized == z.nchunks and not repeats:
+            assert any(were_read) == (dtype != ">f8")
+        if in_chunk < n:
+            z[:] = 9  # by another store: the files are stale
+            other = zarr.open_array(ShardingStore(path), path="x")
+            other[n - 1] = 11
+            rows = {row[0].item() for batch in loader for row in batch}
+            assert rows <= {9, 11}
+            assert (11 in rows) == (n - 1 in positions)
 
 
 @settings(max_examples=rounds(300))

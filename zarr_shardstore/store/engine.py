@@ -176,15 +176,15 @@ class ShardingEngine:
         keys = [key for key, _ in key_ranges]
         byte_ranges = column_of_ranges([byte_range for _, byte_range in key_ranges])
         groups = self._arrays.current().reads_by_shard(keys, byte_ranges)
-        for reads, found in zip(groups, self._get_groups_cached(groups, root), strict=True):
+        for reads, found in zip(groups, self.get_groups_cached(groups, root), strict=True):
             if found is not None:
                 for i, value in zip(reads.positions, found, strict=True):
                     values[i] = value
                     self._count_hit()
         return values
 
-    def _get_groups_cached(
-        self, groups: Sequence[ShardReads], root: str
+    def get_groups_cached(
+        self, groups: Sequence[ShardReads], root: str, pread: Any = None
     ) -> list[Sequence[bytes | memoryview | None] | None]:
         """Return the values of each group; ``None`` for a miss."""
         found: list[Sequence[bytes | memoryview | None] | None] = []
@@ -194,7 +194,7 @@ class ShardingEngine:
             if file is None or not file.has_spec(reads.shard.spec):
                 found.append(None)
             else:
-                found.append(file.read_many(path, reads.entry_ids, reads.byte_ranges()))
+                found.append(file.read_many(path, reads.entry_ids, reads.byte_ranges(), pread))
         return found
 
     async def get_groups(
@@ -211,7 +211,7 @@ class ShardingEngine:
     ) -> Sequence[Sequence[bytes | memoryview | None]]:
         """As `get_groups`, for local files."""
         assert self.root is not None
-        found = self._get_groups_cached(groups, self.root)
+        found = self.get_groups_cached(groups, self.root)
         left = [reads for reads, values in zip(groups, found, strict=True) if values is None]
         read = iter(self.driver.run(self.operations.get_groups(left)) if left else ())
         return [next(read) if values is None else values for values in found]

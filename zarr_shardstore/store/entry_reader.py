@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Sequence
 from concurrent.futures import Future
 from itertools import chain
@@ -55,6 +56,21 @@ class EntryReader(NamedTuple):
         if engine.root is not None:
             return [*chain.from_iterable(engine.get_groups_blocking(groups))]
         return [*chain.from_iterable(engine.driver.run(engine.operations.get_groups(groups)))]
+
+    def read_into(self, parts: Sequence[EntryPart], buffers: Sequence[Sequence[Any]]) -> bool:
+        """Read chunks of shard files with cached indexes, each into the buffers of a list.
+
+        False: the chunks must be read otherwise, and the buffers may have any bytes.
+        """
+        engine, left = self.engine, iter(buffers)
+        if self.layout is None or engine.root is None or not hasattr(os, "preadv"):
+            return False
+
+        def pread(fd: int, _: int, offset: int) -> Sequence[Any]:
+            return range(os.preadv(fd, next(left), offset))  # as long as the bytes that were read
+
+        found = engine.get_groups_cached(self._groups(parts), engine.root, pread)
+        return all(values is not None and None not in values for values in found)
 
     def begin(self, parts: Sequence[EntryPart]) -> Future[Values]:
         """Begin to `read` in zarr's event loop."""

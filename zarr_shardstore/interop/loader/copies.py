@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -22,6 +23,9 @@ Buffers: TypeAlias = dict[int, Array]
 
 PIECE_NBYTES = 1024 * 1024
 """Decoded size of the chunks that a thread decodes at a time."""
+
+_MOST_BUFFERS = 1024
+"""Buffers that one read of POSIX fills."""
 
 PLAIN_KINDS = "biufcmMSUV"
 """Kinds of data types whose elements are plain bytes."""
@@ -56,12 +60,46 @@ class Source(Geometry):
             return 1
         return max(1, PIECE_NBYTES // chunk_nbytes)
 
-    def copy(self, values: Sequence[Any], unit: Unit, buffers: Buffers) -> None:
-        """Decode the chunks of a unit, and copy their parts into the buffers of batches."""
-        n, chunks = self.n_in_piece, np.concatenate([chunks for _, chunks in unit.reads])
+    def fill(self, unit: Unit, read: Callable[[], Sequence[Any]], buffers: Buffers) -> int:
+        """Read the chunks of a unit into the buffers of batches. Return their encoded size."""
+        targets = self._targets(unit, buffers) if self._takes_bytes else None
+        if targets and self.entries.read_into(unit.reads, targets):
+            return unit.n_chunks * self.chunk_nbytes
+        values, n = read(), self.n_in_piece
+        chunks = np.concatenate([chunks for _, chunks in unit.reads])
         starts = range(0, len(values), n)
         pieces = (self._decoded(values[i : i + n], chunks[i : i + n]) for i in starts)
         copy_parts(self, pieces, unit, buffers)
+        return sum(len(value) for value in values if value is not None)
+
+    @cached_property
+    def _takes_bytes(self) -> bool:
+        """Whether the bytes of a chunk are those of its rows, which are long and not many."""
+        slabs = self.entries.chunks.slabs
+        plain = None if slabs is None else slabs.plain
+        are_bytes = plain is not None and plain.decompress is None and plain.dtype == self.dtype
+        are_whole = self.are_rows and self.lengths[1:] == self.chunk_shape[1:]
+        is_short = self.sample_nbytes < SMALL_NBYTES or self.chunk_shape[0] > _MOST_BUFFERS
+        return are_bytes and are_whole and not is_short
+
+    def _targets(self, unit: Unit, buffers: Buffers) -> list[list[Array]] | None:
+        """Return the buffers that each chunk fills; ``None`` if samples share a row."""
+        rows: list[dict[int, Array]] = [{} for _ in range(unit.n_chunks)]
+        columns, first = map(np.ndarray.tolist, unit.copies), int(unit.copies[1][0])
+        for _, piece, number, slot, place, n, _ in zip(*columns, strict=True):
+            rows[piece - first][place] = buffers[number][slot : slot + n]
+        targets, end = [], (self.chunk_shape[0], buffers[number][:0])
+        for of_chunk in rows:
+            filled, at = list[Array](), 0
+            for place, some in [*sorted(of_chunk.items()), end]:
+                if place < at:
+                    return None
+                if place > at:
+                    filled.append(np.empty((place - at, *self.chunk_shape[1:]), self.dtype))
+                filled.append(some)
+                at = place + len(some)
+            targets.append(filled)
+        return targets
 
     def _decoded(self, values: Sequence[Any], coords: Ints) -> Array:
         """Return chunks as one array; a single one without a copy if possible."""

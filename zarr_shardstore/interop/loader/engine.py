@@ -318,13 +318,11 @@ class Run:
                 return
             batches = {number: self._batches[number] for number in unit.numbers}
         try:
-            values = read()
             buffers = {i: b.buffers[unit.array] for i, b in batches.items() if b.buffers}
-            source.copy(values, unit, buffers)
+            nbytes_read = source.fill(unit, read, buffers)
         except Exception as error:
             self._blame(unit, error)
             return
-        nbytes_read = sum(len(value) for value in values if value is not None)
         with self._lock:
             if self._is_stopped:
                 return

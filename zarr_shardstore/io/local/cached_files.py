@@ -246,7 +246,11 @@ class CachedShardFile(CachedIndex):
         return MISS if value is MISS or not self.is_current(path) else value
 
     def read_many(
-        self, path: str, entry_ids: Sequence[int], byte_ranges: Sequence[ByteRange | None] | None
+        self,
+        path: str,
+        entry_ids: Sequence[int],
+        byte_ranges: Sequence[ByteRange | None] | None,
+        pread: _Pread | None = None,
     ) -> list[bytes | memoryview | None] | None:
         """Return values of entries, or ranges of them, of one moment; ``None`` as `MISS` of `read`.
 
@@ -254,7 +258,8 @@ class CachedShardFile(CachedIndex):
         for each entry; and one ``stat``.
         """
         values: list[bytes | memoryview | None] = []
-        pread = (self._read_most(entry_ids) if byte_ranges is None else None) or at_offset.pread
+        if pread is None:
+            pread = (self._read_most(entry_ids) if byte_ranges is None else None) or at_offset.pread
         for i, entry_id in enumerate(entry_ids):
             value = self._read(entry_id, None if byte_ranges is None else byte_ranges[i], pread)
             if value is MISS:
