@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
 import pytest
 import zarr
+from zarr.core.buffer import cpu
 from zarr.storage import MemoryStore
 
 from tests.support.kit import CountingStore
 from tests.tools.test_native import wrap
-from zarr_shardstore import ShardingStore, SpecError, shard_store
+from zarr_shardstore import ShardConflictError, ShardingStore, SpecError, shard_store
 
 DATA = np.arange(64, dtype="u2").reshape(8, 8)
 PATHS = ("g/a", "g/b", "h/c")
@@ -128,3 +130,46 @@ def test_many_other_keys_are_copied_together() -> None:
     stored = {key: bytes(value.to_bytes()) for key, value in to._store_dict.items()}
     assert {key: stored[key] for key in wells | large} == wells | large
     assert isinstance(to, MemoryStore)
+
+
+class Losing(MemoryStore):
+    """A store whose key ``note`` another program removes after some requests of it."""
+
+    n_left = 10**9
+
+    async def get(self, key: str, *args: Any, **options: Any) -> Any:
+        self._count(key)
+        return await super().get(key, *args, **options)
+
+    async def getsize(self, key: str) -> int:
+        self._count(key)
+        if key not in self._store_dict:
+            raise FileNotFoundError(key)
+        return len(self._store_dict[key])
+
+    async def exists(self, key: str) -> bool:
+        self._count(key)
+        return await super().exists(key)
+
+    def _count(self, key: str) -> None:
+        if key == "note":
+            self.n_left -= 1
+            if self.n_left < 0:
+                self._store_dict.pop(key, None)
+
+
+@pytest.mark.parametrize("nbytes", [5, 200_000])
+def test_a_key_that_another_program_removes_is_no_empty_copy(nbytes: int) -> None:
+    note, results = bytes(range(5)) * (nbytes // 5), set()
+    for n in range(8):
+        base = Losing({"note": cpu.Buffer.from_bytes(note)})
+        z = zarr.create_array(
+            ShardingStore(base, None), name="z", shape=(2,), chunks=(1,), dtype="u1"
+        )
+        z[:] = 1
+        base.n_left = n
+        to: dict[str, bytes] = {}
+        with suppress(ShardConflictError):
+            shard_store(base, to, chunks_per_shard=2)
+        results.add(to.get("note"))
+    assert results == {None, note}

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 
 import crc32c
 
-from zarr_shardstore.access import BaseStoreHandle, metadata, policies, requests
+from zarr_shardstore.access import BaseStoreHandle, index_reads, metadata, policies, requests
 from zarr_shardstore.errors import CorruptValueError, SpecError
 from zarr_shardstore.tools.convert.task import read_object
 from zarr_shardstore.tools.inspect import find
@@ -168,20 +168,15 @@ def copy_other_keys(
             there = _stored(target, some) if is_once or part is not None else iter(())
             stays = {key for key in there if is_once or (part and part.is_above(key))}
             sizes = zip(some, source.sizes(some), strict=True)
-            small = []
-            for key, size in sizes:
-                if key in stays:
-                    continue
-                if size is None or size > _SMALL_NBYTES:
-                    _copy_large(source, target, key, documents, part)
-                else:
-                    small.append(key)
-            stored = zip(small, source.values(small), strict=True)
-            new = {
-                key: bytes(_edited(key, value, documents, part))
-                for key, value in stored
-                if value is not None
-            }
+            left = {key: size or 0 for key, size in sizes if key not in stays}
+            small = [key for key, size in left.items() if size <= _SMALL_NBYTES]
+            for key, size in left.items():
+                if size > _SMALL_NBYTES:
+                    _copy_large(source, target, key, size, documents, part)
+            new = {}
+            for key, value in zip(small, source.values(small), strict=True):
+                whole = index_reads.check_whole(key, value, left[key])
+                new[key] = bytes(_edited(key, whole, documents, part))
             target.perform([requests.Set(key, memoryview(value)) for key, value in new.items()])
             for key, found in zip(new, target.values(list(new)), strict=True):
                 if found is None or bytes(found) != new[key]:
@@ -192,6 +187,7 @@ def _copy_large(
     source: BaseStoreHandle,
     target: BaseStoreHandle,
     key: str,
+    size: int,
     documents: DocumentsByKey,
     part: Part | None,
 ) -> None:
@@ -199,7 +195,7 @@ def _copy_large(
 
     def parts() -> Iterator[Sequence[bytes | memoryview]]:
         nonlocal written
-        for piece in _pieces(source, key, documents, part):
+        for piece in _pieces(source, key, documents, part, size):
             written = crc32c.crc32c(piece, written)
             yield [piece]
 
@@ -215,9 +211,20 @@ def _pieces(
     key: str,
     documents: DocumentsByKey = _NO_DOCUMENTS,
     part: Part | None = None,
+    size: int | None = None,
 ) -> Iterator[bytes | memoryview]:
-    """Read the value of a key; a document is edited."""
-    pieces = (piece for found in read_object(base, key) for piece in found.pieces)
+    """Read the value of a key, which has a size if it is given; a document is edited."""
+
+    def checked() -> Iterator[bytes | memoryview]:
+        nbytes = 0
+        for found in read_object(base, key):
+            for piece in found.pieces:
+                nbytes += len(piece)
+                yield piece
+        if size is not None and nbytes != size:
+            index_reads.check_whole(key, None, size)
+
+    pieces = checked()
     if _is_edited(key, documents, part):
         yield _edited(key, b"".join(pieces), documents, part)
     else:
