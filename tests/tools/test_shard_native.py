@@ -252,7 +252,8 @@ def test_processes_convert_it_elsewhere(tmp_path: Path) -> None:
 
 
 def test_the_way_back_from_a_conversion_in_place() -> None:
-    """The report names it. `unshard` and `from_native` give OME-Zarr 0.4 with the same chunks."""
+    """The report names it. `unshard` and `from_native` give OME-Zarr 0.4 with the same chunks, fill
+    values and attributes."""
     start = make({})
     base = dict(start)
     report = shard(base, ome=True)
@@ -261,6 +262,10 @@ def test_the_way_back_from_a_conversion_in_place() -> None:
     unshard_store(base)
     from_native(base, zarr_format=2, ome=True)
     assert base.keys() ^ start.keys() <= {"0/.zattrs", "s/.zattrs", "s/1/.zattrs"}
+    for path in LEVELS:
+        key, attributes = f"{path}/.zarray", f"{path}/.zattrs"
+        assert json.loads(base[key]) == json.loads(start[key])
+        assert json.loads(base.get(attributes, "{}")) == json.loads(start.get(attributes, "{}"))
     assert {k: v for k, v in base.items() if ".z" not in k} == {
         k: v for k, v in start.items() if ".z" not in k
     }

@@ -323,7 +323,11 @@ def check_text(report: CheckReport) -> str:
         f"{count(report.n_chunks, 'chunk')}; {decimal(report.n_bytes)} read; "
         f"{report.seconds:.1f} s; level {report.level}"
     )
-    return "\n".join([*_table(rows), f"{', '.join(counts) or 'clean'}{more}: {checked}"])
+    lines = [*_table(rows), f"{', '.join(counts) or 'clean'}{more}: {checked}"]
+    if report.n_without_checksum and report.level != "index":
+        n = count(report.n_without_checksum, "chunk")
+        lines.append(f"{n} without a checksum: no check sees each changed byte of these")
+    return "\n".join(lines)
 
 
 def repair_text(report: RepairReport, store: str) -> str:

@@ -34,6 +34,7 @@ from zarr_shardstore.errors import (
 )
 from zarr_shardstore.tools.check.documents import check_documents
 from zarr_shardstore.tools.check.findings import (
+    COUNTS,
     MAX_FINDINGS,
     CheckReport,
     CheckResult,
@@ -138,7 +139,7 @@ def check_store(
     found = tuple(sorted(result.findings, key=lambda found: (found.key, found.chunk or ())))
     if not selected and all(each.severity == "info" for each in found):
         raise SpecError(f"there is no array in {base.describe()}: {find.NO_ARRAY_HINT}")
-    counts = result.n_objects, result.n_chunks, result.n_bytes, result.n_omitted
+    counts = [getattr(result, name) for name in COUNTS]
     seconds, among = time.monotonic() - begun, None if names is None else tuple(names)
     return CheckReport(base.describe(), level, found, len(selected), *counts, seconds, base, among)
 

@@ -36,6 +36,17 @@ def codec_names(view: Mapping[str, Any]) -> list[str]:
     return [n if n == "numcodecs.crc32c" else n.removeprefix("numcodecs.") for n in names]
 
 
+_WITH_CHECKSUM = {"adler32", "bz2", "crc32", "crc32c", "fletcher32", "gzip", "lzma", "zlib"}
+
+
+def has_checksum(view: Mapping[str, Any]) -> bool:
+    """Whether a codec of an array stores a checksum that a decoder compares."""
+    given = [*(view.get("filters") or ()), view.get("compressor"), *view.get("codecs", ())]
+    configs = [codec.get("configuration", codec) for codec in given if isinstance(codec, Mapping)]
+    names = {name.removeprefix("numcodecs.") for name in codec_names(view)}
+    return bool(names & _WITH_CHECKSUM) or any(config.get("checksum") for config in configs)
+
+
 def problem_of_frame(names: Sequence[str], value: Any, nbytes: int | None) -> Problem:
     """Return the damage that the checksums around a frame, or its header, show."""
     view = memoryview(value)

@@ -84,6 +84,9 @@ def finding(kind: Kind, key: str, message: str, **more: Any) -> Finding:
     return Finding(kind=kind, key=key, message=message, severity=severity, **more)
 
 
+COUNTS = ("n_objects", "n_chunks", "n_bytes", "n_omitted", "n_without_checksum")
+
+
 @dataclass(frozen=True, slots=True)
 class CheckReport:
     """Result of a check.
@@ -96,6 +99,8 @@ class CheckReport:
         Sorted by key; of each object at most 1,000, the others are in `n_omitted`.
     n_arrays, n_objects, n_chunks, n_bytes : int
         Arrays, their objects and chunks that were checked, and the bytes that were read of them.
+    n_without_checksum : int
+        Checked chunks whose codecs have no checksum: a changed byte of them may not be seen.
     seconds : float
         Wall time.
     """
@@ -108,6 +113,7 @@ class CheckReport:
     n_chunks: int = 0
     n_bytes: int = 0
     n_omitted: int = 0
+    n_without_checksum: int = 0
     seconds: float = 0.0
     base: BaseStoreHandle | None = field(default=None, repr=False, compare=False)
     """The base store, for a repair."""
@@ -127,8 +133,8 @@ class CheckReport:
 
     def as_dict(self) -> dict[str, Any]:
         """Return the report as a JSON object."""
-        names = ("store", "level", "n_arrays", "n_objects", "n_chunks", "n_bytes", "n_omitted")
-        report = {name: getattr(self, name) for name in (*names, "seconds", "is_clean", "counts")}
+        names = ("store", "level", "n_arrays", *COUNTS, "seconds", "is_clean", "counts")
+        report = {name: getattr(self, name) for name in names}
         return {**report, "findings": [asdict(found) for found in self.findings]}
 
 
@@ -141,10 +147,11 @@ class CheckResult:
     n_chunks: int = 0
     n_bytes: int = 0
     n_omitted: int = 0
+    n_without_checksum: int = 0
     task: str = ""
     """Name of the task, for the notes of a check."""
 
     def add(self, other: CheckResult) -> None:
         self.findings += other.findings
-        for name in ("n_objects", "n_chunks", "n_bytes", "n_omitted"):
+        for name in COUNTS:
             setattr(self, name, getattr(self, name) + getattr(other, name))

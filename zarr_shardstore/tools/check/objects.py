@@ -39,7 +39,13 @@ from zarr_shardstore.access import (
     walks,
 )
 from zarr_shardstore.errors import CorruptValueError, ShardConflictError, UnsupportedError
-from zarr_shardstore.tools.check.chunks import Problem, codec_names, decoder, problem_of_frame
+from zarr_shardstore.tools.check.chunks import (
+    Problem,
+    codec_names,
+    decoder,
+    has_checksum,
+    problem_of_frame,
+)
 from zarr_shardstore.tools.check.findings import (
     MAX_FINDINGS,
     CheckResult,
@@ -70,6 +76,7 @@ def check_objects(checker: ArrayChecker, keys: Sequence[str]) -> CheckResult:
         checker.check_shards(keys, found)
     else:
         checker.check_values(keys, found)
+    found.n_without_checksum = 0 if checker.has_checksum else found.n_chunks
     return found
 
 
@@ -121,6 +128,7 @@ class ArrayChecker:
         self._lock = threading.Lock()
         self.unchecked = ""
         """Reason why chunks are not decoded."""
+        self.has_checksum = any(type(t) is stacks.Crc32cTransformer for t in self.above)
         self.codecs: list[str] | None = None
         """Names of the codecs that change bytes, the nearest to the array first."""
         self._decoder_of: Callable[[chunk_keys.Coords], Callable[[Any], Problem]] | None = None
@@ -133,6 +141,7 @@ class ArrayChecker:
                 plain = declarations.strip(declarations.without_mark(plain), how)
             view = array_of_draft(plain) if node.hierarchy == "draft" else dict(plain)
             self.view, self.codecs = view, codec_names(view)
+            self.has_checksum |= has_checksum(view)
             if level == "decode":
                 decoder_of = cache(partial(decoder, view))
                 decoder_of(geometry.chunk_shape)  # raises if a codec is not installed

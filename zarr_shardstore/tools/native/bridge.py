@@ -166,7 +166,7 @@ def native_change(
     change.for_each(lambda path: _make_native(change.before[path], change.after[path], ome))
     if ome:
         change.way_back += " and ome=True"
-        change.for_each(change.name_dimensions)
+        change.for_each(partial(change.name_dimensions, names_them=True))
     elif found := [path or "/" for path in change.selected if _is_old_ome(change.after[path])]:
         change.notes += (
             f"OME-Zarr 0.4 metadata stays in {quoted(found)}, where OME readers of Zarr v3 do not "
@@ -203,6 +203,8 @@ def from_native(
     if not dry_run:
         base.check_writable()
     change = DocumentChange(base.run(_read_documents()), paths)
+    if ome:
+        change.for_each(partial(change.name_dimensions, names_them=False))
     change.for_each(lambda path: step(change.before[path], change.after[path]))
     if zarr_format == 2 and (
         found := [path or "/" for path in change.selected if change.has_new_ome(path)]
@@ -321,8 +323,8 @@ class DocumentChange:
             if key.startswith(prefix) and key.rpartition("/")[2] in names
         }
 
-    def name_dimensions(self, path: str) -> None:
-        """Give the arrays of an OME-Zarr group the names of its axes."""
+    def name_dimensions(self, path: str, *, names_them: bool) -> None:
+        """Give the arrays of an OME-Zarr group the names of its axes, or take these away."""
         group = self.after[path].get("zarr.json")
         if group is None or _is_array(group):
             return
@@ -332,6 +334,11 @@ class DocumentChange:
             node = self.after[below] if below in self.selected else {}
             array = node.get("zarr.json")
             if array is None or not _is_array(array):
+                continue
+            if not names_them:
+                is_masked = "_FillValue" in document_members.attributes_of(array)
+                if array.get("dimension_names") == names and not is_masked:
+                    node["zarr.json"] = {k: v for k, v in array.items() if k != "dimension_names"}
                 continue
             if len(names) != len(array["shape"]) or array.get("dimension_names", names) != names:
                 raise UnsupportedError(
@@ -410,7 +417,7 @@ def _make_transformed(before: Node, after: Node) -> str:
 
 
 def _make_v2(before: Node, after: Node, ome: bool) -> str:
-    stored, v2 = before.get("zarr.json"), _v2(before)
+    stored, v2 = after.get("zarr.json"), _v2(before)
     if stored is None:
         return "v2 already"
     if v2 is None:
