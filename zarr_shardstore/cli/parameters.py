@@ -24,7 +24,7 @@ _CHUNKS_PER_SHARD = (
     "Chunks in a shard: 'auto', '8' for every dimension, '8,8,4', 'time=24,y=4' by dimension, or "
     "'none'. For some arrays, repeatedly: 'raw/*=8,8,4', 'raw/*=time=24,y=4', 'labels=none'."
 )
-_STORAGE_OPTION = "Option 'key=value' of obstore or fsspec for the store; repeatable."
+_OPTION = "Option 'key=value' of obstore or fsspec for {}, as endpoint=http://…; repeatable."
 
 
 PARAMETERS: dict[str, Parameter] = {}
@@ -53,7 +53,7 @@ _argument("destination", _DESTINATION, None, str | None)
 _IMPORTED = "HDF5, NetCDF-4 or TIFF, references, zip or icechunk: path or URL."
 _argument("imported", _IMPORTED, ..., metavar="SOURCE")
 _argument("imported_to", f"Where the shards go. {_STORE}", ..., metavar="DESTINATION")
-_argument("path", "Of an array, or to consolidate of a group; the root, if left out.")
+_argument("path", "Path of an array; for consolidate also of a group. By default the root.")
 _argument("arrays", "Only these arrays or groups.", None, _Texts, metavar="[PATHS]...")
 _FILES = "The files in their order, and the new array."
 _argument("files_and_store", _FILES, ..., _Texts, metavar="FILES... STORE")
@@ -72,9 +72,10 @@ _option("order", EntryOrder, "In which order the chunks of a shard are written."
 _option("workers", int | None, "Threads, or processes, that work.", min=1)
 _option("processes", bool, "Work in processes instead of threads.", False)
 _option("dask", str | None, "Work on the dask cluster with this address of its scheduler, or file.")
-_option("storage_options", _Texts, _STORAGE_OPTION, flag="--source-option")
-_option("source_options", _Texts, _STORAGE_OPTION, flag="--source-option")
-_option("destination_options", _Texts, _STORAGE_OPTION, flag="--destination-option")
+_option("storage_options", _Texts, _OPTION.format("the store"), flag="--source-option")
+_option("source_options", _Texts, _OPTION.format("SOURCE alone"), flag="--source-option")
+_OF_DESTINATION = _OPTION.format("DESTINATION alone")
+_option("destination_options", _Texts, _OF_DESTINATION, flag="--destination-option")
 _option("native", bool, "Also do what to-native does: every v3 reader reads it.", False)
 _option("ome", bool, "Also translate OME-Zarr metadata: 0.4 in v2, 0.5 in v3.", False)
 _option("zarr_format", int, "Format of the new metadata.", 3, min=2, max=3)

@@ -233,8 +233,8 @@ class Walk:
 
     def _inside(self, page: VersionedKeys) -> list[Stored]:
         found = [
-            Stored(key, coords, version)
-            for key, version in zip(page, page.versions, strict=True)
+            Stored(key, coords, version, nbytes=nbytes)
+            for key, version, nbytes in zip(page, page.versions, page.sizes, strict=True)
             if (coords := self.grid.layout.coords_of(key)) is not None
             and all(c in r for c, r in zip(coords, self._ranges, strict=True))
         ]

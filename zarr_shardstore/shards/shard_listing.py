@@ -136,11 +136,17 @@ KEYS_PER_PAGE = 1024
 
 
 class VersionedKeys(list[str]):
-    """A page of keys, with the versions of the listed objects; ``None``: not known."""
+    """A page of keys, with versions and sizes of the listed objects; ``None``: not known."""
 
-    def __init__(self, keys: Iterable[str] = (), versions: Sequence[object] = ()) -> None:
+    def __init__(
+        self,
+        keys: Iterable[str] = (),
+        versions: Sequence[object] = (),
+        sizes: Sequence[int | None] = (),
+    ) -> None:
         super().__init__(keys)
         self.versions = versions or [None] * len(self)
+        self.sizes = sizes or [None] * len(self)
 
 
 class KeyPages:

@@ -185,6 +185,7 @@ class BaseStoreHandle:
             return
         except Exception as error:
             if store_traits.remedy_of(error) != "missing" and not isinstance(error, ODD_KEY_ERRORS):
+                store_traits.note_cause(error)
                 raise
             raise UnsupportedError(
                 f"{type(self.store).__name__} takes documents of Zarr v3 and chunks only, and a "

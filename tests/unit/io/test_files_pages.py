@@ -113,7 +113,7 @@ async def test_pages_of_a_store() -> None:
     async def keys() -> AsyncGenerator[tuple[str, object], None]:
         for i in range(7):
             yield f"k{i}", i
-            yield f"k{i}.__lock", None
+            yield f"k{i}.__lock", None, None
 
     listed = keys()
     pages = [await next_page(listed, 3) for _ in range(4)]

@@ -251,8 +251,13 @@ class ShardLoader:
             If the state is of other samples, or of options that give another order.
         """
         other = dict(state["order"])
-        differ = [name for name, mine in self._order_id.items() if mine != other.get(name)]
-        _check(not differ, "the state is of a loader with the same order", differ)
+        for name, mine in self._order_id.items():
+            if mine != other.get(name):
+                what = "samples in pool_nbytes" if name == "group_length" else name
+                raise SpecError(
+                    f"the state is of a loader with another order: {what} was {other.get(name)!r}, "
+                    f"and is {mine!r}"
+                )
         self.close()
         self._epoch, self._batch, self._is_fresh = state["epoch"], state["batch"], True
 

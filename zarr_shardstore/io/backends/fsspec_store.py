@@ -167,11 +167,11 @@ class FsspecBackend(ZarrBackend):
         if paths is not None:
             for path in paths:
                 if path.startswith(prefix):
-                    yield path, None
+                    yield path, None, None
             return
         async with aclosing(super()._listed(prefix)) as listed:
-            async for key, version in listed:
-                yield key, version
+            async for item in listed:
+                yield item
 
     async def _paths_without_root(self, method: str, prefix: str) -> list[str] | None:
         """List a file system of fsspec whose root is ``""``, where zarr 3.1 lists other keys."""

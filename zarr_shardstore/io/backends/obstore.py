@@ -137,7 +137,7 @@ class ObstoreBackend(ZarrBackend):
     async def _listed(self, prefix: str) -> Listed:
         async for page in obstore.list(self.store.store, prefix=prefix):
             for meta in page:
-                yield meta["path"], _version_of(meta)
+                yield meta["path"], _version_of(meta), meta["size"]
 
     async def _get_once(
         self, key: str, byte_range: ByteRange | None, unless_etag: str | None = None

@@ -33,7 +33,8 @@ from zarr_shardstore.shards.requests import Found, FoundIndex, Request
 from zarr_shardstore.shards.shard_listing import VersionedKeys
 
 T = TypeVar("T")
-Listed: TypeAlias = AsyncGenerator[tuple[str, object], None]
+Listed: TypeAlias = AsyncGenerator[tuple[str, object, int | None], None]
+"""Keys with their versions and sizes; ``None``: not known."""
 """Keys, with versions where the base store has them."""
 
 _REMOVALS: set[type] = {requests.Delete, requests.DeletePrefix}
@@ -173,7 +174,7 @@ class ZarrBackend(base.Backend):
                     await self.store.delete_dir(directory)
                     return
         # FsspecStore.clear stops at the first directory that it has removed already.
-        for key in [key async for key, _ in self._listed(request.prefix)]:
+        for key in [key async for key, *_ in self._listed(request.prefix)]:
             if not self._is_linked(key):
                 await self.store.delete(key)
 
@@ -290,7 +291,7 @@ class ZarrBackend(base.Backend):
         except NotImplementedError:
             if self._lacks_prefixes():
                 raise
-        keys = [key async for key, _ in self._listed(prefix) if not is_hidden(key)]
+        keys = [key async for key, *_ in self._listed(prefix) if not is_hidden(key)]
         return list(dict.fromkeys(key[len(prefix) :].split("/", 1)[0] for key in keys))
 
     def _lacks_prefixes(self) -> bool:
@@ -326,7 +327,7 @@ class ZarrBackend(base.Backend):
                 keys = self.store.list_prefix(directory)
                 async for key in keys:
                     if key.startswith(prefix):
-                        yield key, None
+                        yield key, None, None
                 return
             except NotImplementedError:
                 self.lacks.add("list_prefix")
@@ -340,18 +341,19 @@ class ZarrBackend(base.Backend):
             directory = "/".join(directory.rstrip("/").split("/")[:-1])
         async for key in self._walked(prefix[: prefix.rfind("/") + 1]):
             if key.startswith(prefix):
-                yield key, None
+                yield key, None, None
 
 
 async def next_page(listed: Listed, n_keys: int, *, shows_all: bool = False) -> VersionedKeys:
-    """Return at most so many of the next keys and versions; none if there are no more."""
-    page: list[tuple[str, object]] = []
+    """Return at most so many of the next keys; none if there are no more."""
+    page: list[tuple[str, object, int | None]] = []
     async for item in listed:
         if shows_all or not is_hidden(item[0]):
             page.append(item)
             if len(page) == n_keys:
                 break
-    return VersionedKeys([key for key, _ in page], [version for _, version in page])
+    keys, versions, sizes = zip(*page, strict=True) if page else ((), (), ())
+    return VersionedKeys(keys, versions, sizes)
 
 
 def _found_of(value: Buffer | None) -> Found:

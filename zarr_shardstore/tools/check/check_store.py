@@ -139,9 +139,16 @@ def check_store(
     found = tuple(sorted(result.findings, key=lambda found: (found.key, found.chunk or ())))
     if not selected and all(each.severity == "info" for each in found):
         raise SpecError(f"there is no array in {base.describe()}: {find.NO_ARRAY_HINT}")
-    counts = [getattr(result, name) for name in COUNTS]
-    seconds, among = time.monotonic() - begun, None if names is None else tuple(names)
-    return CheckReport(base.describe(), level, found, len(selected), *counts, seconds, base, among)
+    return CheckReport(
+        base.describe(),
+        level,
+        found,
+        len(selected),
+        **{name: getattr(result, name) for name in COUNTS},
+        seconds=time.monotonic() - begun,
+        base=base,
+        paths=None if names is None else tuple(names),
+    )
 
 
 _Call: TypeAlias = tuple[Any, ArrayChecker, list[str]]

@@ -155,8 +155,8 @@ def repair_store(
         raise SpecError(f"keep is 'salvage' or 'drop', got {keep!r}")
     if order is not None:
         shard_format.check_order(order)
-    if report.base is None:
-        raise SpecError("the report has no store: take one that check_store has returned")
+    if not isinstance(report, CheckReport) or report.base is None:
+        raise SpecError("repair_store takes the report that check_store has returned")
     base = report.base.synced()
     if not dry_run:
         base.check_writable()

@@ -102,13 +102,12 @@ def _look(location: ArrayLocation, plan: ArrayPlan) -> tuple[_Counts, int, list[
     n_regions = math.prod(boxes.shape(grid.grid_shape))
     is_plain = plan.new_spec is None or plan.action == "copied"
     counts, regions = _Counts(), set[tuple[int, ...]]()
-    if n_grid <= _COUNTED:
-        coords: Iterable[tuple[int, ...]] = np.ndindex(*grid.shape)
-    else:
+    places, there = list[walks.Stored](), list[walks.Stored]()
+    if n_grid > _COUNTED:
         coords = set(random_coords(grid.shape, _SAMPLED, np.random.default_rng(0)))
-    places = [walks.Stored(grid.key(c), c) for c in coords]
-    there = _read(location, places)
-    if n_grid > _COUNTED and len(there) >= _ENOUGH:
+        places = [walks.Stored(grid.key(c), c) for c in coords]
+        there = _read(location, places)
+    if len(there) >= _ENOUGH:
         counts.add(there)
         counts.factor, counts.is_exact = n_grid / len(places), False
         counts = counts.scaled()
@@ -116,13 +115,12 @@ def _look(location: ArrayLocation, plan: ArrayPlan) -> tuple[_Counts, int, list[
         share = counts.n_chunks / max(1, math.prod(grid.grid_shape))
         n_after = round(n_regions * (1 - (1 - min(1, share)) ** math.prod(boxes.largest)))
     else:
-        if n_grid > _COUNTED:
-            there = []
-            for page in walks.walk(location.base.run, grid, needs=(), is_paged=True, reads=False):
-                there += _read(location, page)
-                if len(there) >= _MAX_LISTED:
-                    counts.is_exact = False
-                    break
+        there = []
+        for page in walks.walk(location.base.run, grid, needs=(), is_paged=True, reads=False):
+            there += _read(location, page)
+            if len(there) >= _MAX_LISTED:
+                counts.is_exact = False
+                break
         counts.add(there)
         if not is_plain:
             add_regions(location, there, boxes, regions)
@@ -154,11 +152,11 @@ def _requests(
     if plan.new_spec is not None and plan.action != "copied":
         read_back = 2 * report.n_objects + max(report.n_objects, n_rounds)
         written += n_rounds if report.n_bytes > ROUND_NBYTES * report.n_objects else 0
-    n_deleted = 0
-    if in_place:  # staged objects are moved, and both are listed
-        n_deleted = report.n_objects + report.n_objects_before
+    written, n_deleted = written + 2, 1  # document and manifest
+    if in_place:  # staged objects are moved, and both are listed; three states, a marked document
+        n_deleted += report.n_objects + report.n_objects_before
         pages = math.ceil(n_deleted / _KEYS_A_PAGE) + 2
-        written += report.n_objects + pages
+        written += report.n_objects + pages + 3
     nbytes = report.n_bytes + index_nbytes
     objects = report.n_objects_before, report.n_objects
     sizes = report.n_bytes_before, nbytes

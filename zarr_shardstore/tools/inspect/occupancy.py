@@ -39,7 +39,8 @@ class Round:
 def rounds_of_objects(base: BaseStoreHandle, grid: walks.ObjectGrid) -> Iterator[Round]:
     """Read the indexes of all objects of an array, some at a time; no chunk, but the values of a
     transformer below sharding. Objects outside the grid, or erased concurrently, are left out."""
-    for listed in walks.walk(base.run, grid, needs=("index", "size"), reads=False):
+    needs: walks.Needs = ("index", "size")
+    for listed in walks.walk(base.run, grid, needs=needs, is_paged=True, reads=False):
         if listed:
             yield _read_round(base, grid, listed)
 
