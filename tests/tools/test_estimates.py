@@ -7,12 +7,14 @@ from typing import Any
 import numpy as np
 import pytest
 import zarr
+from zarr.storage import ObjectStore
 
 from tests.support.kit import CountingStore
 from zarr_shardstore import (
     ConversionReport,
     ShardingStore,
     SpecError,
+    get_shard_info,
     reshard,
     shard_store,
     unshard_store,
@@ -119,3 +121,37 @@ def test_without_being_asked_a_dry_run_looks_at_no_object() -> None:
     with pytest.raises(SpecError, match="goes with dry_run"):
         shard_store(base, {}, chunks_per_shard=2, estimate=True)
     np.testing.assert_array_equal(zarr.open_array(ShardingStore(base), path="z")[0], [7] * 16)
+
+
+@pytest.mark.parametrize("separator", ["/", "."])
+def test_sizes_come_with_the_listing(separator: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On an object store `info` and a dry run ask for the size of no chunk."""
+    import obstore
+
+    head, keys = obstore.head_async, []
+
+    async def counted(store: Any, key: str) -> Any:
+        keys.append(key)
+        return await head(store, key)
+
+    base = ObjectStore(obstore.store.MemoryStore())
+    key_encoding = {"name": "default", "separator": separator}
+    z = zarr.create_array(
+        base, name="z", shape=(40, 40), chunks=(1, 1), dtype="u2", chunk_key_encoding=key_encoding
+    )
+    z[:20] = 7
+    monkeypatch.setattr(obstore, "head_async", counted)
+    report = shard_store(base, {}, chunks_per_shard=8, dry_run=True, estimate=True)
+    assert (report.estimate.n_objects_before, report.estimate.is_exact) == (800, True)
+    assert get_shard_info(base).n_objects == 800
+    assert not [key for key in keys if "z/c" in key]
+
+
+def test_a_dry_run_looks_at_its_destination() -> None:
+    """It is refused where the conversion would be."""
+    base, to = make({}, "shard"), make({}, "shard", n=8)
+    before = dict(to)
+    for dry_run in (True, False):
+        with pytest.raises(SpecError, match="the destination has another"):
+            shard_store(base, to, chunks_per_shard=2, dry_run=dry_run)
+    assert to == before

@@ -110,12 +110,13 @@ def test_closing_leaves_nothing_open(tmp_path: Path, monkeypatch: pytest.MonkeyP
 async def test_pages_of_a_store() -> None:
     """Full ones, then fewer keys; side files are no keys."""
 
-    async def keys() -> AsyncGenerator[tuple[str, object], None]:
+    async def keys() -> AsyncGenerator[tuple[str, object, int | None], None]:
         for i in range(7):
-            yield f"k{i}", i
+            yield f"k{i}", i, 9 * i
             yield f"k{i}.__lock", None, None
 
     listed = keys()
     pages = [await next_page(listed, 3) for _ in range(4)]
     assert pages == [["k0", "k1", "k2"], ["k3", "k4", "k5"], ["k6"], []]
-    assert [page.versions for page in pages] == [[0, 1, 2], [3, 4, 5], [6], []]
+    assert [[*page.versions] for page in pages] == [[0, 1, 2], [3, 4, 5], [6], []]
+    assert [[*page.sizes] for page in pages] == [[0, 9, 18], [27, 36, 45], [54], []]

@@ -98,6 +98,8 @@ def convert_store(
         estimated = None
         if dry_run:
             conversion = plan()
+            if not is_in_place:
+                conversion.check_destination(compares_values=False)
             arrays = tuple(map(_report_of, conversion.plans))
             if estimate:
                 found = base, conversion.plans, arrays, is_in_place
@@ -236,20 +238,29 @@ class Conversion:
                 self.target.try_to_remove()
                 self.target.check_replaceable()
             return tuple(map(self._convert_in_place, self.plans))
-        other_keys = self.contents.other_keys
+        are_there = self.check_destination()
+        self.target.try_to_remove()
+        reports = tuple(map(self._convert_to_destination, self.plans, are_there))
+        copy_other_keys(*self._rest())
+        return reports
+
+    def check_destination(self, *, compares_values: bool = True) -> list[bool]:
+        """Refuse a destination with other things than the source would give it. Return whether it
+        has each array already, with equal values if these are compared."""
+        there = check_other_keys(*self._rest())
+        are_there = [plan.new_documents.keys() <= there for plan in self.plans]
+        for plan, is_there in zip(self.plans, are_there, strict=True):
+            is_copied = plan.geometry is not None and plan.new_documents
+            if is_copied and (compares_values or not is_there):
+                self._check_array(plan, is_there=is_there)
+        return are_there
+
+    def _rest(self) -> tuple[Any, ...]:
+        """Return the arguments of the functions that check and copy other keys."""
         documents: dict[str, Mapping[str, Any]] = {}
         for plan in self.plans:
             documents |= plan.new_documents
-        rest = self.source, self.target, other_keys, documents, self.part
-        there = check_other_keys(*rest)
-        are_there = [plan.new_documents.keys() <= there for plan in self.plans]
-        for plan, is_there in zip(self.plans, are_there, strict=True):
-            if plan.geometry is not None and plan.new_documents:
-                self._check_array(plan, is_there=is_there)
-        self.target.try_to_remove()
-        reports = tuple(map(self._convert_to_destination, self.plans, are_there))
-        copy_other_keys(*rest)
-        return reports
+        return self.source, self.target, self.contents.other_keys, documents, self.part
 
     def _convert_in_place(self, plan: ArrayPlan) -> ArrayReport:
         if plan.action == "skipped":
