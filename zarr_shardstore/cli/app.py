@@ -124,9 +124,10 @@ COMMANDS = (
     Command(
         "from-native packed.zarr --dry-run",
         f"store zarr_format ome {_TRANSLATION}",
-        """Declare native shards in the other ways.
+        """Undo to-native: other programs do not read the shards any more.
 
-        Only metadata is written: the shards stay as they are. No other program reads them then.
+        Only metadata is written. --zarr-format 2 makes arrays v2 that were v2 once; add --ome for
+        images in OME-Zarr 0.5.
         """,
     ),
     Command(
@@ -212,8 +213,9 @@ COMMANDS = (
         "source_options destination_options dry_run as_json",
         """Copy the chunks of HDF5, TIFF or references into shards.
 
-        NetCDF-4, references of kerchunk, zip and icechunk, too. Chunks are not decoded, and missing
-        ones stay missing. If it is killed, run it again: it continues.
+        NetCDF-4, references of kerchunk, zip and icechunk, too. Many files become one array by
+        references: docs/how-to/netcdf.md. Chunks are not decoded, and missing ones stay missing. If
+        it is killed, run it again: it continues.
         """,
     ),
 )

@@ -415,8 +415,10 @@ def adoption_text(report: AdoptionReport) -> str:
 
 
 def native_text(report: NativeReport) -> str:
+    did = {"translated": "would be translated"} if report.dry_run else {}
     rows = [
-        [path_text(entry.path), entry.action, printable(entry.reason)] for entry in report.entries
+        [path_text(each.path), did.get(each.action, each.action), printable(each.reason)]
+        for each in report.entries
     ]
     notes = [f"note: {printable(note)}" for note in report.notes]
     return "\n".join([*_table(rows), *notes, *map(printable, str(report).splitlines())])

@@ -69,6 +69,7 @@ class NativeReport:
     """As that of `zarr_shardstore.tools.native.bridge`."""
 
     entries: tuple[Any, ...] = (SimpleNamespace(path="raw", action="translated", reason="as is"),)
+    dry_run: bool = False
     notes: tuple[str, ...] = ("look here",)
 
     def as_dict(self) -> dict[str, Any]:
@@ -751,7 +752,7 @@ def test_a_dry_run_says_what_it_would_cost() -> None:
     text = run(*args).stdout
     assert re.search(r"raw +v3 +would be sharded +2 × 4 +40 +40 → 6 +480 bytes ", text)
     assert "\nobjects: 40 become 6 objects; bytes: 480 bytes become 1.3 kB\n" in text
-    assert "\nrequests: about 98 reads, 6 writes, 0 deletes\n" in text
+    assert "\nrequests: about 98 reads, 8 writes, 1 delete\n" in text
     assert "S3 below $0.01, GCS below $0.01, Azure below $0.01 (list prices of" in text
     assert re.search("^time: .*if writes are as fast as the reads", text, re.M)
     found = json.loads(run(*args, "--json").stdout)["estimate"]

@@ -58,15 +58,17 @@ def unfinished_conversions(base: BaseStoreHandle) -> Iterator[UnfinishedConversi
         if not doc:
             text = "remains of a conversion: any conversion in place removes them"
         elif is_running:
-            text = f"the array {path!r} is being converted"
+            text = f"the array {path or '/'!r} is being converted"
         else:
-            text = f"a conversion of {path!r} was interrupted (state {state!r})"
+            text = f"a conversion of {path or '/'!r} was interrupted (state {state!r})"
             is_known = doc.get("hierarchy") in get_args(metadata.Hierarchy) and state in _STATES
             if prefix is None and is_known:
                 text += f": {_STATES[state]}, and nothing is lost; this finishes it: "
                 text += shlex.join(_command(base, doc))
-            else:
+            elif prefix is None:
                 text += ": run it again"
+            else:
+                text += ": run the command again that converts another store into this one"
         yield UnfinishedConversion(key, path, state, prefix, is_running, text)
 
 

@@ -20,7 +20,12 @@ from zarr_shardstore.access import (
     stored_arrays,
     walks,
 )
-from zarr_shardstore.errors import ShardStoreError, SpecError, UnsupportedError
+from zarr_shardstore.errors import (
+    ShardStoreError,
+    SpecError,
+    UnfinishedConversionError,
+    UnsupportedError,
+)
 from zarr_shardstore.tools.inspect.conversions import UnfinishedConversion, unfinished_conversions
 from zarr_shardstore.tools.inspect.find import FoundArray, arrays_at, find_arrays, read_array
 from zarr_shardstore.tools.inspect.occupancy import Round, rounds_of_objects
@@ -218,11 +223,15 @@ def get_shard_info(
     ------
     SpecError
         If a path names no array.
+    UnfinishedConversionError
+        If there is no array yet, because a conversion into this store was interrupted.
     """
     base = open_base(store, storage_options)
     found = find_arrays(base, paths)
     by_node = {array.node: array for array in found}
-    conversions = unfinished_conversions(base)
+    conversions = [*unfinished_conversions(base)]
+    if conversions and not found and paths is None:
+        raise UnfinishedConversionError(conversions[0].text)
     unfinished = {each.path: each for each in conversions if each.is_of_stored_array}
     infos = (_info(base, array, by_node) for array in found)
     arrays = tuple(_with_state(array, unfinished.get(array.path)) for array in infos)
