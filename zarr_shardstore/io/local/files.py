@@ -1,6 +1,7 @@
 """Files and directories as keys: which there are, their values, and their removal.
 
-A disk that fails raises an error. Its files are never taken for missing.
+A disk that fails, or a directory that may not be listed, raises an error. Its files are never taken
+for missing.
 
 Links below the root: an operation on one key follows them, an operation on many keys does not.
 ``spec_notes/guarantees.md`` has the rule.
@@ -72,10 +73,13 @@ def names_in(root: str, prefix: str) -> list[str]:
 
 
 def _has_keys(entry: os.DirEntry[str], root: str, prefix: str) -> bool:
-    if not _is(entry.is_dir):
-        return _is(entry.is_file)
-    leads_back = entry.is_symlink() and _leads_back(entry.path, root, prefix)
-    return not leads_back and holds_a_file(entry.path)
+    try:
+        if not _is(entry.is_dir):
+            return _is(entry.is_file)
+        leads_back = entry.is_symlink() and _leads_back(entry.path, root, prefix)
+        return not leads_back and holds_a_file(entry.path)
+    except PermissionError:  # it may have keys, and each read says what is forbidden
+        return True
 
 
 def _leads_back(link: str, root: str, prefix: str) -> bool:
@@ -87,11 +91,13 @@ def _leads_back(link: str, root: str, prefix: str) -> bool:
 
 
 def _is(kind: Callable[[], bool]) -> bool:
-    """Whether an entry is of a kind, or a link to such; false if it cannot be looked at."""
+    """Whether an entry is of a kind, or a link to such; false for a link in a circle."""
     try:
         return kind()
-    except OSError:
-        return False
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            return False
+        raise
 
 
 def link_on_way(root: str, key: str) -> str | None:
@@ -182,8 +188,7 @@ def is_directory(path: str) -> bool:
 
 
 def _raise_if_broken(error: OSError) -> None:
-    # A directory that is gone or forbidden is left out.
-    if not isinstance(error, (*NO_FILE, PermissionError)):
+    if not isinstance(error, NO_FILE):
         raise error
 
 
@@ -195,9 +200,8 @@ listed: a file that is replaced concurrently is not missed, and the directory do
 def keys_below(root: str, prefix: str, shows_all: bool = False) -> Iterator[str]:
     """Yield the keys of the files in a directory, recursively; `root` ends with a separator.
 
-    As in ``os.walk``, links to directories are not followed, and directories that cannot be listed
-    are left out, unless the disk fails. A link to nothing is no key. The names of a large directory
-    are never all in memory.
+    As in ``os.walk``, links to directories are not followed. A link to nothing is no key. The names
+    of a large directory are never all in memory.
     """
     todo: list[str | Iterator[tuple[list[str], list[str]]]] = [prefix]
     while todo:
