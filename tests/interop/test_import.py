@@ -379,8 +379,12 @@ def make_any_dataset(data: st.DataObject, path: Path) -> None:
         made.set_fill_value(np.ones((), dtype))
     mask = 0
     if len(shape) > 0 and data.draw(st.booleans(), label="chunked"):
-        made.set_chunk(tuple(data.draw(st.integers(1, 4), label="chunk") for _ in shape))
-        limits = (h5py.h5s.UNLIMITED,) * len(shape)  # so chunks may be larger than the array
+        axes = st.sampled_from(range(-1, len(shape) if 0 not in shape else 0))
+        axis = data.draw(axes, label="unlimited")  # -1: all, so chunks may be larger than the array
+        free = [axis in (-1, i) for i in range(len(shape))]
+        limits = tuple([h5py.h5s.UNLIMITED if f else n for f, n in zip(free, shape, strict=True)])
+        most = [4 if f else min(4, n) for f, n in zip(free, shape, strict=True)]
+        made.set_chunk(tuple(data.draw(st.integers(1, n), label="chunk") for n in most))
         if data.draw(st.booleans(), label="shuffle"):
             made.set_shuffle()
         if data.draw(st.booleans(), label="gzip"):
@@ -390,7 +394,9 @@ def make_any_dataset(data: st.DataObject, path: Path) -> None:
         if data.draw(st.integers(0, 5), label="skips") == 0:
             mask = (1 << made.get_nfilters()) - 1
     rng = np.random.default_rng(data.draw(st.integers(0, 99), label="seed"))
-    with h5py.File(path, "w", userblock_size=data.draw(st.sampled_from([0, 0, 0, 512]))) as file:
+    block, libver = data.draw(st.sampled_from([0, 0, 0, 512])), data.draw(st.booleans())
+    libver = "latest" if libver else None
+    with h5py.File(path, "w", userblock_size=block, libver=libver) as file:
         group, space = file.create_group("a"), h5py.h5s.create_simple(shape, limits)
         h5py.h5d.create(group.id, b"z", kind, space if shape else h5py.h5s.create(0), made)
         dataset = file["a/z"]
@@ -439,11 +445,13 @@ def test_any_dataset_is_imported_and_adopted_alike(data: st.DataObject, tmp_path
     shutil.rmtree(dest, ignore_errors=True)
     make_any_dataset(data, path)
     found, no_import = unless_refused(imported, path, chunks_per_shard=2, paths="a/z")
-    assert re.fullmatch(".*HDF5 converts its values.*|", no_import)
+    assert re.fullmatch(".*(HDF5 converts its values|wrong places).*|", no_import)
     if found is not None:
         equal_to_h5py(found[0], path, "a/z")
     adopted, no_adoption = unless_refused(adopt, path, dest, dataset="a/z")
-    assert re.fullmatch(".*(HDF5 converts|no chunks|user block|filter mask).*|", no_adoption)
+    assert re.fullmatch(
+        ".*(HDF5 converts|no chunks|user block|filter mask|wrong places).*|", no_adoption
+    )
     assert found or not adopted
     if adopted:
         assert document(dest) == document(found[0].store, "a/z")
@@ -796,3 +804,26 @@ def test_a_remote_file_that_is_gone_is_named() -> None:
     refs = {"a/.zarray": json.dumps(array), "a/0": ["memory://no-such-directory/file", 0, 1]}
     with pytest.raises(ShardConflictError, match="is gone"):
         import_store({"version": 1, "refs": refs}, MemoryStore())
+
+
+@pytest.mark.parametrize("maxshape", [(6, None), (6, None, 4), (6, 4, None)])
+@pytest.mark.parametrize("is_whole", [False, True])
+def test_chunks_whose_places_hdf5_reports_wrongly(
+    maxshape: tuple[int | None, ...], is_whole: bool, tmp_path: Path
+) -> None:
+    """HDF5 2.0, of extensible arrays: the values are right, or it is refused; recoded they are."""
+    shape = tuple(n or 6 for n in maxshape)
+    values = np.arange(np.prod(shape)).reshape(shape)
+    path = tmp_path / "a.h5"
+    with h5py.File(path, "w", libver="latest") as file:
+        dataset = file.create_dataset("z", shape, "i4", chunks=(2,) * len(shape), maxshape=maxshape)
+        dataset[...] = values if is_whole else 0
+        dataset[:, :2] = values[:, :2]
+        expected = dataset[...]
+    found, refused = unless_refused(imported, path, chunks_per_shard=2)
+    assert found is not None or "wrong places" in refused
+    if found is not None:
+        np.testing.assert_array_equal(found[0]["z"][...], expected)
+    np.testing.assert_array_equal(
+        imported(path, recode=True, chunks_per_shard=2)[0]["z"][...], expected
+    )

@@ -179,7 +179,7 @@ def _parse_hdf5(path: str, dataset: str | None) -> _Parsed:
         why = f"it cannot be opened: {error}. Close it in the program that writes it"
         raise UnsupportedError(why) from error
     with file, faults_named():
-        parser = Parser(h5py, ChunkTables(path), recode=False)
+        parser = Parser(h5py, ChunkTables(path), partial(SourceFiles().read, path), recode=False)
         if dataset is None:
             parser.find_dimensions(file)
         found = parser.find(file, _chosen(path, dataset, parser.datasets))

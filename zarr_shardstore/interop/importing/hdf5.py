@@ -24,9 +24,10 @@ from __future__ import annotations
 
 import base64
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -84,7 +85,7 @@ def parse_hdf5(files: SourceFiles, name: str, *, recode: bool) -> ParsedSource:
             yield array_at
 
     with open_file() as file:
-        parser = Parser(h5py, ChunkTables(url), recode=recode)
+        parser = Parser(h5py, ChunkTables(url), partial(files.read, url), recode)
         parser.find_dimensions(file)
         parser.add_group(file, "", ())
         return ParsedSource(
@@ -118,6 +119,8 @@ class Parser:
 
     h5py: Any
     references: ChunkTables
+    read: Callable[[int, int], bytes | memoryview]
+    """Reads a range of the file, from start to stop."""
     recode: bool
     documents: dict[str, dict[str, Any]] = field(default_factory=dict)
     refused: dict[str, str] = field(default_factory=dict)
@@ -125,6 +128,8 @@ class Parser:
     notes: list[str] = field(default_factory=list)
     datasets: list[str] = field(default_factory=list)
     """Paths in the file of all datasets, set by `find_dimensions`."""
+    misplaced: set[str] = field(default_factory=set)
+    """Names of datasets of which HDF5 reports wrong places of chunks."""
     is_netcdf: bool = False
     dimensions: dict[int, str] = field(default_factory=dict)
     """Paths of the scales of netCDF dimensions by id."""
@@ -290,13 +295,16 @@ class Parser:
         if layout == h5d.CHUNKED:
             found: list[Any] = []
             dataset.id.chunk_iter(found.append)
-            if found:
+            if not self._are_at_their_places(dataset, found):
+                ranges[:, 1] = 1  # `_check_bytes` refuses it
+                self.misplaced.add(dataset.name)
+            elif found:
                 offsets = np.array([chunk.chunk_offset for chunk in found])
                 at = np.ravel_multi_index((offsets // chunk_shape).T, grid_shape)
                 ranges[at] = [(chunk.byte_offset, chunk.size) for chunk in found]
                 masks[at] = [chunk.filter_mask for chunk in found]
-                if self.h5py.version.hdf5_version_tuple < (1, 14, 4):
-                    ranges[at, 0] += dataset.file.userblock_size  # older ones leave it out
+                if self._leaves_out_block:
+                    ranges[at, 0] += dataset.file.userblock_size
         elif layout == h5d.CONTIGUOUS and not plist.get_external_count():
             if dataset.id.get_storage_size():  # after a user block `get_offset` is never None
                 nbytes = math.prod(chunk_shape) * itemsize
@@ -310,12 +318,41 @@ class Parser:
             ranges[:, 1] = 1  # somewhere else: `_check_bytes` refuses it
         return chunk_shape, ChunkTable(grid_shape, ranges), masks
 
+    def _are_at_their_places(self, dataset: Any, found: Sequence[Any]) -> bool:
+        """Whether the library reports the right places of chunks.
+
+        HDF5 2.0 does not in files of its newest formats, if the only unlimited dimension is not the
+        first. Cost: a read of the chunks of such datasets.
+        """
+        unlimited = [i for i, n in enumerate(dataset.maxshape) if n is None]
+        if len(unlimited) != 1 or unlimited == [0]:
+            return True
+        block = dataset.file.userblock_size if self._leaves_out_block else 0
+        for chunk in found:
+            start, stored = chunk.byte_offset + block, None
+            with suppress(ValueError, OSError, RuntimeError):  # it has no chunk there
+                stored = dataset.id.read_direct_chunk(chunk.chunk_offset)[1]
+            if stored is None or bytes(self.read(start, start + chunk.size)) != bytes(stored):
+                return False
+        return True
+
+    @property
+    def _leaves_out_block(self) -> bool:
+        """Whether this version of HDF5 reports places without the user block."""
+        return bool(self.h5py.version.hdf5_version_tuple < (1, 14, 4))
+
     def _check_bytes(self, dataset: Any, plist: Any) -> None:
         """Refuse values whose bytes in the file differ from the bytes of their v3 data type."""
         h5py, dtype, stored = self.h5py, dataset.dtype, dataset.id.get_type()
         h5t = h5py.h5t
         if dtype.kind == "O":
             raise UnsupportedError("its texts of variable length lie in a heap of the file")
+        if dataset.name in self.misplaced:
+            raise UnsupportedError(
+                f"HDF5 {h5py.version.hdf5_version} reports wrong places of its chunks, because its "
+                "only unlimited dimension is not the first: write it again with "
+                "h5py.File(…, libver=('earliest', 'v110'))"
+            )
         if plist.get_layout() == h5py.h5d.VIRTUAL or plist.get_external_count():
             raise UnsupportedError("its values lie in other files (virtual or external)")
         if isinstance(stored, h5t.TypeStringID):
