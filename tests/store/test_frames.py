@@ -147,6 +147,34 @@ def test_a_failing_store_loses_nothing(what: str) -> None:
     np.testing.assert_array_equal(stored(store), frames(0, 6))
 
 
+@pytest.mark.parametrize("what", ["zarr.json", "g/zarr.json", "g/run/zarr.json"])
+def test_a_creation_that_fails_is_repeated(what: str) -> None:
+    """By the next call, also if the document of the array was stored; never over one of others."""
+    base = Failing()
+    store = ShardingStore(base, 2)
+    with store.append_frames("g/run", chunks=(1, *SHAPE), **NEVER) as writer:
+        base.fails = lambda key: key == what
+        for _ in range(2):
+            with pytest.raises(OSError, match="disk is full"):
+                writer.append(frames(0, 1)[0])
+        base.fails = lambda key: False
+        writer.extend(frames(0, 3))
+    np.testing.assert_array_equal(stored(store), frames(0, 3))
+
+    other = Failing()
+    writer = ShardingStore(other, 2).append_frames("g/run", chunks=(1, *SHAPE), **NEVER)
+    other.fails = lambda key: key == "g/run/zarr.json"
+    with pytest.raises(OSError, match="disk is full"):
+        writer.append(frames(0, 1)[0])
+    other.fails = lambda key: False
+    other.update(base)
+    for _ in range(2):
+        with pytest.raises(ShardConflictError, match="another program"):
+            writer.append(frames(3, 4)[0])
+    writer.close()
+    np.testing.assert_array_equal(stored(ShardingStore(other, 2)), frames(0, 3))
+
+
 def test_the_end_tells_what_is_lost() -> None:
     """If the store does not take the rest; another writer continues after it."""
     base = Failing()

@@ -82,6 +82,24 @@ def test_every_data_type_is_stored_and_read_as_by_zarr(dtype: str) -> None:
             assert all(each == found[0] for each in found)
 
 
+@pytest.mark.parametrize("dtype", ["i4", "M8[s]", "?", "f8"])
+@pytest.mark.parametrize("sides", [(1,), (2,), (1, 1), (1, 4)])
+def test_a_value_of_one_element_is_taken_where_zarr_takes_it(dtype: str, sides: Any) -> None:
+    """As `z[0] = np.array([7])`, which a chunk of one element takes whole."""
+    shape, chunks = (4,) * len(sides), sides
+    results = []
+    for base in (MemoryStore(), ShardingStore(MemoryStore(), 2)):
+        z: Any = zarr.create_array(base, name="z", shape=shape, chunks=chunks, dtype=dtype)
+        for selection in (0, (0,) * len(sides), slice(0, 1), ...):
+            try:
+                z[selection] = np.array([7]).astype(dtype)
+            except (ValueError, IndexError):
+                results.append("refused")
+            else:
+                results.append(z[...].tobytes())
+    assert results[:4] == results[4:]
+
+
 @pytest.mark.parametrize("options", [{}, {"zarr_format": 2}, {"shards": (6, 6)}], ids=str)
 def test_other_stores_hold_the_same_bytes_as_with_zarr(options: dict[str, Any]) -> None:
     data = np.arange(77, dtype="i2").reshape(SHAPE)

@@ -7,7 +7,7 @@ import shutil
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import obstore
@@ -323,3 +323,35 @@ def test_a_destination_that_refuses_chunks_is_an_error() -> None:
     with pytest.raises(UnsupportedError, match="no chunks"):
         shard_store(source, target, chunks_per_shard=2)
     assert not [key for key in target._store_dict if key.endswith("z/zarr.json")]
+
+
+@pytest.mark.parametrize("convert", ["shard", "reshard", "unshard"])
+def test_an_array_of_v2_is_visible_with_its_attributes(convert: str) -> None:
+    """At each moment of a conversion to another store."""
+
+    class Noting(dict[str, bytes]):
+        keys_set: ClassVar[list[str]] = []
+
+        def __setitem__(self, key: str, value: bytes) -> None:
+            self.keys_set.append(key)
+            super().__setitem__(key, value)
+
+    base, to = dict[str, bytes](), Noting()
+    z = zarr.create_array(
+        ShardingStore(base, None if convert == "shard" else 2),
+        name="g/a",
+        shape=(8,),
+        chunks=(1,),
+        dtype="u1",
+        zarr_format=2,
+        attributes={"_ARRAY_DIMENSIONS": ["x"]},
+    )
+    z[:] = 1
+    calls: dict[str, Any] = {
+        "shard": lambda: shard_store(base, to, chunks_per_shard=4),
+        "reshard": lambda: reshard(base, 4, to),
+        "unshard": lambda: unshard_store(base, to),
+    }
+    calls[convert]()
+    order = [to.keys_set.index(f"g/{name}") for name in ("a/.zattrs", "a/.zarray", ".zgroup")]
+    assert order == sorted(order)

@@ -59,18 +59,21 @@ class ChunkPart(NamedTuple):
         chunk must be missing."""
         spec, dtype = self.spec, self.spec.dtype.to_native_dtype()
         make = spec.prototype.nd_buffer
-        part = value if value.shape == () or self.inside == () else value[self.outside]
+        part, inside = value, self.inside
+        if value.shape != () and inside != ():
+            part = value[self.outside]
         if old is not None:
             chunk = old.copy()
         elif self.is_complete and part.shape == spec.shape:
             chunk = make.empty(shape=spec.shape, dtype=dtype, order=spec.order)
+            inside = ...  # also where a number selects the only element
         else:
             fill = fill_value_of(spec)
             chunk = make.create(shape=spec.shape, dtype=dtype, order=spec.order, fill_value=fill)
         if drop_axes and part is not value:
             axes = tuple(None if i in drop_axes else slice(None) for i in range(spec.ndim))
             part = part[axes]
-        chunk[self.inside] = part
+        chunk[inside] = part
         return None if is_empty(chunk, spec) else chunk
 
     def put(self, chunk: ChunkValues | None, out: ChunkValues, drop_axes: Axes) -> None:

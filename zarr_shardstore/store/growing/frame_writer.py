@@ -25,6 +25,7 @@ import time
 from collections import deque
 from collections.abc import Hashable, Mapping
 from functools import cache
+from pathlib import PurePosixPath
 from typing import Any, Self, TypeAlias
 from weakref import WeakSet
 
@@ -34,6 +35,7 @@ import zarr
 from zarr import AsyncArray
 from zarr.abc.store import Store
 from zarr.core.sync import sync
+from zarr.errors import ContainsArrayError
 from zarr.storage import StorePath
 
 from zarr_shardstore.arrays.array_cache import invalidate_documents, read_documents
@@ -344,6 +346,7 @@ class GrowingArray:
         self._private = store._of(self._engine, False)
         self.appends = self._engine.appends
         self._array: AsyncArray[Any] | None = None  # as it was opened or created
+        self._has_tried = False  # to create it
         self.row_length = 1  # frames in a shard
         self.first = self._target = 0  # frames when it was opened, and after the last attempt
         self._node = Node("v3", path)
@@ -419,8 +422,21 @@ class GrowingArray:
         if self._array is None:
             shape = (0, *frames.shape[1:])
             options = {"chunks": (1, *shape[1:]), "dtype": frames.dtype, **self._create}
-            zarr.create_array(self._store, name=self.path or None, shape=shape, **options)
+            is_again, self._has_tried = self._has_tried, True
+            try:
+                zarr.create_array(self._store, name=self.path or None, shape=shape, **options)
+            except ContainsArrayError:
+                if not is_again:
+                    raise
+                # An attempt that failed has stored its document, perhaps without the groups above.
+                zarr_format: Any = self._create.get("zarr_format") or 3
+                for above in map(str, PurePosixPath(self.path).parents):
+                    group = "" if above == "." else above
+                    zarr.open_group(self._store, path=group, mode="a", zarr_format=zarr_format)
             self._find()
+            if self.first:
+                self._array = None
+                raise ShardConflictError(f"another program has created the array {self.path!r}")
         array = self._array
         assert array is not None
         is_like = np.can_cast(frames.dtype, array.dtype, "equiv")

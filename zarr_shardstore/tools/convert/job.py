@@ -240,8 +240,12 @@ class Conversion:
             return tuple(map(self._convert_in_place, self.plans))
         are_there = self.check_destination()
         self.target.try_to_remove()
+        # A reader that sees an array of v2 sees its attributes.
+        source, target, keys, *rest = self._rest()
+        attributes = {f"{plan.node.path}/.zattrs".lstrip("/") for plan in self.plans}
+        copy_other_keys(source, target, [key for key in keys if key in attributes], *rest)
         reports = tuple(map(self._convert_to_destination, self.plans, are_there))
-        copy_other_keys(*self._rest())
+        copy_other_keys(source, target, [key for key in keys if key not in attributes], *rest)
         return reports
 
     def check_destination(self, *, compares_values: bool = True) -> list[bool]:
