@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 from contextlib import redirect_stderr, redirect_stdout
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -22,7 +23,9 @@ from zarr_shardstore import (
     ShardingStore,
     UnfinishedConversionError,
     check_store,
+    from_native,
     get_shard_info,
+    to_native,
 )
 
 GOLDEN = Path(__file__).parents[1] / "golden/v0.1"
@@ -71,6 +74,13 @@ def test_the_command_that_is_named_finishes_it(name: str, tmp_path: Path) -> Non
         key = f"meta/root/{path}.array.json" if "draft" in name else None
         with pytest.raises(UnfinishedConversionError, match="`zarr-shardstore info` of the store"):
             open_it(root, path, key)
+        if key is None:
+            before = {file: file.read_bytes() for file in Path(root).rglob("*") if file.is_file()}
+            for translate in (to_native, from_native, partial(from_native, zarr_format=2)):
+                with pytest.raises(UnfinishedConversionError, match="run it again first"):
+                    translate(root)
+            after = {file: file.read_bytes() for file in Path(root).rglob("*") if file.is_file()}
+            assert after == before
     done = run(*words)
     assert done.returncode == 0, done.stderr
     (array,) = get_shard_info(root).arrays

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Any, TypeAlias
+from typing import Any, NoReturn, TypeAlias
 
 import crc32c
 
@@ -24,7 +25,6 @@ _SMALL_NBYTES = 128 * 1024
 
 _CONSOLIDATED = "consolidated_metadata"
 _NO_DOCUMENTS: DocumentsByKey = {}
-_ANOTHER = "it was written, and reads back as another"
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,7 +180,7 @@ def copy_other_keys(
             target.perform([requests.Set(key, memoryview(value)) for key, value in new.items()])
             for key, found in zip(new, target.values(list(new)), strict=True):
                 if found is None or bytes(found) != new[key]:
-                    raise CorruptValueError(_ANOTHER, key=key)
+                    _refuse_copy(target, key)
 
 
 def _copy_large(
@@ -203,7 +203,17 @@ def _copy_large(
     for piece in _pieces(target, key):
         found = crc32c.crc32c(piece, found)
     if found != written:
-        raise CorruptValueError(_ANOTHER, key=key)
+        _refuse_copy(target, key)
+
+
+def _refuse_copy(target: BaseStoreHandle, key: str) -> NoReturn:
+    """Raise for a copy that reads back as another. It is removed, so that a later run copies it."""
+    if target.supports_deletes:
+        with suppress(Exception):
+            target.perform([requests.Delete(key)])
+    raise CorruptValueError(
+        "it was written, and reads back as another; nothing was removed of the source", key=key
+    )
 
 
 def _pieces(

@@ -28,7 +28,7 @@ from zarr_shardstore.access import (
     open_base,
     requests,
 )
-from zarr_shardstore.errors import SpecError, UnsupportedError
+from zarr_shardstore.errors import SpecError, UnfinishedConversionError, UnsupportedError
 from zarr_shardstore.tools.inspect.find import find_contents, lineage, quoted, select_paths
 from zarr_shardstore.tools.inspect.readers import read_by, summarize
 from zarr_shardstore.tools.native import document_members, translate
@@ -308,6 +308,11 @@ class DocumentChange:
     def for_each(self, step: Callable[[str], str | None]) -> None:
         """Take a step, which returns its reason, for each selected node; errors name the node."""
         for path in self.selected:
+            if any(map(metadata.has_conversion_marker, self.before[path].values())):
+                raise UnfinishedConversionError(
+                    f"a conversion of {path or '/'!r} in place was interrupted; no document was "
+                    "changed: run it again first, `zarr-shardstore info` names the command"
+                )
             try:
                 if reason := step(path):
                     self.reasons[path] = reason
