@@ -11,10 +11,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import obstore
 import pytest
 import zarr
 from zarr.codecs import BytesCodec
-from zarr.storage import LocalStore
+from zarr.storage import LocalStore, ObjectStore
 
 from tests.support.checked_stores import CPS, KINDS, VALUES
 from tests.support.kit import CountingStore
@@ -484,3 +485,14 @@ def test_arguments() -> None:
     base["1/c/0/0"] = b""
     assert check_store(base, "0").findings == ()
     assert kinds_of(check_store(base, ["1"])) == ["torn_index"]
+
+
+def test_an_emptied_shard_outside_a_shrunk_array_is_no_damage() -> None:
+    """Where removals have no condition it stays, with an index alone."""
+    base = ObjectStore(obstore.store.MemoryStore())
+    z = zarr.create_array(ShardingStore(base, 4), name="a", shape=(16,), chunks=(1,), dtype="u1")
+    z[:] = 1
+    z.resize((4,))
+    report = check_store(base)
+    assert report.is_clean
+    assert {found.kind for found in report.findings} <= {"outside_grid"}

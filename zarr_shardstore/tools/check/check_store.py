@@ -304,6 +304,11 @@ class _Check:
             if layouts.is_inside(coords, shape):
                 return node
             text = f"it lies outside the grid {list(shape)} of the array"
+            if checker.grid.is_sharded:
+                index_nbytes = checker.grid.layout.spec.index_nbytes
+                if self.base.sizes([key]) == [index_nbytes]:  # where removals have no condition
+                    text, more = f"{text}, and has no chunk", {"severity": "info"}
+                    return finding("outside_grid", key, text, array=node.path, **more)
             return finding("outside_grid", key, text, array=node.path)
         return self._other_key(key, nodes)
 
