@@ -3,15 +3,21 @@
     python benchmarks/loader_peers.py [--mb 256] [--repeats 3] [--places local "30 ms"]
 
 Each peer gets the array as this package has stored it, and the same array without shards. The
-faster of both counts. Peers that are not installed are left out.
+faster of both counts. Peers that are not installed are left out. The peak is the resident memory
+beyond that before the first run; worker processes count.
 """
 
 from __future__ import annotations
 
 import argparse
+import ctypes
+import gc
+import multiprocessing
+import os
+import threading
 import time
 from collections.abc import Callable, Iterable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -36,6 +42,37 @@ def timed(batches: Callable[[], Iterable[Any]], n: int) -> float:
         seen += batch
     assert seen == n, (seen, n)
     return time.perf_counter() - start
+
+
+def resident_nbytes() -> int:
+    """Return the resident memory of this process and of its worker processes."""
+    total = 0
+    for process in (os.getpid(), *[child.pid for child in multiprocessing.active_children()]):
+        with suppress(OSError):
+            pages = Path(f"/proc/{process}/statm").read_text().split()[1]
+            total += int(pages) * os.sysconf("SC_PAGE_SIZE")
+    return total
+
+
+def peak_of(run: Callable[[], object]) -> int:
+    """Return the most resident memory of a run beyond that before it, looked at each 2 ms."""
+    gc.collect()
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)
+    before, most, has_ended = resident_nbytes(), [0], threading.Event()
+
+    def look() -> None:
+        while not has_ended.wait(0.002):
+            most[0] = max(most[0], resident_nbytes() - before)
+
+    watcher = threading.Thread(target=look)
+    watcher.start()
+    try:
+        run()
+    finally:
+        has_ended.set()
+        watcher.join()
+    return most[0]
 
 
 def with_shardstore(store: Any, shuffle: Any, **options: Any) -> Iterable[int]:
@@ -207,14 +244,16 @@ def report(
 ) -> None:
     failed: dict[str, str] = {}
     runs: dict[str, Callable[[], float]] = {}
+    peaks: dict[str, int] = {}
     for case, batches in cases.items():
         try:
-            timed(batches, n)
             runs[case] = partial(timed, batches, n)
+            peaks[case] = peak_of(runs[case])
         except Exception as error:
             failed[case] = f"{type(error).__name__}: {str(error)[:80]}"
+            del runs[case]
     seconds = ours.measure(runs, repeats)
-    title(f"MB/s: {name}", "MB/s", "ratio to this", "spread")
+    title(f"MB/s: {name}", "MB/s", "ratio to this", "spread", "peak MiB")
     for case, each in seconds.items():
         base = seconds[f"this, {case.rpartition(', ')[2]}"]
         ratios = [a / b for a, b in zip(base, each, strict=True)]
@@ -223,6 +262,7 @@ def report(
             f"{nbytes / 1e6 / median(each):.0f}",
             f"{median(ratios):.2f}",
             f"{min(ratios):.2f}–{max(ratios):.2f}",
+            f"{peaks[case] / 2**20:.0f}",
         )
     for case, why in failed.items():
         row(case, why)

@@ -18,6 +18,7 @@ import platform
 import re
 import subprocess
 import sys
+from contextlib import suppress
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -59,6 +60,10 @@ LIBRARIES = (
     "h5py",
     "obstore",
     "moto",
+    "insitubatch",
+    "annbatch",
+    "xbatcher",
+    "torch",
 )
 
 
@@ -77,10 +82,8 @@ def machine() -> str:
 def versions() -> str:
     found = [f"Python {platform.python_version()}"]
     for name in LIBRARIES:
-        try:
+        with suppress(PackageNotFoundError):
             found.append(f"{name} {version(name)}")
-        except PackageNotFoundError:
-            found.append(f"no {name}")
     return ", ".join(found)
 
 

@@ -335,7 +335,7 @@ def _with_index(stored: Stored, found: requests.FoundIndex, nbytes: int | None) 
         except IndexDamageError as error:
             damage = error
     why = None if damage is None else corrupt(shard, damage)
-    return stored._replace(decoded=found.decoded, damage=why, nbytes=nbytes)
+    return stored._replace(decoded=found.decoded, damage=why, nbytes=size)
 
 
 def walk(

@@ -57,8 +57,11 @@ class EntryReader(NamedTuple):
             return [*chain.from_iterable(engine.get_groups_blocking(groups))]
         return [*chain.from_iterable(engine.driver.run(engine.operations.get_groups(groups)))]
 
-    def read_into(self, parts: Sequence[EntryPart], buffers: Sequence[Sequence[Any]]) -> bool:
-        """Read chunks of shard files with cached indexes, each into the buffers of a list.
+    def read_into(
+        self, parts: Sequence[EntryPart], buffers: Sequence[Sequence[Any]], nbytes: int
+    ) -> bool:
+        """Read chunks of shard files with cached indexes, each into the buffers of a list, which
+        together have `nbytes`.
 
         False: the chunks must be read otherwise, and the buffers may have any bytes.
         """
@@ -66,7 +69,9 @@ class EntryReader(NamedTuple):
         if self.layout is None or engine.root is None or not hasattr(os, "preadv"):
             return False
 
-        def pread(fd: int, _: int, offset: int) -> Sequence[Any]:
+        def pread(fd: int, stored_nbytes: int, offset: int) -> Sequence[Any]:
+            if stored_nbytes != nbytes:
+                return b""  # a miss
             return range(os.preadv(fd, next(left), offset))  # as long as the bytes that were read
 
         found = engine.get_groups_cached(self._groups(parts), engine.root, pread)

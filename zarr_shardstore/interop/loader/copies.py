@@ -63,7 +63,7 @@ class Source(Geometry):
     def fill(self, unit: Unit, read: Callable[[], Sequence[Any]], buffers: Buffers) -> int:
         """Read the chunks of a unit into the buffers of batches. Return their encoded size."""
         targets = self._targets(unit, buffers) if self._takes_bytes else None
-        if targets and self.entries.read_into(unit.reads, targets):
+        if targets and self.entries.read_into(unit.reads, targets, self.chunk_nbytes):
             return unit.n_chunks * self.chunk_nbytes
         values, n = read(), self.n_in_piece
         chunks = np.concatenate([chunks for _, chunks in unit.reads])
@@ -87,17 +87,21 @@ class Source(Geometry):
         rows: list[dict[int, Array]] = [{} for _ in range(unit.n_chunks)]
         columns, first = map(np.ndarray.tolist, unit.copies), int(unit.copies[1][0])
         for _, piece, number, slot, place, n, _ in zip(*columns, strict=True):
+            if place in rows[piece - first]:
+                return None
             rows[piece - first][place] = buffers[number][slot : slot + n]
-        targets, end = [], (self.chunk_shape[0], buffers[number][:0])
+        targets, n_rows = [], self.chunk_shape[0]
         for of_chunk in rows:
             filled, at = list[Array](), 0
-            for place, some in [*sorted(of_chunk.items()), end]:
+            for place in sorted(of_chunk):
                 if place < at:
                     return None
                 if place > at:
                     filled.append(np.empty((place - at, *self.chunk_shape[1:]), self.dtype))
-                filled.append(some)
-                at = place + len(some)
+                filled.append(of_chunk[place])
+                at = place + len(of_chunk[place])
+            if at < n_rows:
+                filled.append(np.empty((n_rows - at, *self.chunk_shape[1:]), self.dtype))
             targets.append(filled)
         return targets
 
@@ -120,7 +124,8 @@ def copy_parts(geometry: Geometry, pieces: Iterator[Array], unit: Unit, buffers:
     """Copy the parts of a unit from pieces, which are arrays of chunks."""
     last, slots, places = -1, unit.parts.slots, unit.parts.places
     are_rows, inside = geometry.are_rows, (slice(None), *map(slice, geometry.lengths[1:]))
-    columns = map(np.ndarray.tolist, unit.copies)
+    arrays = unit.copies if are_rows else [*unit.copies[:5], *geometry.corners(unit.copies[5])]
+    columns = map(np.ndarray.tolist, arrays)
     for first, piece, number, slot, place, this, that in zip(*columns, strict=True):
         if piece != last:
             chunks, last = next(pieces), piece

@@ -44,8 +44,8 @@ _MOST_KEPT = 32
 _FEW_UNITS = 64
 """Units that are left when the next groups are planned."""
 
-_PLANNED_SAMPLES = 4096
-"""Samples of small groups that are planned at a time."""
+_PLANNED_PARTS = 4096
+"""Parts of samples of small groups that are planned at a time."""
 
 
 @dataclass
@@ -262,7 +262,8 @@ class Run:
             self._request(unit)
         if len(self._bounds) > 1 and len(self._units) <= _FEW_UNITS and not self._is_planning:
             self._is_planning = True
-            n = max(1, bisect_right(self._bounds, self._bounds[0] + _PLANNED_SAMPLES) - 1)
+            n_samples = _PLANNED_PARTS // sum(source.n_parts for source in task.sources)
+            n = max(1, bisect_right(self._bounds, self._bounds[0] + n_samples) - 1)
             self._jobs.put(partial(self._plan, self._bounds[: n + 1]))
             del self._bounds[:n]
 

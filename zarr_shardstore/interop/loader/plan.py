@@ -210,16 +210,11 @@ class Geometry:
 
         Each copy has its first part, a piece, a batch and the first slot. Rows that follow each
         other, or are small, are copied together: the first row in the piece, the number of rows,
-        and whether they follow each other. Boxes: the chunk in the piece, and a pair of corners in
-        the chunk and in the sample.
+        and whether they follow each other. Boxes: the chunk in the piece, and the offset.
         """
         numbers = np.arange(len(parts.slots))
         if not self.are_rows:
-            here = np.maximum(parts.offsets, 0)
-            end = np.minimum(parts.offsets + np.array(self.lengths, np.int64), self.chunk_shape)
-            corners = np.stack([here, end], axis=1)
-            boxes = (parts.places, corners, corners - parts.offsets[:, None])
-            return parts, [numbers, parts.pieces, parts.batches, parts.slots, *boxes]
+            return parts, [numbers, *(parts[i] for i in (2, 0, 1, 3, 4))]
         rows = parts.places * self.chunk_shape[0] + parts.offsets[:, 0]
         parts = parts._replace(places=rows)
         are_small = self.sample_nbytes < SMALL_NBYTES
@@ -236,6 +231,12 @@ class Geometry:
         are_runs = jumps[firsts + n_each - 1] == jumps[firsts]
         found = [each[firsts] for each in (parts.pieces, parts.batches, parts.slots, parts.places)]
         return parts, [firsts, *found, n_each, are_runs]
+
+    def corners(self, offsets: Ints) -> tuple[Ints, Ints]:
+        """Return the first and the last corner of parts: in their chunks, and in their samples."""
+        ends = np.minimum(offsets + np.array(self.lengths, np.int64), self.chunk_shape)
+        in_chunks = np.stack([np.maximum(offsets, 0), ends], axis=1)
+        return in_chunks, in_chunks - offsets[:, None]
 
     def reserved_nbytes(self, unit: Unit) -> int:
         """Return a bound of the encoded bytes of a unit, with the gaps that are read along."""

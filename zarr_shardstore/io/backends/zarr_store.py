@@ -35,7 +35,6 @@ from zarr_shardstore.shards.shard_listing import VersionedKeys
 T = TypeVar("T")
 Listed: TypeAlias = AsyncGenerator[tuple[str, object, int | None], None]
 """Keys with their versions and sizes; ``None``: not known."""
-"""Keys, with versions where the base store has them."""
 
 _REMOVALS: set[type] = {requests.Delete, requests.DeletePrefix}
 CHANGES: set[type] = _REMOVALS | {requests.Set, requests.SetIfNotExists, requests.Move}

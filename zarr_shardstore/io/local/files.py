@@ -63,13 +63,14 @@ def names_in(root: str, prefix: str) -> list[str]:
     """
     try:
         with fs.scan(root + prefix) as entries:
-            return [
-                entry.name
-                for entry in entries
-                if not is_hidden(entry.name) and _has_keys(entry, root, prefix)
-            ]
+            found = list(entries)
     except NO_FILE:
         return []
+    return [
+        entry.name
+        for entry in found
+        if not is_hidden(entry.name) and _has_keys(entry, root, prefix)
+    ]
 
 
 def _has_keys(entry: os.DirEntry[str], root: str, prefix: str) -> bool:
@@ -91,9 +92,11 @@ def _leads_back(link: str, root: str, prefix: str) -> bool:
 
 
 def _is(kind: Callable[[], bool]) -> bool:
-    """Whether an entry is of a kind, or a link to such; false for a link in a circle."""
+    """Whether an entry is of a kind, or a link to such; false for a link to nothing."""
     try:
         return kind()
+    except NO_FILE:
+        return False
     except OSError as error:
         if error.errno == errno.ELOOP:
             return False

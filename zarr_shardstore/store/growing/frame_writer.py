@@ -422,17 +422,19 @@ class GrowingArray:
         if self._array is None:
             shape = (0, *frames.shape[1:])
             options = {"chunks": (1, *shape[1:]), "dtype": frames.dtype, **self._create}
-            is_again, self._has_tried = self._has_tried, True
             try:
                 zarr.create_array(self._store, name=self.path or None, shape=shape, **options)
             except ContainsArrayError:
-                if not is_again:
+                if not self._has_tried:
                     raise
                 # An attempt that failed has stored its document, perhaps without the groups above.
                 zarr_format: Any = self._create.get("zarr_format") or 3
                 for above in map(str, PurePosixPath(self.path).parents):
                     group = "" if above == "." else above
                     zarr.open_group(self._store, path=group, mode="a", zarr_format=zarr_format)
+            except BaseException:
+                self._has_tried = True
+                raise
             self._find()
             if self.first:
                 self._array = None

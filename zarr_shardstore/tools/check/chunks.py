@@ -36,7 +36,16 @@ def codec_names(view: Mapping[str, Any]) -> list[str]:
     return [n if n == "numcodecs.crc32c" else n.removeprefix("numcodecs.") for n in names]
 
 
-_WITH_CHECKSUM = {"adler32", "bz2", "crc32", "crc32c", "fletcher32", "gzip", "lzma", "zlib"}
+_WITH_CHECKSUM = {
+    "adler32",
+    "bz2",
+    "crc32",
+    "crc32c",
+    "fletcher32",
+    "gzip",
+    "jenkins_lookup3",
+    "zlib",
+}
 
 
 def has_checksum(view: Mapping[str, Any]) -> bool:

@@ -10,10 +10,11 @@ import math
 import os
 import time
 import uuid
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence, Set
 from concurrent import futures
 from contextlib import closing
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import islice, product
 from operator import add
 from typing import Any, TypeVar
@@ -238,26 +239,28 @@ class Conversion:
                 self.target.try_to_remove()
                 self.target.check_replaceable()
             return tuple(map(self._convert_in_place, self.plans))
-        are_there = self.check_destination()
+        there = self.check_destination()
         self.target.try_to_remove()
         # A reader that sees an array of v2 sees its attributes.
-        source, target, keys, *rest = self._rest()
+        source, target, keys, documents, part = self._rest()
         attributes = {f"{plan.node.path}/.zattrs".lstrip("/") for plan in self.plans}
-        copy_other_keys(source, target, [key for key in keys if key in attributes], *rest)
-        reports = tuple(map(self._convert_to_destination, self.plans, are_there))
-        copy_other_keys(source, target, [key for key in keys if key not in attributes], *rest)
+        means = {"documents": documents, "part": part, "known": there}
+        copy = partial(copy_other_keys, source, target, **means)
+        copy(keys=[key for key in keys if key in attributes])
+        reports = tuple([self._convert_to_destination(plan, there) for plan in self.plans])
+        copy(keys=[key for key in keys if key not in attributes])
         return reports
 
-    def check_destination(self, *, compares_values: bool = True) -> list[bool]:
-        """Refuse a destination with other things than the source would give it. Return whether it
-        has each array already, with equal values if these are compared."""
+    def check_destination(self, *, compares_values: bool = True) -> set[str]:
+        """Refuse a destination with other things than the source would give it. Return the keys of
+        no values that it has already; values are equal if these are compared."""
         there = check_other_keys(*self._rest())
-        are_there = [plan.new_documents.keys() <= there for plan in self.plans]
-        for plan, is_there in zip(self.plans, are_there, strict=True):
+        for plan in self.plans:
+            is_there = plan.new_documents.keys() <= there
             is_copied = plan.geometry is not None and plan.new_documents
             if is_copied and (compares_values or not is_there):
                 self._check_array(plan, is_there=is_there)
-        return are_there
+        return there
 
     def _rest(self) -> tuple[Any, ...]:
         """Return the arguments of the functions that check and copy other keys."""
@@ -279,14 +282,14 @@ class Conversion:
             self.target.perform([requests.Delete(manifest.prefix + name)])
         return report
 
-    def _convert_to_destination(self, plan: ArrayPlan, is_there: bool) -> ArrayReport:
+    def _convert_to_destination(self, plan: ArrayPlan, there: Set[str]) -> ArrayReport:
         if not plan.new_documents:  # it stays out
             return _report_of(plan)
         if plan.geometry is None:
             # Its chunks are not known, and are among the other keys.
             self.target.write_documents(plan.new_documents)
             return _report_of(plan)
-        if is_there:
+        if plan.new_documents.keys() <= there:
             in_place.forget(self.target, plan.node)
             reason = "the destination has it already"
             return _report_of(replace(plan, action="skipped", reason=reason))

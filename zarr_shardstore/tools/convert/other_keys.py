@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import groupby
@@ -80,7 +80,7 @@ def check_other_keys(
     documents: DocumentsByKey,
     part: Part | None,
 ) -> set[str]:
-    """Refuse a target with other values under these keys; return the documents that it has."""
+    """Refuse a target with other values under these keys; return those that it has."""
     _check_nodes(target, [*documents, *keys])
     there: set[str] = set()
     for some in in_rounds(list(documents)):
@@ -98,6 +98,7 @@ def check_other_keys(
         new = b"".join(_pieces(source, key, documents, part))
         if found != new and not _is_same(found, new, part is not None and part.is_above(key)):
             raise _another(key)
+        there.add(key)
     return there
 
 
@@ -152,10 +153,12 @@ def copy_other_keys(
     keys: Sequence[str],
     documents: DocumentsByKey,
     part: Part | None,
+    known: Set[str],
 ) -> None:
     """Copy keys and read them back, the deepest first: a group is visible after its members.
 
-    Small values share rounds of requests. Groups above a part of a store that are there stay.
+    Small values share rounds of requests. Groups above a part of a store that are there stay. The
+    target had the `known` keys before: a bad copy of another one is removed.
     """
 
     def order(key: str) -> tuple[int, bool]:
@@ -172,7 +175,7 @@ def copy_other_keys(
             small = [key for key, size in left.items() if size <= _SMALL_NBYTES]
             for key, size in left.items():
                 if size > _SMALL_NBYTES:
-                    _copy_large(source, target, key, size, documents, part)
+                    _copy_large(source, target, key, size, documents, part, known)
             new = {}
             for key, value in zip(small, source.values(small), strict=True):
                 whole = index_reads.check_whole(key, value, left[key])
@@ -180,7 +183,7 @@ def copy_other_keys(
             target.perform([requests.Set(key, memoryview(value)) for key, value in new.items()])
             for key, found in zip(new, target.values(list(new)), strict=True):
                 if found is None or bytes(found) != new[key]:
-                    _refuse_copy(target, key)
+                    _refuse_copy(target, key, known)
 
 
 def _copy_large(
@@ -190,6 +193,7 @@ def _copy_large(
     size: int,
     documents: DocumentsByKey,
     part: Part | None,
+    known: Set[str],
 ) -> None:
     written = found = 0
 
@@ -203,17 +207,17 @@ def _copy_large(
     for piece in _pieces(target, key):
         found = crc32c.crc32c(piece, found)
     if found != written:
-        _refuse_copy(target, key)
+        _refuse_copy(target, key, known)
 
 
-def _refuse_copy(target: BaseStoreHandle, key: str) -> NoReturn:
-    """Raise for a copy that reads back as another. It is removed, so that a later run copies it."""
-    if target.supports_deletes:
+def _refuse_copy(target: BaseStoreHandle, key: str, known: Set[str]) -> NoReturn:
+    """Raise for a copy that reads back as another. A new one is removed: a later run copies it."""
+    text = "it was written, and reads back as another; nothing was removed of the source"
+    if target.supports_deletes and key not in known:
         with suppress(Exception):
             target.perform([requests.Delete(key)])
-    raise CorruptValueError(
-        "it was written, and reads back as another; nothing was removed of the source", key=key
-    )
+            text += ", and the copy was removed"
+    raise CorruptValueError(text, key=key)
 
 
 def _pieces(

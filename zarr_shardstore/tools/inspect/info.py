@@ -230,8 +230,9 @@ def get_shard_info(
     found = find_arrays(base, paths)
     by_node = {array.node: array for array in found}
     conversions = [*unfinished_conversions(base)]
-    if conversions and not found and paths is None:
-        raise UnfinishedConversionError(conversions[0].text)
+    into = [each.text for each in conversions if each.state and each.prefix is not None]
+    if into and not found and paths is None:
+        raise UnfinishedConversionError(into[0])
     unfinished = {each.path: each for each in conversions if each.is_of_stored_array}
     infos = (_info(base, array, by_node) for array in found)
     arrays = tuple(_with_state(array, unfinished.get(array.path)) for array in infos)
