@@ -43,18 +43,18 @@ def test_each_name_in_the_page_exists() -> None:
 
 
 ROOMS = {
-    "core": 21_244,
+    "core": 21_253,
     "core/format": 1_663,
     "core/metadata": 1_177,
     "core/shards": 2_452,
     "core/arrays": 1_712,
     "core/operations": 2_380,
-    "core/io": 5_878,
+    "core/io": 5_880,
     "core/zarr_hooks": 1_908,
-    "core/store": 3_557,  # 86 lines read entries for the loader
-    "tools": 9_062,  # 190 lines estimate what a conversion costs, 100 convert a part of a store
+    "core/store": 3_564,  # 86 lines read entries for the loader
+    "tools": 9_079,  # 190 lines estimate what a conversion costs, 100 convert a part of a store
     "cli": 1_311,  # 100 lines: first screen, exit codes, tables of groups, estimates as text
-    "interop": 5_827,  # 1,380 lines are the loader
+    "interop": 5_834,  # 1,380 lines are the loader
 }
 """Lines that each room may have. The core is what is neither `tools`, `cli` nor `interop`."""
 

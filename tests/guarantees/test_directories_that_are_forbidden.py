@@ -1,4 +1,4 @@
-"""A directory that may not be listed: no tool and no listing takes its keys for missing."""
+"""What cannot be listed, or is odd, in a directory: no tool takes keys for missing."""
 
 from __future__ import annotations
 
@@ -10,7 +10,14 @@ from typing import Any
 import pytest
 import zarr
 
-from zarr_shardstore import ShardingMapping, ShardingStore, check_store, reshard, unshard_store
+from zarr_shardstore import (
+    ShardingMapping,
+    ShardingStore,
+    check_store,
+    reshard,
+    shard_store,
+    unshard_store,
+)
 
 
 @pytest.mark.parametrize("convert", ["reshard", "unshard_store", "check_store", "list"])
@@ -41,3 +48,16 @@ def test_a_directory_that_may_not_be_listed_is_an_error(
         with pytest.raises(PermissionError, match="b/c/250"):
             calls[convert]()
     assert (zarr.open_array(ShardingStore(path), path="b")[[0, 1000], :4] == 7).all()
+
+
+def test_a_link_to_nothing_hides_no_other_name(tmp_path: Path) -> None:
+    """Nor one that leads through a file, or in a circle."""
+    root = zarr.open_group(ShardingStore(str(tmp_path / "a"), None), mode="w")
+    for name in ("g/a", "g/b"):
+        root.create_array(name, shape=(4,), chunks=(1,), dtype="u1")[:] = 1
+    for name, target in {"1": "zarr.json/x", "2": "absent", "3": "3"}.items():
+        (tmp_path / "a" / "g" / name).symlink_to(target)
+    assert sorted(dict(root["g"].members())) == ["a", "b"]
+    assert check_store(str(tmp_path / "a")).n_arrays == 2
+    report = shard_store(str(tmp_path / "a"), str(tmp_path / "b"), chunks_per_shard=2)
+    assert len(report.arrays) == 2

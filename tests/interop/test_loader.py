@@ -254,6 +254,23 @@ def read_into_replies() -> Iterator[list[bool]]:
         yield replies
 
 
+@pytest.mark.parametrize("shuffle", SHUFFLES)
+@pytest.mark.parametrize("positions", [[5, 5, 6, 7, 7, 5, 20], [5, 6, 7, 5], [1, 2, 3, 2, 3, 4]])
+def test_samples_may_share_rows(positions: list[int], shuffle: Any, tmp_path: Path) -> None:
+    """Also where chunks are read straight into batches."""
+    store = ShardingStore(str(tmp_path), chunks_per_shard=(4, 1))
+    z = uncompressed(store, (24, 1024), (8, 1024), "f8")
+    z[:] = np.arange(24)[:, None]
+    store.close()
+    time.sleep(0.05)
+    loader = ShardLoader(store, "x", batch_size=10, positions=positions, shuffle=shuffle)
+    with poisoned_batches():
+        for _ in range(3):
+            (batch,) = loader
+            assert sorted(batch[:, 0].tolist()) == sorted(positions)
+            assert (batch == batch[:, :1]).all()
+
+
 def test_chunks_of_as_many_rows_as_one_read_has_buffers(tmp_path: Path) -> None:
     store = ShardingStore(str(tmp_path), chunks_per_shard=(2, 1))
     z = uncompressed(store, (2048, 8192), (1024, 8192), "u1")

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import zarr
+from zarr.errors import ContainsArrayError
 
 from tests.support.bases import OtherMapping
 from tests.support.kit import objects_of
@@ -160,6 +161,14 @@ def test_a_creation_that_fails_is_repeated(what: str) -> None:
         base.fails = lambda key: False
         writer.extend(frames(0, 3))
     np.testing.assert_array_equal(stored(store), frames(0, 3))
+
+    empty = Failing()
+    writer = ShardingStore(empty, 2).append_frames("g/run", chunks=(1, *SHAPE), **NEVER)
+    zarr.create_array(ShardingStore(empty, 2), name="g/run", shape=(0, *SHAPE), dtype="u2")
+    for _ in range(2):
+        with pytest.raises(ContainsArrayError):
+            writer.append(frames(0, 1)[0])
+    writer.close()
 
     other = Failing()
     writer = ShardingStore(other, 2).append_frames("g/run", chunks=(1, *SHAPE), **NEVER)
