@@ -190,7 +190,8 @@ def from_native(
     With ``zarr_format=3``, arrays of the ``sharding_indexed`` codec are declared by
     ``storage_transformers``, and every other reader refuses them. With ``zarr_format=2``, groups
     and arrays of v3 get v2 documents, with our marker where they are sharded; their chunk keys
-    must be v2's already. With `ome` OME-Zarr 0.5 attributes become 0.4 there.
+    must be v2's already. With `ome` OME-Zarr 0.5 attributes become 0.4 there, and arrays have no
+    dimension names that are those of the axes.
 
     `to_native` has the parameters, errors and notes.
     """
