@@ -418,8 +418,9 @@ def _make_transformed(before: Node, after: Node) -> str:
     if not _is_array(stored):
         return "a group"
     after["zarr.json"] = _transformed(stored)
-    is_changed = after["zarr.json"] != stored
-    return "declared by a transformer" if is_changed else "no sharding codec"
+    if after["zarr.json"] != stored:
+        return "declared by a transformer"
+    return "declared already" if stored.get("storage_transformers") else "no sharding codec"
 
 
 def _make_v2(before: Node, after: Node, ome: bool) -> str:
