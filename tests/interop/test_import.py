@@ -394,8 +394,8 @@ def make_any_dataset(data: st.DataObject, path: Path) -> None:
         if data.draw(st.integers(0, 5), label="skips") == 0:
             mask = (1 << made.get_nfilters()) - 1
     rng = np.random.default_rng(data.draw(st.integers(0, 99), label="seed"))
-    block, libver = data.draw(st.sampled_from([0, 0, 0, 512])), data.draw(st.booleans())
-    libver = "latest" if libver else None
+    block = data.draw(st.sampled_from([0, 0, 0, 512]))
+    libver = data.draw(st.sampled_from([None, "latest"]))
     with h5py.File(path, "w", userblock_size=block, libver=libver) as file:
         group, space = file.create_group("a"), h5py.h5s.create_simple(shape, limits)
         h5py.h5d.create(group.id, b"z", kind, space if shape else h5py.h5s.create(0), made)

@@ -63,9 +63,9 @@ def test_rows_of_uncompressed_files_are_those_stored(
         z[:] = 9  # by another store: the files are stale
         other = zarr.open_array(ShardingStore(path), path="x")
         other[n - 1] = 11
-        rows = {row[0].item() for batch in loader for row in batch}
-        assert rows <= {9, 11}
-        assert (11 in rows) == (n - 1 in positions)
+        seen = {row[0].item() for batch in loader for row in batch}
+        assert seen <= {9, 11}
+        assert (11 in seen) == (n - 1 in positions)
 
 
 def uncompressed(store: Any, shape: Any, chunks: Any, dtype: str) -> Any:
