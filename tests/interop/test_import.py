@@ -28,6 +28,7 @@ from zarr_shardstore import (
     ConversionReport,
     ShardConflictError,
     ShardingStore,
+    SpecError,
     UnsupportedError,
     adopt,
     import_store,
@@ -827,3 +828,13 @@ def test_chunks_whose_places_hdf5_reports_wrongly(
     np.testing.assert_array_equal(
         imported(path, recode=True, chunks_per_shard=2)[0]["z"][...], expected
     )
+
+
+def test_a_directory_of_files_is_no_store(tmp_path: Path) -> None:
+    """The error names the page on many files; with a document of Zarr it is a store."""
+    (tmp_path / "2024-01.nc").write_bytes(b"\x89HDF\r\n\x1a\n")
+    with pytest.raises(SpecError, match=r"directory of files as .2024-01\.nc.*netcdf"):
+        import_store(str(tmp_path), {})
+    z = zarr.create_array(str(tmp_path), shape=(4,), chunks=(1,), dtype="u1")
+    z[:] = 1
+    assert import_store(str(tmp_path), MemoryStore(), chunks_per_shard=2).n_chunks == 4

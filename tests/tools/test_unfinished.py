@@ -25,6 +25,7 @@ from zarr_shardstore import (
     check_store,
     from_native,
     get_shard_info,
+    shard_store,
     to_native,
 )
 
@@ -127,3 +128,36 @@ def test_a_manifest_of_another_version_names_no_command(tmp_path: Path) -> None:
         info = get_shard_info(str(root))
         assert np.prod(info.arrays[0].shape or ()) > 0
         check_store(str(root))
+
+
+@pytest.mark.parametrize("elsewhere", [False, True])
+def test_a_run_with_other_options_says_what_it_discards(elsewhere: bool) -> None:
+    """The values that a killed run with other shards had written."""
+    start: dict[str, bytes] = {}
+    plain = ShardingStore(start, None)
+    z: Any = zarr.create_array(plain, name="z", shape=(64,), chunks=(1,), dtype="u1")
+    z[:] = 7
+
+    class KilledError(BaseException):
+        pass
+
+    class Killing(dict[str, bytes]):
+        n_left = 10**9
+
+        def __setitem__(self, key: str, value: bytes) -> None:
+            self.n_left -= "/c/" in key
+            if self.n_left < 0:
+                raise KilledError
+            super().__setitem__(key, value)
+
+    base = Killing() if elsewhere else Killing(start)
+    stores = (start, base) if elsewhere else (base,)
+    base.n_left = 3
+    with pytest.raises(KilledError):
+        shard_store(*stores, chunks_per_shard=4)
+    base.n_left = 10**9
+    (array,) = shard_store(*stores, chunks_per_shard=8).arrays
+    assert "with other options had written was discarded" in array.reason
+    z = zarr.open_array(ShardingStore(base), path="z")
+    assert (z[:] == 7).all()
+    assert check_store(base).is_clean

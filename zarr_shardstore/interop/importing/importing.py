@@ -36,7 +36,7 @@ from zarr_shardstore.interop.importing.source import (
 )
 from zarr_shardstore.tools.convert.api import shard_store
 from zarr_shardstore.tools.convert.report import ArrayReport, ConversionReport, OnProgress
-from zarr_shardstore.tools.inspect.find import lineage, select_paths
+from zarr_shardstore.tools.inspect.find import DOCUMENTS, lineage, select_paths
 
 _PARSERS = {"hdf5": parse_hdf5, "tiff": parse_tiff}
 
@@ -148,6 +148,9 @@ def _with_left(report: ConversionReport, parsed: ParsedSource, *, recode: bool) 
     return replace(report, arrays=tuple(arrays), notes=(*parsed.notes, *notes, *report.notes))
 
 
+_OTHER_FORMATS = (".nc", ".nc4", ".h5", ".hdf5", ".tif", ".tiff")
+
+
 def _kind_of(source: Any, files: SourceFiles) -> str:
     if hasattr(source, "vz"):
         return "references"
@@ -164,6 +167,13 @@ def _kind_of(source: Any, files: SourceFiles) -> str:
         if Path(path, ".zmetadata").is_file() and not Path(path, ".zgroup").exists():
             return "parquet"
         is_icechunk = Path(path, "snapshots").is_dir() and Path(path, "transactions").is_dir()
+        names = [each.name for each in Path(path).iterdir() if each.is_file()]
+        others = [name for name in names if name.endswith(_OTHER_FORMATS)]
+        if others and not {*DOCUMENTS} & {*names}:
+            raise SpecError(
+                f"{url!r} is a directory of files as {others[0]!r}: import one of these, or "
+                "references to many (docs/how-to/netcdf.md)"
+            )
         return "icechunk" if is_icechunk else "zarr"
     try:
         kind = format_of(partial(files.read, url))

@@ -195,21 +195,23 @@ def find_manifest(base: BaseStoreHandle, node: metadata.Node) -> Manifest | None
     return None if value is None else _parse(key, value)
 
 
-def begin(base: BaseStoreHandle, manifest: Manifest) -> bool:
-    """Take step 1; return whether an earlier run may have written values of this conversion.
+def begin(
+    base: BaseStoreHandle, manifest: Manifest
+) -> Literal["began", "continued", "discarded another"]:
+    """Take step 1; return what became of the values that an earlier run may have written.
 
     A store without deletes gets no manifest: no run continues another one there.
     """
     if not base.supports_deletes:
-        return False
+        return "began"
     earlier = find_manifest(base, metadata.Node(manifest.hierarchy, manifest.path))
     if earlier is not None and replace(earlier, state="staging") == manifest:
-        return True
+        return "continued"
     if earlier is not None and not earlier.is_staged:
         earlier.discard(base)
     base.perform([requests.DeletePrefix(manifest.directory)])
     manifest.at_state(base, "staging")
-    return False
+    return "began" if earlier is None else "discarded another"
 
 
 def forget(base: BaseStoreHandle, node: metadata.Node) -> None:

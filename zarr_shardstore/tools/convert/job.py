@@ -309,9 +309,13 @@ class Conversion:
         return report
 
     def _convert_values(self, plan: ArrayPlan, manifest: in_place.Manifest) -> ArrayReport:
-        may_be_there = in_place.begin(self.target, manifest)
+        begun = in_place.begin(self.target, manifest)
+        may_be_there = begun == "continued"
         task = self._task(plan, manifest.values_prefix, may_be_there=may_be_there)
         report = self._run_tasks(plan, task)
+        if begun == "discarded another":
+            why = "; what a run with other options had written was discarded"
+            report = replace(report, reason=report.reason + why)
         documents = plan.documents
         if self.source.documents(map(metadata.document_key, documents)) != list(documents.values()):
             # What was written is kept for the next run.
