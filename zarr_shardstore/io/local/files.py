@@ -63,14 +63,13 @@ def names_in(root: str, prefix: str) -> list[str]:
     """
     try:
         with fs.scan(root + prefix) as entries:
-            found = list(entries)
+            return [
+                entry.name
+                for entry in entries
+                if not is_hidden(entry.name) and _has_keys(entry, root, prefix)
+            ]
     except NO_FILE:
         return []
-    return [
-        entry.name
-        for entry in found
-        if not is_hidden(entry.name) and _has_keys(entry, root, prefix)
-    ]
 
 
 def _has_keys(entry: os.DirEntry[str], root: str, prefix: str) -> bool:
@@ -79,6 +78,8 @@ def _has_keys(entry: os.DirEntry[str], root: str, prefix: str) -> bool:
             return _is(entry.is_file)
         leads_back = entry.is_symlink() and _leads_back(entry.path, root, prefix)
         return not leads_back and holds_a_file(entry.path)
+    except NO_FILE:  # it was removed meanwhile
+        return False
     except PermissionError:  # it may have keys, and each read says what is forbidden
         return True
 
