@@ -58,8 +58,8 @@ def test_rows_of_uncompressed_files_are_those_stored(
         with poisoned_batches(), read_into_replies() as were_read:
             for _ in range(3):
                 assert Counter(row.tobytes() for batch in loader for row in batch) == wanted
-        if share == 1 and len({*positions}) == len(positions):
-            assert any(were_read) == (dtype != ">f8")
+        if share == 1 and len({*positions}) == len(positions) and dtype != ">f8":
+            assert any(were_read)
         z[:] = 9  # by another store: the files are stale
         other = zarr.open_array(ShardingStore(path), path="x")
         other[n - 1] = 11
