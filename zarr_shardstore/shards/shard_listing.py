@@ -145,8 +145,9 @@ class VersionedKeys(list[str]):
         sizes: Sequence[int | None] = (),
     ) -> None:
         super().__init__(keys)
-        self.versions = versions or [None] * len(self)
-        self.sizes = sizes or [None] * len(self)
+        unknown = [None] * len(self)  # one list for both
+        self.versions: Sequence[object] = versions or unknown
+        self.sizes: Sequence[int | None] = sizes or unknown
 
 
 class KeyPages:
