@@ -309,7 +309,8 @@ def _read_indexes(
         unsized = [each.key for each in left if has_sizes and each.nbytes is None]
         replies, sized = yield from stacks.in_shared_rounds([requests.ask(gets), sizes_of(unsized)])
         for each, found in zip(left, replies, strict=True):
-            nbytes = sized.get(each.key, each.nbytes)
+            listed = each.nbytes if found.size is None else found.size  # a listing may be older
+            nbytes = sized.get(each.key, listed if each.nbytes is not None else None)
             if nbytes is not None or not has_sizes:  # otherwise it was removed meanwhile
                 read[each.key] = _with_index(each, found, nbytes)
         left = [each for each in left if read[each.key].damage is not None]
@@ -335,7 +336,7 @@ def _with_index(stored: Stored, found: requests.FoundIndex, nbytes: int | None) 
         except IndexDamageError as error:
             damage = error
     why = None if damage is None else corrupt(shard, damage)
-    return stored._replace(decoded=found.decoded, damage=why, nbytes=size)
+    return stored._replace(decoded=found.decoded, damage=why, nbytes=nbytes)
 
 
 def walk(
