@@ -7,6 +7,7 @@ VirtualiZarr. A conversion reads them by a `SourceBackend`. A source that is a z
 
 from __future__ import annotations
 
+import os
 import pickle
 from collections.abc import Iterable, Mapping
 from concurrent.futures import Executor
@@ -167,13 +168,7 @@ def _kind_of(source: Any, files: SourceFiles) -> str:
         if Path(path, ".zmetadata").is_file() and not Path(path, ".zgroup").exists():
             return "parquet"
         is_icechunk = Path(path, "snapshots").is_dir() and Path(path, "transactions").is_dir()
-        names = [each.name for each in Path(path).iterdir() if each.is_file()]
-        others = [name for name in names if name.endswith(_OTHER_FORMATS)]
-        if others and not {*DOCUMENTS} & {*names}:
-            raise SpecError(
-                f"{url!r} is a directory of files as {others[0]!r}: import one of these, or "
-                "references to many (docs/how-to/netcdf.md)"
-            )
+        _refuse_other_files(path)
         return "icechunk" if is_icechunk else "zarr"
     try:
         kind = format_of(partial(files.read, url))
@@ -187,6 +182,18 @@ def _kind_of(source: Any, files: SourceFiles) -> str:
         f"{url!r} is no HDF5, NetCDF-4, TIFF, zip or JSON file, and no directory: of other formats "
         "let kerchunk or VirtualiZarr make references, and import these"
     )
+
+
+def _refuse_other_files(directory: str) -> None:
+    """Refuse a directory without documents of Zarr that has files of other formats."""
+    if any(Path(directory, name).exists() for name in DOCUMENTS):
+        return
+    for name in os.listdir(directory):
+        if name.endswith(_OTHER_FORMATS) and Path(directory, name).is_file():
+            raise SpecError(
+                f"{directory!r} is a directory of files as {name!r}: import one of these, or "
+                "references to many (docs/how-to/netcdf.md)"
+            )
 
 
 def _open_icechunk(path: str) -> Any:

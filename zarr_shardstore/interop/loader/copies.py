@@ -6,7 +6,7 @@ import math
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, TypeAlias
 
@@ -47,18 +47,17 @@ class Source(Geometry):
     sample_shape: tuple[int, ...]
     """As `lengths`, without the sampled axis of rows."""
 
-    @staticmethod
-    def n_decoded_at_once(entries: EntryReader, chunk_nbytes: int, sample_nbytes: int) -> int:
-        """Return how many chunks are one piece.
+    def in_pieces(self) -> Source:
+        """Return the array with the number of chunks that are one piece.
 
         Small chunks are decoded many at a time, others one by one while they are in the cache.
         """
-        slabs = entries.chunks.slabs
+        slabs = self.entries.chunks.slabs
         joins = slabs is None or slabs.plain is None or slabs.plain.decompress is not None
-        joins = joins or sample_nbytes < SMALL_NBYTES
-        if chunk_nbytes > _JOINED_NBYTES or not joins:
-            return 1
-        return max(1, PIECE_NBYTES // chunk_nbytes)
+        joins = joins or self.sample_nbytes < SMALL_NBYTES
+        if self.chunk_nbytes > _JOINED_NBYTES or not joins:
+            return self
+        return replace(self, n_in_piece=max(1, PIECE_NBYTES // self.chunk_nbytes))
 
     def fill(self, unit: Unit, read: Callable[[], Sequence[Any]], buffers: Buffers) -> int:
         """Read the chunks of a unit into the buffers of batches. Return their encoded size."""

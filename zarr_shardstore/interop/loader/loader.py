@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -349,20 +348,19 @@ def _source(store: Any, path: str, window: Any, axes: Any) -> Source:
     lengths = list(shape)
     for axis, length in zip(sampled, window, strict=True):
         lengths[axis] = int(length)
-    chunk_nbytes = max(1, math.prod(reader.chunk_shape) * reader.dtype.itemsize)
-    sample_nbytes = math.prod(lengths) * reader.dtype.itemsize
-    return Source(
+    source = Source(
         shape=shape,
         chunk_shape=reader.chunk_shape,
         itemsize=reader.dtype.itemsize,
         axes=sampled,
         lengths=tuple(lengths),
         shards=box_grids.BoxGrid((1,) * len(shape)) if layout is None else layout.spec.boxes,
-        n_in_piece=Source.n_decoded_at_once(entries, chunk_nbytes, sample_nbytes),
+        n_in_piece=1,
         entries=entries,
         dtype=reader.dtype.newbyteorder("=") if reader.dtype.kind in PLAIN_KINDS else reader.dtype,
         sample_shape=tuple([n for i, n in enumerate(lengths) if not (are_rows and i in sampled)]),
     )
+    return source.in_pieces()
 
 
 def _entries(store: Any, path: str) -> EntryReader:
