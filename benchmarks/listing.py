@@ -1,8 +1,7 @@
 """Listing a million keys: chunk files, as zarr lists them, beside as many chunks in 64 shards.
 
 It prints seconds, ratios and peak memory of Python objects; then the same for files that pass
-through. It writes a file for each chunk into a temporary directory: a million takes about half a
-minute. The directory is removed at the end.
+through.
 
     python benchmarks/listing.py [--chunks 1000000] [--repeats 3]
 """

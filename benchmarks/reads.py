@@ -1,8 +1,7 @@
 """Reads: chunk by chunk and of whole arrays from local files, and of a region over a network.
 
-Times are medians of several repeats, all in one run, and only their ratios are comparable. Requests
-are counted. If this store makes more requests than it promises, the script says so at its end and
-fails.
+Requests are counted. If this store makes more requests than it promises, the script says so at its
+end and fails.
 
     chunks    single chunks in random order from local files, the index is known; beside chunk
               files and tensorstore

@@ -1,7 +1,6 @@
 """Writes: chunk by chunk, of whole arrays, to an object store, and of streams of slices.
 
-Bytes and PUTs are counted and asserted. Times are medians of several repeats, all in one run, and
-only their ratios are comparable. Bytes are those of entries, indexes and journals, from the
+Bytes and PUTs are counted and asserted. Bytes are those of entries, indexes and journals, from the
 creation of a shard to the flush at the end.
 
     chunks   random order, one shard with few entries and one with many; beside chunk files

@@ -30,9 +30,10 @@ INNER = {"<listcomp>", "<dictcomp>", "<setcomp>", "<genexpr>", "<lambda>"}
 
 Function = tuple[str, str]
 
-APPEND = 78
-APPEND_ASYNC = 89
-"""Most functions of a write of one chunk into a shard that is open."""
+APPEND = 81
+APPEND_ASYNC = 92
+"""Most functions of a write of one chunk into a shard that is open. Three look whether another process
+has converted the array."""
 
 WARM_READ: list[Function] = [
     ("store/sharding_mapping.py", "ShardingMapping.__getitem__"),

@@ -2,7 +2,9 @@
 
 Each document is read once, and dropped when any store of the process changes metadata. Changes by
 other processes are seen after `invalidate_documents`. A resize is seen without it: a key outside
-the grid drops the document before it is refused.
+the grid drops the document before it is refused. Local files also show that another process has
+converted an array or made it anew: `ArrayCache.confirm` reads a document again if its file has
+changed. It does so before a commit, and where a chunk is missing.
 
 The content is a `Generation`. An operation puts its replies into the generation in which it began.
 A change starts another one, so a reply from before the change is never a hit after it.
@@ -11,15 +13,21 @@ A change starts another one, so a reply from before the change is never a hit af
 from __future__ import annotations
 
 import errno
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import TypeAlias
 
 from zarr_shardstore.arrays.policy import ShardingPolicy
 from zarr_shardstore.arrays.stored_array import ArrayReader, StoredArray
-from zarr_shardstore.errors import ShardStoreError
+from zarr_shardstore.errors import ShardConflictError, ShardStoreError
 from zarr_shardstore.format.layout import ArrayLayout, ChunkRef, KeyTable, ShardRef
 from zarr_shardstore.format.ranges import ByteRange
-from zarr_shardstore.metadata.documents import Node, document_key, parse_document, parse_json
+from zarr_shardstore.metadata.documents import (
+    Node,
+    document_key,
+    node_of_document,
+    parse_document,
+    parse_json,
+)
 from zarr_shardstore.shards.read import ShardReads
 from zarr_shardstore.shards.requests import Exists, Flow, Found, Get, GetSize
 from zarr_shardstore.synchronized import synchronized
@@ -116,9 +124,14 @@ class Generation:
 class ArrayCache:
     """Cache of parsed array metadata of one store. Thread safety: as `Generation`."""
 
-    def __init__(self, policy: ShardingPolicy, reader: ArrayReader) -> None:
+    def __init__(
+        self, policy: ShardingPolicy, reader: ArrayReader, state_of: Callable[[str], object]
+    ) -> None:
         self.reader = reader
         self._policy = policy
+        self._state_of = state_of
+        self._confirmed: dict[str, object] = {}
+        """State of the file of a document in which it last described the cached array."""
         self._generation = Generation(_n_changes)
         self.erased: dict[Node, ArrayLayout] = {}
         """Arrays whose document this store erased alone. One counts while its place is absent."""
@@ -169,6 +182,29 @@ class ArrayCache:
                 else:
                     generation.put(node, array)
         return found
+
+    def confirm(self, keys: Iterable[str]) -> Flow[None]:
+        """Raise `ShardConflictError` if a document, by its key, has become that of another array.
+
+        Cost: a look at each file, and a read if the file has changed. Documents that are no local
+        files are not looked at.
+        """
+        for key in keys:
+            state = self._state_of(key)
+            if state is None or self._confirmed.get(key) == state:
+                continue
+            node = node_of_document(key)
+            cached = self.current().arrays.get(node) if node is not None else None
+            if node is None or cached is None:
+                continue
+            (found,) = yield from read_documents([key])
+            doc = parse_document(node, found.value)
+            if doc is None or not cached.has_same_chunks(self.reader.read(node, doc)):
+                raise ShardConflictError(
+                    f"another process has converted, replaced or removed the array {node.path!r} "
+                    "since it was opened here: open it again"
+                )
+            self._confirmed[key] = state
 
     def document_erased(self, node: Node, layout: ArrayLayout | None) -> None:
         """Note that the document of `node` was erased alone; its chunks may still be there."""

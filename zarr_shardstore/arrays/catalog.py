@@ -8,7 +8,7 @@ be a chunk of its array. No directory is listed.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, Literal, NamedTuple, TypeAlias
 
@@ -19,7 +19,7 @@ from zarr_shardstore.errors import ShardStoreError, SpecError, UnsupportedError
 from zarr_shardstore.format import keys as chunk_keys
 from zarr_shardstore.format.layout import ArrayLayout, ChunkRef, ShardRef, is_inside
 from zarr_shardstore.format.shard import DRAFT_INDEX, ShardingSpec
-from zarr_shardstore.metadata.documents import Node, node_of_document
+from zarr_shardstore.metadata.documents import Node, document_key, node_of_document
 from zarr_shardstore.shards.requests import Flow
 from zarr_shardstore.shards.shard_listing import GridDirectory, locate_directory
 
@@ -92,6 +92,15 @@ class Catalog:
                 if layout is not None:
                     return layout.chunk_of_key(key)
         return None
+
+    def documents_above(self, keys: Iterable[str]) -> set[str]:
+        """Return the keys of the documents of the cached arrays of v2 and v3 that have keys."""
+        arrays, found = self.arrays.current().arrays, set[str]()
+        for path in keys:
+            while path:
+                path = path.rpartition("/")[0]
+                found |= {document_key(node) for node in flat_nodes(path) if node in arrays}
+        return found
 
     def shards_of(
         self, base_keys: Sequence[str]

@@ -56,6 +56,15 @@ class StoredArray(NamedTuple):
         found = stacks.split_at_sharding(self.stack)
         return (None, ()) if found is None else (found[0].layout, found[1])
 
+    def has_same_chunks(self, other: StoredArray | None) -> bool:
+        """Whether both keep each chunk in the same place, where both arrays reach."""
+        if other is None or bool(self.stack) != bool(other.stack):
+            return False
+        if self.layout is not None and other.layout is not None:
+            return self.layout.has_same_entries(other.layout)
+        mine, theirs = self.document.geometry, other.document.geometry
+        return mine is None or mine.has_same_chunks(theirs, but_last=True)
+
     def coords_of(self, key: str) -> Coords | None:
         """Return the coordinates that a chunk key spells, also outside the grid."""
         geometry, prefix = self.document.geometry, self.node.chunk_prefix
@@ -126,7 +135,8 @@ class ArrayReader:
         only = document.transformers[0] if len(document.transformers) == 1 else None
         if only is not None and only.sharding is not None:
             parts = (geometry.encoding, grid_shape, only.sharding, index_key, nbytes)
-            layout = ArrayLayout(node.path, prefix, *parts, document.n_adopted)
+            key = documents.document_key(node)
+            layout = ArrayLayout(node.path, prefix, *parts, document.n_adopted, key)
             return (stacks.ShardingTransformer(layout, self.reading),)
         place = (node.path, prefix, geometry.encoding, grid_shape)
         shown = strip(documents.without_notes(doc), document.declaration)

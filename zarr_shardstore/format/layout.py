@@ -54,6 +54,8 @@ class ArrayLayout:
     """Bytes of a decoded chunk, if the data type has a fixed size."""
     n_adopted: int = field(default=0, compare=False)
     """Number of adopted shards along the first dimension, see `ShardRef.is_adopted`."""
+    document_key: str = field(default="", compare=False)
+    """Key of the metadata document; ``""`` for an array without one."""
 
     def chunk(self, coords: Coords, key: str | None = None) -> ChunkRef:
         """Return the chunk at `coords`, given its key if the caller has it."""

@@ -18,7 +18,7 @@ from functools import partial
 from itertools import accumulate, repeat
 from typing import Any, TypeAlias, TypeVar
 
-from zarr_shardstore.arrays.array_cache import ArrayCache, read_documents
+from zarr_shardstore.arrays.array_cache import ArrayCache, Generation, read_documents
 from zarr_shardstore.arrays.catalog import Catalog, InvalidChunkKey, TransformedKey
 from zarr_shardstore.arrays.metadata_view import MetadataView
 from zarr_shardstore.arrays.policy import ShardingPolicy
@@ -64,7 +64,8 @@ _ERASURE_NBYTES = 100
 class Operations:
     """Operations on one base store, without the base store.
 
-    `refuse_links` raises `SpecError` if a link of the base store leads to a prefix.
+    `refuse_links` raises `SpecError` if a link of the base store leads to a prefix. `state_of`
+    returns the state of the local file of a key, ``None`` without local files.
     """
 
     def __init__(
@@ -79,6 +80,7 @@ class Operations:
         max_dead_nbytes: int | None,
         max_dead_share: float,
         refuse_links: Callable[[str], None],
+        state_of: Callable[[str], object],
     ) -> None:
         self._reading = reading
         self._strategy = strategy
@@ -91,7 +93,7 @@ class Operations:
             max_dead_share=max_dead_share,
         )
         reader = ArrayReader(native, reading)
-        self.arrays = ArrayCache(policy, reader)
+        self.arrays = ArrayCache(policy, reader, state_of)
         self.catalog = Catalog(policy, self.arrays)
         self.buffer = WriteBuffer()
         self.flusher = Flusher(self.catalog, self.buffer)
@@ -105,14 +107,15 @@ class Operations:
     ) -> Flow[Sequence[Exception | None]]:
         """Commit groups of updates of one shard by the write strategy; for the driver."""
         if isinstance(request.shard, requests.PlainValue):
-            return rewrite_value(request.shard, groups)
+            return (yield from rewrite_value(request.shard, groups))
         # Transformers below a sharding store whole shards only.
         appends = self._strategy == "append" and not request.below
         commit = self._append if appends else self._rewrite
+        yield from self.arrays.confirm([request.shard.layout.document_key])
         flow = write_buffer.commit_with_buffered(request.shard, groups, commit, self.buffer)
-        if not request.below:
-            return flow
-        return stack.run_through((*request.below, stack.InCommit()), flow)
+        if request.below:
+            flow = stack.run_through((*request.below, stack.InCommit()), flow)
+        return (yield from flow)
 
     # --------------------------------------------------------------- reads
 
@@ -122,15 +125,34 @@ class Operations:
         """Return values or ranges, ``None`` if missing; two rounds if documents are cached."""
         keys = [key for key, _ in key_ranges]
         byte_ranges = column_of_ranges([byte_range for _, byte_range in key_ranges])
-        generation = self.arrays.current()
+        generation, absent = self.arrays.current(), set[str]()
         if generation.key_tables and not self.buffer.is_active:  # usually: a shorter way
             groups = generation.reads_by_shard(keys, byte_ranges)
             if sum(len(group.positions) for group in groups) == len(keys):
-                return (yield from read_groups(groups, len(keys), self._reading))
+                values = yield from read_groups(groups, len(keys), self._reading, absent)
+                if absent:
+                    yield from self.arrays.confirm(absent)
+                return values
         owners = yield from self._owners(keys)
         chunks = [owner for owner in owners if isinstance(owner, ChunkRef)]
         if len(chunks) == len(keys) and not self.buffer.is_active:
-            return (yield from read_entries(chunks, self._reading, byte_ranges))
+            values = yield from read_entries(chunks, self._reading, byte_ranges, absent)
+        else:
+            values = yield from self._get_any(key_ranges, owners, generation)
+            missing = [i for i, value in enumerate(values) if value is None and owners[i] is None]
+            absent = self.catalog.documents_above(keys[i] for i in missing)
+        if absent:
+            yield from self.arrays.confirm(absent)
+        return values
+
+    def _get_any(
+        self,
+        key_ranges: Sequence[tuple[str, ByteRange | None]],
+        owners: Sequence[Owner],
+        generation: Generation,
+    ) -> Flow[list[memoryview | None]]:
+        """As `get_many`, for all kinds of keys."""
+        keys = [key for key, _ in key_ranges]
         documents = [
             i for i, o in enumerate(owners) if not isinstance(o, ChunkRef) and is_document(keys[i])
         ]
@@ -154,7 +176,9 @@ class Operations:
         ends = list(accumulate(map(len, groups)))
         for end, group in zip(ends, groups, strict=True):
             group.positions = list(range(end - len(group), end))
-        values = yield from read_groups(groups, sum(map(len, groups)), self._reading)
+        absent = set[str]()
+        values = yield from read_groups(groups, sum(map(len, groups)), self._reading, absent)
+        yield from self.arrays.confirm(absent)
         return [values[end - len(group) : end] for end, group in zip(ends, groups, strict=True)]
 
     def get(self, key: str, byte_range: ByteRange | None = None) -> Flow[memoryview | None]:
@@ -371,6 +395,7 @@ class Operations:
             check_key(key)
         keys = [key for key in dict.fromkeys(keys) if not is_document(key)]
         pairs = list(zip(keys, (yield from self._owners(keys)), strict=True))
+        yield from self._confirm_arrays(key for key, owner in pairs if owner is None)
         invalid = [k for k, o in pairs if isinstance(o, InvalidChunkKey) and not o.is_outside]
         # LocalStore erases a whole directory if a key names one: here a directory of shards, which
         # are not the chunks below the key. Only objects can be read.
@@ -416,12 +441,17 @@ class Operations:
                     owners[i] = self.catalog.chunk_without_document(key)
         return owners
 
+    def _confirm_arrays(self, keys: Iterable[str]) -> Flow[None]:
+        """Refuse keys of plain chunks whose array another process has converted."""
+        yield from self.arrays.confirm(self.catalog.documents_above(keys))
+
     def _with_owners(self, writes: Sequence[V]) -> Flow[list[tuple[V, Owner]]]:
         """Return writes with the owners of their keys; refuse a key that is no chunk key."""
         owners = yield from self.catalog.chunks_of([write.key for write in writes])
         for owner in owners:
             if isinstance(owner, InvalidChunkKey):
                 raise SpecError(owner.message)
+        yield from self._confirm_arrays(w.key for w, o in zip(writes, owners, strict=True) if not o)
         return list(zip(writes, owners, strict=True))
 
     def _perform(self, pairs: Sequence[_Asked], *, may_buffer: bool = True) -> Flow[list[Any]]:

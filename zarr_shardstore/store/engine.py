@@ -78,6 +78,7 @@ class ShardingEngine:
             max_dead_nbytes=options.max_dead_bytes,
             max_dead_share=options.max_dead_share,
             refuse_links=backend.refuse_links,
+            state_of=backend.state_of,
         )
         self.driver = Driver(backend, operations.update_shard)
         self._buffer, self._arrays = operations.buffer, operations.arrays

@@ -109,6 +109,10 @@ class Backend(ABC):
     def refuse_links(self, key: str) -> None:  # noqa: B027
         """Raise `SpecError` if the directory of a key, or of a prefix, is reached by a link."""
 
+    def state_of(self, key: str) -> object:  # noqa: ARG002
+        """Return the state of the local file of a key, now; ``None``: there are no local files."""
+        return None
+
     def linked_directory(self, prefix: str) -> str | None:  # noqa: ARG002
         """Return a link to a directory on the way to a directory, or below it, or ``None``."""
         return None

@@ -72,6 +72,9 @@ class LocalBackend(base.BlockingBackend):
     def path_of(self, key: str) -> str:
         return self._root + key
 
+    def state_of(self, key: str) -> object:
+        return fs.state_of(self._root + key) or "missing"
+
     def refuse_links(self, key: str) -> None:
         files.refuse_links(self._root, key)
 

@@ -1,0 +1,149 @@
+"""An array stays open while another process converts it, replaces it, or changes its length.
+
+The open array gives no fill value for a chunk that is stored, and loses no write: it raises an
+error until it is opened again. On local files.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import shutil
+from collections.abc import Callable, Iterator
+from concurrent.futures import Executor, ProcessPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import zarr
+
+from zarr_shardstore import (
+    ShardingStore,
+    ShardStoreError,
+    reshard,
+    shard_store,
+    to_native,
+    unshard_store,
+)
+
+VALUES = np.arange(1, 257, dtype="u2").reshape(16, 16)
+CHUNKS = [np.s_[i : i + 2, j : j + 2] for i in range(0, 16, 2) for j in range(0, 16, 2)]
+NEW = 999
+
+
+def make(path: Path, chunks_per_shard: int | None, zarr_format: Any = 3) -> None:
+    store = ShardingStore(path, chunks_per_shard)
+    options: Any = {"shape": (16, 16), "chunks": (2, 2), "dtype": "u2", "fill_value": 0}
+    zarr.create_array(store, name="a", zarr_format=zarr_format, **options)[...] = VALUES
+
+
+def replace(path: Path) -> None:
+    shutil.rmtree(path / "a")
+    make(path, 8)
+
+
+def set_attributes(path: Path) -> None:
+    zarr.open_array(ShardingStore(path), path="a").attrs["unit"] = "m"
+
+
+def grow(path: Path) -> None:
+    zarr.open_array(ShardingStore(path), path="a").resize((40, 16))
+
+
+def shrink_and_grow(path: Path) -> None:
+    z: Any = zarr.open_array(ShardingStore(path), path="a")
+    z.resize((16, 8))
+    z.resize((16, 16))
+    z[:, 8:] = VALUES[:, 8:]
+
+
+def append(path: Path) -> None:
+    ShardingStore(path).append_arrays({"a": VALUES})
+
+
+def compact(path: Path) -> None:
+    ShardingStore(path).compact_sync()
+
+
+def reshard_to_8(path: Path) -> None:
+    reshard(path, 8)
+
+
+def shard(path: Path) -> None:
+    shard_store(path, chunks_per_shard=4)
+
+
+OTHER_ARRAYS: list[tuple[int | None, Callable[[Path], Any]]] = [
+    (2, reshard_to_8),
+    (2, unshard_store),
+    (2, to_native),
+    (2, replace),
+    (None, shard),
+    (None, replace),
+]
+SAME_ARRAYS = [set_attributes, grow, shrink_and_grow, append, compact]
+
+
+@pytest.fixture(scope="module")
+def other() -> Iterator[Executor]:
+    """Another process."""
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as executor:
+        yield executor
+
+
+@pytest.mark.parametrize("view", ["chunks", "shards"])
+@pytest.mark.parametrize(("before", "change"), OTHER_ARRAYS)
+def test_an_open_array_that_became_another_one_is_refused(
+    tmp_path: Path, other: Executor, before: int | None, change: Callable[[Path], Any], view: Any
+) -> None:
+    make(tmp_path, before)
+    store = ShardingStore(tmp_path, view=view)
+    z: Any = zarr.open_array(store, path="a")
+    assert (z[:2] == VALUES[:2]).all()
+    other.submit(change, tmp_path).result()
+
+    for chunk in CHUNKS:
+        try:
+            found = z[chunk]
+        except (ShardStoreError, RuntimeError):  # or a shard is decoded as a chunk
+            continue
+        assert (found == VALUES[chunk]).all()
+    expected = VALUES.copy()
+    for chunk, value in zip(CHUNKS, [NEW, 0] * 32, strict=True):  # zeros erase chunks
+        with suppress(ShardStoreError):
+            z[chunk] = value
+            expected[chunk] = value
+    again: Any = zarr.open_array(ShardingStore(tmp_path), path="a")
+    assert (again[...] == expected).all()
+    assert np.array_equal(zarr.open_array(store, path="a")[...], expected)
+
+
+def test_an_open_array_that_was_removed_is_no_array_of_fill_values(
+    tmp_path: Path, other: Executor
+) -> None:
+    make(tmp_path, 2)
+    z: Any = zarr.open_array(ShardingStore(tmp_path), path="a")
+    assert (z[:2] == VALUES[:2]).all()
+    other.submit(shutil.rmtree, tmp_path / "a").result()
+    with pytest.raises(ShardStoreError, match="open it again"):
+        z[8:]
+    with pytest.raises(ShardStoreError, match="open it again"):
+        z[8:] = VALUES[8:]
+    assert not [path for path in tmp_path.glob("a/**/*") if path.is_file()]
+
+
+@pytest.mark.parametrize("change", SAME_ARRAYS)
+@pytest.mark.parametrize("before", [2, None])
+def test_an_open_array_that_is_the_same_is_used_as_before(
+    tmp_path: Path, other: Executor, before: int | None, change: Callable[[Path], Any]
+) -> None:
+    make(tmp_path, before)
+    z: Any = zarr.open_array(ShardingStore(tmp_path), path="a")
+    z[...] = 0  # each chunk but one is missing
+    z[0, 0] = 1
+    assert z[...].sum() == 1
+    other.submit(change, tmp_path).result()
+    z[...] = VALUES
+    assert (z[...] == VALUES).all()
+    assert np.array_equal(zarr.open_array(ShardingStore(tmp_path), path="a")[:16], VALUES)
