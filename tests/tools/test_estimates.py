@@ -67,6 +67,39 @@ def test_a_small_grid_is_counted(conversion: str, elsewhere: bool) -> None:
     )
 
 
+@pytest.mark.parametrize("elsewhere", [False, True])
+@pytest.mark.parametrize("conversion", CONVERSIONS)
+def test_the_room_is_that_of_the_peak(conversion: str, elsewhere: bool) -> None:
+    """Of three arrays: in place the objects of one are removed before the next is stored."""
+    base, to = Measured(), Measured()
+    store = ShardingStore(base, None if conversion == "shard" else (4, 4))
+    for name, n in (("a", 128), ("b", 192), ("c", 64)):
+        options: Any = {"shape": (n, n), "chunks": (8, 8), "dtype": "u8", "compressors": None}
+        zarr.create_array(store, name=name, fill_value=0, **options)[:] = 7
+    store.close()
+    convert, target = CONVERSIONS[conversion], to if elsewhere else None
+    found = convert(base, target, dry_run=True, estimate=True).estimate
+    before = base.peak = base.nbytes
+    convert(base, target)
+    peak = to.peak if elsewhere else base.peak - before
+    assert 0 <= peak - found.n_bytes_more < 10_000  # metadata
+
+
+class Measured(dict[str, bytes]):
+    """A mapping that knows the most bytes that it had."""
+
+    nbytes = peak = 0
+
+    def __setitem__(self, key: str, value: bytes) -> None:
+        self.nbytes += len(value) - len(self.get(key, b""))
+        self.peak = max(self.peak, self.nbytes)
+        super().__setitem__(key, value)
+
+    def __delitem__(self, key: str) -> None:
+        self.nbytes -= len(self[key])
+        super().__delitem__(key)
+
+
 @pytest.mark.parametrize("conversion", CONVERSIONS)
 def test_requests_are_about_those_of_the_conversion(conversion: str) -> None:
     """Of a full array, counted as an object store would bill them."""

@@ -32,8 +32,8 @@ Function = tuple[str, str]
 
 APPEND = 81
 APPEND_ASYNC = 92
-"""Most functions of a write of one chunk into a shard that is open. Three look whether another process
-has converted the array."""
+"""Most functions of a write of one chunk into a shard that is open. Three look whether another
+process has converted the array."""
 
 WARM_READ: list[Function] = [
     ("store/sharding_mapping.py", "ShardingMapping.__getitem__"),

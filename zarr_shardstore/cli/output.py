@@ -106,15 +106,17 @@ class ProgressBars(Bars):
         )
 
     def __call__(self, step: Progress) -> None:
+        name = f"{path_text(step.path)} {step.action}"
         found = [task for task in self.tasks if task.fields["path"] == step.path]
         if not found:
             finished = [task.id for task in self.tasks if task.finished]
             for bar in finished[: max(0, len(self.tasks) + 1 - _MAX_BARS)]:
                 self.remove_task(bar)
-            self.add_task(f"{path_text(step.path)} {step.action}", path=step.path, rates="")
+            self.add_task(name, path=step.path, rates="")
             found = self.tasks[-1:]
-        rates = _rates(step, found[0].elapsed or 0.0)
-        self.update(found[0].id, total=step.n_tasks, completed=step.n_tasks_done, rates=rates)
+        rates = f"{step.n_objects:,}" if step.n_objects else _rates(step, found[0].elapsed or 0.0)
+        bar, total, done = found[0].id, step.n_tasks, step.n_tasks_done
+        self.update(bar, description=name, total=total, completed=done, rates=rates)
 
 
 @contextmanager
@@ -129,10 +131,12 @@ def progress_lines(
         nonlocal written_at, unwritten
         now = clock()
         rates = _rates(step, now - started.setdefault(step.path, now))
-        unwritten = (
-            f"{path_text(step.path)} {step.action}: {step.n_tasks_done:,} of {step.n_tasks:,} "
-            f"tasks, {step.n_chunks:,} chunks, {decimal(step.n_bytes)}{rates and f', {rates}'}"
+        counts = (
+            f"{step.n_tasks_done:,} of {step.n_tasks:,} tasks, {step.n_chunks:,} chunks, "
+            f"{decimal(step.n_bytes)}{rates and f', {rates}'}"
         )
+        counts = f"{step.n_objects:,}" if step.n_objects else counts
+        unwritten = f"{path_text(step.path)} {step.action}: {counts}"
         if now - written_at >= _PAUSE_S:
             write(unwritten)
             written_at, unwritten = now, ""
@@ -299,6 +303,7 @@ def _estimate_lines(found: Estimate) -> list[str]:
     took = took if found.seconds < 100 else f"about {found.seconds / 60:,.0f} min"
     return [
         f"objects: {about}{n_before} become {n_after}; bytes: {about}{sizes}",
+        f"room: {about}{decimal(found.n_bytes_more)} more at the peak",
         f"requests: about {asked}, {count(found.n_deletes, 'delete')}",
         f"price of these requests in a cloud: {costs} (list prices of {PRICES_OF})",
         f"time: {took}, if writes are as fast as the reads that were timed now",

@@ -730,6 +730,9 @@ def test_progress_lines_are_one_a_second_and_the_last() -> None:
     ]
     assert "chunks/s" in lines[-1]
     assert "kB/s" in lines[-1]
+    with progress_lines(lines.append, lambda: now) as progress:
+        progress(replace(STEP, action="old objects removed", n_objects=12_000))
+    assert lines[-1] == "raw old objects removed: 12,000"
 
 
 def test_progress_bars_show_a_few_arrays() -> None:
@@ -743,6 +746,9 @@ def test_progress_bars_show_a_few_arrays() -> None:
         assert len(shown) == 8
         assert shown[0] == "slow sharded"
         assert r"a19\x1b sharded" in shown
+        progress(replace(STEP, path="slow", action="new objects moved", n_objects=7))
+        assert progress.tasks[0].description == "slow new objects moved"
+        assert progress.tasks[0].fields["rates"] == "7"
     console.file.close()
 
 
@@ -752,6 +758,7 @@ def test_a_dry_run_says_what_it_would_cost() -> None:
     text = run(*args).stdout
     assert re.search(r"raw +v3 +would be sharded +2 × 4 +40 +40 → 6 +480 bytes ", text)
     assert "\nobjects: 40 become 6 objects; bytes: 480 bytes become 1.3 kB\n" in text
+    assert "\nroom: 1.3 kB more at the peak\n" in text
     assert "\nrequests: about 98 reads, 8 writes, 1 delete\n" in text
     assert "S3 below $0.01, GCS below $0.01, Azure below $0.01 (list prices of" in text
     assert re.search("^time: .*if writes are as fast as the reads", text, re.M)

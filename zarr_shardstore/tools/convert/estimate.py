@@ -92,7 +92,9 @@ def estimate_conversion(
         )
         found.append(report)
         total += _requests(plan, report, n_after * index, counts.is_exact, in_place)
-    return tuple(found), replace(total, seconds=_seconds(source, timed, total))
+    seconds = _seconds(source, timed, total)
+    n_bytes_more = total.n_bytes_more if in_place else total.n_bytes_after
+    return tuple(found), replace(total, n_bytes_more=n_bytes_more, seconds=seconds)
 
 
 def _look(location: ArrayLocation, plan: ArrayPlan) -> tuple[_Counts, int, list[tuple[str, int]]]:
@@ -160,7 +162,7 @@ def _requests(
     nbytes = report.n_bytes + index_nbytes
     objects = report.n_objects_before, report.n_objects
     sizes = report.n_bytes_before, nbytes
-    return Estimate(*objects, *sizes, of_source + read_back, written, n_deleted, is_exact)
+    return Estimate(*objects, *sizes, of_source + read_back, written, n_deleted, nbytes, is_exact)
 
 
 def _seconds(base: BaseStoreHandle, keys: Sequence[tuple[str, int]], total: Estimate) -> float:

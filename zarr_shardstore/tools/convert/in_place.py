@@ -47,7 +47,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import asdict, dataclass, replace
@@ -67,6 +67,7 @@ from zarr_shardstore.errors import SpecError
 from zarr_shardstore.tools.convert.other_keys import DocumentsByKey, in_rounds, with_copies
 
 ExchangeState: TypeAlias = Literal["staging", "replacing", "moving"]
+OnStep: TypeAlias = Callable[[Literal["old objects removed", "new objects moved"], int], None]
 
 _VERSION = 1
 
@@ -254,13 +255,14 @@ def resume_exchanges(base: BaseStoreHandle, manifests: Sequence[Manifest]) -> tu
 # -------------------------------------------------------------- the exchange
 
 
-def replace_values(base: BaseStoreHandle, manifest: Manifest) -> None:
-    """Exchange the objects of an array for the staged ones, which are all verified."""
+def replace_values(base: BaseStoreHandle, manifest: Manifest, step: OnStep) -> None:
+    """Exchange the objects of an array for the staged ones, which are all verified; call `step`
+    with what was done, and the number of objects."""
     base.backend.persist()
-    _finish(base, manifest.at_state(base, "replacing"))
+    _finish(base, manifest.at_state(base, "replacing"), step)
 
 
-def _finish(base: BaseStoreHandle, manifest: Manifest) -> None:
+def _finish(base: BaseStoreHandle, manifest: Manifest, step: OnStep = lambda *_: None) -> None:
     """Take steps 4 to 9, or those that are left."""
     if manifest.state == "replacing":
         marked = {
@@ -270,10 +272,12 @@ def _finish(base: BaseStoreHandle, manifest: Manifest) -> None:
         base.backend.persist()
         for keys in manifest.keys_below(base, manifest.prefix):
             base.perform([requests.Delete(key) for key in keys])
+            step("old objects removed", len(keys))
         manifest = manifest.at_state(base, "moving")
     cut = len(manifest.values_prefix)
     for keys in manifest.keys_below(base, manifest.values_prefix):
         base.perform([requests.Move(key, manifest.prefix + key[cut:]) for key in keys])
+        step("new objects moved", len(keys))
     base.backend.tidy(manifest.prefix)
     base.backend.persist()
     if _is_hidden(base, manifest):  # else a run was killed in step 9, and documents may be newer

@@ -10,6 +10,7 @@ import math
 import os
 import time
 import uuid
+from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence, Set
 from concurrent import futures
 from contextlib import closing
@@ -276,7 +277,15 @@ class Conversion:
             return _report_of(plan)
         manifest = self._manifest(plan)
         report = self._convert_values(plan, manifest)
-        in_place.replace_values(self.target, manifest)
+        n_objects = Counter[str]()
+
+        def step(action: Any, n: int) -> None:
+            n_objects[action] += n
+            if self.progress is not None:
+                counts = report.n_tasks, report.n_tasks, report.n_chunks, report.n_bytes
+                self.progress(Progress(plan.node.path, action, *counts, n_objects[action]))
+
+        in_place.replace_values(self.target, manifest, step)
         if any(map(consolidated_index.declares_consolidated_index, plan.documents.values())):
             name = consolidated_index.CONSOLIDATED_INDEX_NAME
             self.target.perform([requests.Delete(manifest.prefix + name)])

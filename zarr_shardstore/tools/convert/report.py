@@ -77,7 +77,8 @@ class Estimate:
     """Expected cost of a conversion, by its dry run: totals of all arrays.
 
     `n_reads`, `n_writes` (with copies and listings) and `n_deletes` are requests, as clouds bill
-    them. `seconds` holds if writes are as fast as the reads that the dry run timed. Without
+    them. `n_bytes_more` is the room that the conversion needs at its peak, beside what is stored
+    now. `seconds` holds if writes are as fast as the reads that the dry run timed. Without
     `is_exact`, objects were sampled.
     """
 
@@ -88,6 +89,7 @@ class Estimate:
     n_reads: int = 0
     n_writes: int = 0
     n_deletes: int = 0
+    n_bytes_more: int = 0
     is_exact: bool = True
     seconds: float = 0.0
 
@@ -101,7 +103,10 @@ class Estimate:
 
     def __add__(self, other: Estimate) -> Estimate:
         sums: list[Any] = list(map(add, astuple(self), astuple(other)))
-        return replace(Estimate(*sums), is_exact=self.is_exact and other.is_exact)
+        # In place the objects of an array are removed when all its new ones are stored.
+        peak = self.n_bytes_after - self.n_bytes_before + other.n_bytes_more
+        both = {"n_bytes_more": max(self.n_bytes_more, peak)}
+        return replace(Estimate(*sums), **both, is_exact=self.is_exact and other.is_exact)
 
     def as_dict(self) -> dict[str, Any]:
         return {**asdict(self), "cost_usd": self.cost_usd, "prices_of": PRICES_OF}
@@ -171,14 +176,19 @@ class ConversionReport:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """Counts so far of the conversion of one array."""
+    """Counts so far of the conversion of one array.
+
+    After the tasks of a conversion in place the old objects are removed, then the new ones moved
+    to their keys. `n_objects` counts them, and `action` says so.
+    """
 
     path: str
-    action: Action
+    action: Action | Literal["old objects removed", "new objects moved"]
     n_tasks: int
     n_tasks_done: int
     n_chunks: int
     n_bytes: int
+    n_objects: int = 0
 
 
 OnProgress: TypeAlias = Callable[[Progress], None]
