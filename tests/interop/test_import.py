@@ -116,6 +116,18 @@ def test_values_of_hdf5_are_those_of_h5py(hdf5: Path) -> None:
     assert all(array.action != "skipped" for array in report.arrays)
 
 
+def test_shards_begin_where_it_is_said(hdf5: Path) -> None:
+    """As for `reshard`: the lengths of the shards, or the places of their beginnings."""
+    for how in ({"shards_at": {0: [14, 49]}}, {"shards": {0: [14, 35, 7]}}):
+        base: dict[str, bytes] = {}
+        import_store(hdf5, base, paths="group/raw", **how)
+        assert {key for key in base if "/c/" in key} == {
+            f"group/raw/c/{i}/{j}" for i in range(3) for j in range(5)
+        }
+        raw: Any = zarr.open_array(ShardingStore(base), path="group/raw")
+        np.testing.assert_array_equal(raw[...], VALUES)
+
+
 def test_bytes_of_chunks_are_those_of_the_file(hdf5: Path) -> None:
     """And missing chunks stay missing."""
     group, _ = imported(hdf5)

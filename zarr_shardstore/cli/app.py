@@ -209,7 +209,7 @@ COMMANDS = (
     ),
     Command(
         "import in.h5 out.zarr",
-        f"imported imported_to chunks_per_shard shard_nbytes recode paths {EXECUTOR} "
+        f"imported imported_to {_SHARDS} recode paths {EXECUTOR} "
         "source_options destination_options dry_run as_json",
         """Copy the chunks of HDF5, TIFF or references into shards.
 

@@ -19,7 +19,7 @@ from os.path import isdir
 from pathlib import Path
 from typing import Any
 
-from zarr_shardstore.access import StoreLike, policies
+from zarr_shardstore.access import StoreLike
 from zarr_shardstore.errors import SpecError, UnsupportedError
 from zarr_shardstore.interop.importing.hdf5 import parse_hdf5
 from zarr_shardstore.interop.importing.references import (
@@ -35,7 +35,7 @@ from zarr_shardstore.interop.importing.source import (
     format_of,
     library,
 )
-from zarr_shardstore.tools.convert.api import shard_store
+from zarr_shardstore.tools.convert.api import Lengths, Shape, shard_store
 from zarr_shardstore.tools.convert.report import ArrayReport, ConversionReport, OnProgress
 from zarr_shardstore.tools.inspect.find import DOCUMENTS, lineage, select_paths
 
@@ -46,8 +46,10 @@ def import_store(
     source: StoreLike | Mapping[str, Any],
     destination: StoreLike,
     *,
-    chunks_per_shard: policies.ChunksPerShard = "auto",
+    chunks_per_shard: Shape = ...,
     shard_nbytes: int | str | None = None,
+    shards: Lengths = None,
+    shards_at: Lengths = None,
     paths: Iterable[str] | str | None = None,
     recode: bool = False,
     executor: Executor | None = None,
@@ -70,7 +72,7 @@ def import_store(
         icechunk session.
     destination
         As for `shard_store`, also if it is not empty.
-    chunks_per_shard, shard_nbytes, executor, dry_run, progress
+    chunks_per_shard, shard_nbytes, shards, shards_at, executor, dry_run, progress
         As for `shard_store`.
     paths
         Import only these arrays and groups, or patterns of these (``"raw/*"``). ``None``: all. A
@@ -122,8 +124,10 @@ def import_store(
         report = shard_store(
             opened,
             destination,
-            chunks_per_shard=chunks_per_shard if shard_nbytes is None else ...,
+            chunks_per_shard=chunks_per_shard,
             shard_nbytes=shard_nbytes,
+            shards=shards,
+            shards_at=shards_at,
             order="C",  # the usual order in a file: one request reads many chunks
             executor=executor,
             source_options=source_options if kind == "zarr" else None,

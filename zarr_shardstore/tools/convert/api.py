@@ -31,8 +31,8 @@ from zarr_shardstore.tools.inspect.occupancy import cell_of
 from zarr_shardstore.tools.native.bridge import DocumentChange
 from zarr_shardstore.tools.native.preview import NativePreview, native_preview
 
-_Shape: TypeAlias = policies.ChunksPerShard | EllipsisType
-_Lengths: TypeAlias = (
+Shape: TypeAlias = policies.ChunksPerShard | EllipsisType
+Lengths: TypeAlias = (
     "Sequence[int | Iterable[int]] | Mapping[str | int, int | Iterable[int]] | None"
 )
 
@@ -54,10 +54,10 @@ def shard_store(
     source: StoreLike,
     destination: StoreLike | None = None,
     *,
-    chunks_per_shard: _Shape = ...,
+    chunks_per_shard: Shape = ...,
     shard_nbytes: int | str | None = None,
-    shards: _Lengths = None,
-    shards_at: _Lengths = None,
+    shards: Lengths = None,
+    shards_at: Lengths = None,
     paths: Iterable[str] | str | None = None,
     declaration: policies.V3Declaration | None = None,
     index_codecs: store_options.IndexCodecs = None,
@@ -69,7 +69,7 @@ def shard_store(
     dry_run: bool = False,
     progress: OnProgress | None = None,
     consolidate_index: bool = False,
-    shard_shape: _Shape = ...,
+    shard_shape: Shape = ...,
     native: bool = False,
     ome: bool = False,
     copy_rest: bool = False,
@@ -173,7 +173,7 @@ def shard_store(
     >>> zarr.open_array(store, path="z").shards
     (3, 2)
     """
-    default: _Shape = "auto" if shard_nbytes is None else None
+    default: Shape = "auto" if shard_nbytes is None else None
     shape = _one_of(chunks_per_shard, shard_shape, shards, shards_at, default)
     sharding = store_options.ShardingOptions(
         chunks_per_shard=shape,
@@ -253,17 +253,17 @@ def unshard_store(
 
 def reshard(
     source: StoreLike,
-    chunks_per_shard: _Shape = ...,
+    chunks_per_shard: Shape = ...,
     destination: StoreLike | None = None,
     *,
     shard_nbytes: int | str | None = None,
-    shards: _Lengths = None,
-    shards_at: _Lengths = None,
+    shards: Lengths = None,
+    shards_at: Lengths = None,
     declaration: policies.V3Declaration | None = None,
     index_codecs: store_options.IndexCodecs = None,
     index_location: store_options.IndexLocation = None,
     order: shard_format.EntryOrder = "morton",
-    shard_shape: _Shape = ...,
+    shard_shape: Shape = ...,
     **options: Unpack[ConversionArguments],
 ) -> ConversionReport:
     """Give the arrays of a store shards of this size, whether they have shards now or not.
@@ -275,7 +275,7 @@ def reshard(
 
     `shard_store` has the other parameters, the errors and guarantees.
     """
-    default: _Shape = ... if shard_nbytes is None else None
+    default: Shape = ... if shard_nbytes is None else None
     shape = _one_of(chunks_per_shard, shard_shape, shards, shards_at, default)
     if shape is ...:
         raise SpecError("reshard needs chunks_per_shard: what a shard has afterwards")
@@ -292,12 +292,12 @@ def reshard(
 
 
 def _one_of(
-    chunks_per_shard: _Shape,
-    shard_shape: _Shape,
-    shards: _Lengths,
-    shards_at: _Lengths,
-    default: _Shape,
-) -> _Shape:
+    chunks_per_shard: Shape,
+    shard_shape: Shape,
+    shards: Lengths,
+    shards_at: Lengths,
+    default: Shape,
+) -> Shape:
     """Return the option that says how large a shard is; the default if all were left out."""
     given: dict[str, Any] = {"chunks_per_shard": chunks_per_shard, "shard_shape": shard_shape}
     given |= {"shards": ... if shards is None else shards}
