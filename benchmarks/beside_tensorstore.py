@@ -1,6 +1,7 @@
 """Whole arrays, and batches of chunks, beside tensorstore.
 
-    arrays   `z[...] = data`, then `z[...]`; zstd level 1, 4 shards or more
+    arrays   `z[...] = data`, then `z[...]`; zstd level 1, 4 shards or more. Also with
+             ``view="shards"``, and by `read_array` and `write_array`
     batches  216 writes of one chunk each, in `batch()`; in one transaction of tensorstore
 
 Each round runs both in turn, and in the other order the next time. Both write arrays that this
@@ -20,6 +21,7 @@ import statistics
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -75,18 +77,24 @@ def array_cases(data: Values, side: int) -> dict[str, Case]:
     n = CHUNKS_PER_SHARD[side]
     n_shards = int(np.prod([-(-length // (side * n)) for length in data.shape]))
 
-    def ours(directory: Path) -> dict[str, float]:
+    def ours(directory: Path, way: str) -> dict[str, float]:
         z = make(directory, data, side, n)
+        store = ShardingStore(directory, view="shards" if way == "view" else "chunks")
+        z = zarr.open_array(store)
+        read, write = partial(z.__getitem__, ...), partial(z.__setitem__, ..., data)
+        if way == "direct":
+            read = partial(store.read_array, "", ...)
+            write = partial(store.write_array, "", ..., data)
         with counting() as counts:
-            seconds = {"write": timed(lambda: z.__setitem__(..., data))}
+            seconds = {"write": timed(write)}
         assert counts["replace"] == n_shards
         found: list[Any] = []
-        seconds["read"] = timed(lambda: found.append(z[...]))
+        seconds["read"] = timed(lambda: found.append(read()))
         time.sleep(0.05)  # files that are younger are read again
-        z[...]
-        n_requests = z.store.stats().requests
-        seconds["read, warm"] = timed(lambda: found.append(z[...]))
-        assert z.store.stats().requests == n_requests
+        read()
+        n_requests = store.stats().requests
+        seconds["read, warm"] = timed(lambda: found.append(read()))
+        assert way == "direct" or store.stats().requests == n_requests
         assert all(np.array_equal(values, data) for values in found)
         return seconds
 
@@ -106,7 +114,13 @@ def array_cases(data: Values, side: int) -> dict[str, Case]:
         seconds = {"write": timed(lambda: z.__setitem__(..., data))}
         return {**seconds, "read": timed(lambda: z[...])}
 
-    return {"tensorstore": theirs, "ours": ours, "zarr alone": alone}
+    return {
+        "tensorstore": theirs,
+        "ours": partial(ours, way="z"),
+        "ours, view='shards'": partial(ours, way="view"),
+        "ours, read_array, write_array": partial(ours, way="direct"),
+        "zarr alone": alone,
+    }
 
 
 def batch_cases(data: Values, side: int) -> dict[str, Case]:

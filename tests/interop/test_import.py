@@ -118,7 +118,8 @@ def test_values_of_hdf5_are_those_of_h5py(hdf5: Path) -> None:
 
 def test_shards_begin_where_it_is_said(hdf5: Path) -> None:
     """As for `reshard`: the lengths of the shards, or the places of their beginnings."""
-    for how in ({"shards_at": {0: [14, 49]}}, {"shards": {0: [14, 35, 7]}}):
+    options: list[dict[str, Any]] = [{"shards_at": {0: [14, 49]}}, {"shards": {0: [14, 35, 7]}}]
+    for how in options:
         base: dict[str, bytes] = {}
         import_store(hdf5, base, paths="group/raw", **how)
         assert {key for key in base if "/c/" in key} == {
