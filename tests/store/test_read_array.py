@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +18,9 @@ import pytest
 import zarr
 from hypothesis import given
 from hypothesis import strategies as st
+from zarr.core.buffer import cpu
 from zarr.core.sync import sync
-from zarr.storage import MemoryStore, ObjectStore
+from zarr.storage import LocalStore, MemoryStore, ObjectStore
 
 from zarr_shardstore import ShardingStore, SpecError
 
@@ -145,6 +148,35 @@ def test_nothing_old_is_read(tmp_path: Path) -> None:
     z[13:] = 8
     assert store.read_array("g/z").shape == (20, 11)
     assert (store.read_array("g/z", slice(13, 20)) == 8).all()
+
+
+def test_a_document_is_read_again_if_its_file_has_changed(tmp_path: Path) -> None:
+    store, _, values = filled(tmp_path)
+    time.sleep(0.05)  # younger files are always read again
+    document = tmp_path / "g/z/zarr.json"
+
+    def n_requests() -> int:
+        before = store.stats().requests
+        assert np.array_equal(store.read_array("g/z", (0, slice(0, 3))), values[0, :3])
+        return store.stats().requests - before
+
+    n_requests()
+    n_requests()
+    assert n_requests() == 0
+    os.utime(document, ns=(0, 10**18))
+    assert n_requests() == 1
+    assert n_requests() == 0
+    # Other documents of the same size, in one tick of a slow clock, and perhaps of the same inode.
+    plain = LocalStore(tmp_path)
+    text = document.read_bytes()
+    assert b"13" in text
+    for i in range(200):
+        length = [b"11", b"12", b"13"][i % 3]
+        sync(plain.set("g/z/zarr.json", cpu.Buffer.from_bytes(text.replace(b"13", length))))
+        tick = time.time_ns() // 10**7 * 10**7
+        os.utime(document, ns=(tick, tick))
+        if i % 2:
+            assert store.read_array("g/z", (slice(None), 0)).shape == (int(length),)
 
 
 def in_another_process(code: str, path: Path) -> None:

@@ -59,6 +59,8 @@ class ChunkReader:
         self.array: AsyncArray[Any] = array
         self.node = node
         self.stored_document: bytes | None = None
+        self.state: object = None
+        """State of the file of the document before it was read; ``None`` if it is not known."""
         metadata: Any = array.metadata
         is_v2 = metadata.zarr_format == 2
         sides = metadata.chunks if is_v2 else getattr(metadata.chunk_grid, "chunk_shape", None)
@@ -277,12 +279,13 @@ class DirectReads(EngineStore):
     def _new_reader_of(self, path: str) -> ChunkReader:
         engine = self._engine
         node = engine.driver.run(array_at(engine.operations.arrays, path)).node
+        state = self._state_of(node)
         found = engine.driver.run(engine.operations.documents.of_array(node))
         if found is None:
             raise SpecError(f"there is no array at {path!r}: it was removed while it was opened")
         stored, document, array = found
         reader = ChunkReader(self, node, document)
-        reader.stored_document = stored
+        reader.stored_document, reader.state = stored, state
         engine.chunk_readers[path] = array, reader
         return reader
 
@@ -291,12 +294,22 @@ class DirectReads(EngineStore):
         the array, or made another one in its place."""
         try:
             reader = self._reader_of(path)
+            state = self._state_of(reader.node)
+            if state is not None and state == reader.state:
+                return reader
             if self._stored_document(reader.node) == reader.stored_document:
+                reader.state = state
                 return reader
         except SpecError:  # there was no array
             pass
         invalidate_documents()
         return self._reader_of(path)
+
+    def _state_of(self, node: Node) -> object:
+        """Return the state of the file of a document; ``None`` if it may be that of a cache."""
+        engine = self._engine
+        known_here = engine.root is not None
+        return engine.driver.backend.state_of(document_key(node)) if known_here else None
 
     def _stored_document(self, node: Node) -> bytes | None:
         (found,) = self._engine.driver.run(ask([Get(document_key(node))]))
@@ -341,8 +354,9 @@ class DirectArrays(DirectReads, KeyValues):
 
         Notes
         -----
-        Each call reads the metadata document of the array, so it sees what other processes did to
-        it. zarr's configuration of arrays counts, not that of an array object.
+        Each call reads the metadata document of the array, unless its local file is as it was. So
+        it sees what other processes did to the array. zarr's configuration of arrays counts, not
+        that of an array object.
 
         Memory: the result, and one shard for each core, encoded; a shard of more than 32 MiB is
         decoded by all cores. Thread safety: any thread may call it.

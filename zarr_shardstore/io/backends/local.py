@@ -73,7 +73,10 @@ class LocalBackend(base.BlockingBackend):
         return self._root + key
 
     def state_of(self, key: str) -> object:
-        return fs.state_of(self._root + key) or "missing"
+        state = fs.state_of(self._root + key)
+        if state is not None and time.time_ns() - state[2] < fs.MIN_AGE_NS:
+            return object()
+        return state or "missing"
 
     def refuse_links(self, key: str) -> None:
         files.refuse_links(self._root, key)
