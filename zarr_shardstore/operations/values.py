@@ -84,7 +84,6 @@ class Operations:
     ) -> None:
         self._reading = reading
         self._strategy = strategy
-        self._max_dead_nbytes = max_dead_nbytes
         self._rewrite = partial(rewrite_shard, order=order)
         self._append = partial(
             append_to_shard,
