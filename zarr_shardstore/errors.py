@@ -22,13 +22,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Self
 
+DOCUMENTATION = "https://zarr-shardstore.github.io/zarr-shardstore/"
+
 
 class ShardStoreError(Exception):
     """Base class of the errors of this package."""
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
         self = super().__new__(cls, *args, **kwargs)
-        self.add_note(f"Causes and remedies: docs/reference/errors.md#{cls.__name__.lower()}")
+        self.add_note(
+            f"Causes and remedies: {DOCUMENTATION}reference/errors.html#{cls.__name__.lower()}"
+        )
         return self
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -38,6 +42,13 @@ class ShardStoreError(Exception):
 
 class UnshardedWarning(UserWarning):
     """Warning that a new array is not sharded: chunks_per_shard was left out, or does not fit."""
+
+    WITHOUT_OPTION = (
+        "ShardingStore was opened without chunks_per_shard, so the new array {!r} is not sharded: "
+        "each chunk is an object of its own. Pass chunks_per_shard='auto', or the chunks of a "
+        "shard; None says that this is meant. See "
+        f"{DOCUMENTATION}reference/errors.html#unshardedwarning"
+    )
 
 
 class SpecError(ShardStoreError, ValueError):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import pickle
 import re
+import tomllib
 from pathlib import Path
 from typing import get_args, get_type_hints
 
@@ -85,8 +86,10 @@ def test_each_public_name_and_error_is_in_the_reference() -> None:
 
 
 def test_each_error_names_its_section() -> None:
-    """In one note, which a traceback shows; also after pickling."""
+    """By a link, in one note, which a traceback shows; also after pickling."""
     page = (ROOT / "docs" / "reference" / "errors.md").read_text()
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    link = f"{project['urls']['Documentation']}reference/errors.html"
     raised = [
         errors.SpecError("no"),
         errors.ReadOnlyError(),
@@ -105,7 +108,7 @@ def test_each_error_names_its_section() -> None:
         name = type(error).__name__
         assert f"\n## {name}\n" in page
         for each in (error, pickle.loads(pickle.dumps(error))):
-            assert [note.rpartition("#")[2] for note in each.__notes__] == [name.lower()]
+            assert each.__notes__ == [f"Causes and remedies: {link}#{name.lower()}"]
 
 
 def test_each_command_and_option_is_in_the_reference() -> None:

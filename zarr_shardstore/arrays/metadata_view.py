@@ -34,12 +34,6 @@ Document: TypeAlias = Mapping[str, Any]
 _N_LOOKS = 64
 """Most objects that are read to find a chunk, and most directories that are listed at once."""
 
-_NOT_SHARDED = (
-    "ShardingStore was opened without chunks_per_shard, so the new array {!r} is not sharded: each "
-    "chunk is an object of its own. Pass chunks_per_shard='auto', or the chunks of a shard; None "
-    "says that this is meant. See docs/reference/errors.md#unshardedwarning"
-)
-
 _GRID_MEMBERS = ("chunk_grid", "chunk_key_encoding", "chunks", "dimension_separator")
 
 
@@ -182,7 +176,8 @@ class MetadataView:
             if declared is None and self._warns:
                 self._warns = False
                 if not (yield from _holds_arrays(node)):
-                    warn(_NOT_SHARDED.format(node.path or "/"), UnshardedWarning, stacklevel=2)
+                    text = UnshardedWarning.WITHOUT_OPTION.format(node.path or "/")
+                    warn(text, UnshardedWarning, stacklevel=2)
         return doc if declared is None else declaration.apply(doc, declared)
 
     def _as_update(self, node: Node, doc: Document, old: _Stored) -> Document | None:

@@ -214,8 +214,8 @@ COMMANDS = (
         """Copy the chunks of HDF5, TIFF or references into shards.
 
         NetCDF-4, references of kerchunk, zip and icechunk, too. Many files become one array by
-        references: docs/how-to/netcdf.md. Chunks are not decoded, and missing ones stay missing. If
-        it is killed, run it again: it continues.
+        references: the page "Many NetCDF files into one array" has the recipe. Chunks are not
+        decoded, and missing ones stay missing. If it is killed, run it again: it continues.
         """,
     ),
 )

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from zarr_shardstore.access import StoreLike
-from zarr_shardstore.errors import SpecError, UnsupportedError
+from zarr_shardstore.errors import DOCUMENTATION, SpecError, UnsupportedError
 from zarr_shardstore.interop.importing.hdf5 import parse_hdf5
 from zarr_shardstore.interop.importing.references import (
     load_references,
@@ -196,7 +196,7 @@ def _refuse_other_files(directory: str) -> None:
         if name.endswith(_OTHER_FORMATS) and Path(directory, name).is_file():
             raise SpecError(
                 f"{directory!r} is a directory of files as {name!r}: import one of these, or "
-                "references to many (docs/how-to/netcdf.md)"
+                f"references to many ({DOCUMENTATION}how-to/netcdf.html)"
             )
 
 
