@@ -18,8 +18,8 @@ staged and verified, and then exchanged for the old ones.
 2. Tasks stage all values, read them back and compare.
 3. Staged values are made to survive a loss of power. The manifest gets state ``replacing``.
 4. Documents and their copies get a conversion marker: every reader refuses the array.
-5. All old objects are deleted, because a new object may have the key of any old one. The manifest
-   gets state ``moving``.
+5. All old objects are deleted, because a new object may have the key of any old one. Objects
+   beyond the edge of the array are moved to the quarantine. The manifest gets state ``moving``.
 6. Staged objects are moved to their keys.
 7. Empty directories are removed.
 8. The new documents are written, the copies in groups first.
@@ -38,6 +38,9 @@ no marker yet    document may have markers     returns to ``staging``: values ma
 after step 8     the new array                 any conversion continues at step 9
 ===============  ============================  =============================================
 
+After a kill the array may also be removed or made anew. Its document is missing then, or has no
+marker in state ``moving``. No run changes such an array, or removes what is staged (`_fate`).
+
 Each step may be repeated. A conversion to another store has the state ``staging`` only, and writes
 values to their own keys: no reader sees the array before its document is written at the end.
 """
@@ -45,8 +48,10 @@ values to their own keys: no reader sees the array before its document is writte
 from __future__ import annotations
 
 import hashlib
+import operator
 import os
 import re
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
@@ -58,6 +63,7 @@ from zarr_shardstore.access import (
     BaseStoreHandle,
     LocalBackend,
     chunk_keys,
+    file_keys,
     locks,
     metadata,
     requests,
@@ -124,6 +130,8 @@ class Manifest:
     """New documents by key."""
     is_staged: bool
     """True if the conversion is in place."""
+    grid: Sequence[int] | None = None
+    """Number of old objects along each dimension."""
 
     @property
     def directory(self) -> str:
@@ -145,6 +153,12 @@ class Manifest:
         """Delete the manifest first, so that no run repeats the end of the conversion."""
         base.perform([requests.Delete(f"{self.directory}manifest.json")])
         base.perform([requests.DeletePrefix(self.directory)])
+
+    def is_beyond(self, key: str) -> bool:
+        """Whether a key spells an object beyond the edge of the old array."""
+        encoding = chunk_keys.ChunkKeyEncoding(self.style, self.separator)
+        coords = encoding.decode(key[len(self.prefix) :], self.ndim)
+        return self.grid is not None and any(map(operator.ge, coords or (), self.grid))
 
     def keys_below(self, base: BaseStoreHandle, prefix: str) -> Iterator[Sequence[str]]:
         """List the keys of objects, or of staged objects, in rounds."""
@@ -209,7 +223,10 @@ def begin(
     if earlier is not None and replace(earlier, state="staging") == manifest:
         return "continued"
     if earlier is not None and not earlier.is_staged:
-        earlier.discard(base)
+        if manifest.is_staged:  # the values of an array that is there are its own
+            earlier = None
+        else:
+            earlier.discard(base)
     base.perform([requests.DeletePrefix(manifest.directory)])
     manifest.at_state(base, "staging")
     return "began" if earlier is None else "discarded another"
@@ -238,32 +255,57 @@ def _parse(key: str, value: bytes | memoryview) -> Manifest:
 def resume_exchanges(base: BaseStoreHandle, manifests: Sequence[Manifest]) -> tuple[str, ...]:
     """Finish each exchange that an earlier run began, or take it back; return notes on it."""
     notes = []
-    for manifest in manifests:
-        if not manifest.is_staged or manifest.state == "staging":
-            continue
-        if manifest.state == "replacing" and not _is_hidden(base, manifest):
-            # No object was deleted yet: only copies of the documents may have a marker.
-            found = zip(manifest.documents, base.documents(manifest.documents), strict=True)
-            _write_copies(base, {key: doc for key, doc in found if doc is not None})
-            manifest.at_state(base, "staging")
-        else:
-            _finish(base, manifest)
-            notes.append(f"finished what an earlier run had begun with {manifest.path!r}")
+    for manifest in filter(operator.attrgetter("is_staged"), manifests):
+        match _fate(base, manifest):
+            case "take back":  # no object was deleted yet: only copies of documents have markers
+                found = zip(manifest.documents, base.documents(manifest.documents), strict=True)
+                _write_copies(base, {key: doc for key, doc in found if doc is not None})
+                manifest.at_state(base, "staging")
+            case "finish":
+                note = _finish(base, manifest)
+                notes.append(f"finished what an earlier run had begun with {manifest.path!r}{note}")
+            case "remove":
+                manifest.remove(base)
+            case "keep":
+                notes.append(
+                    f"the array {manifest.path!r} was removed or made anew after a conversion was "
+                    f"killed: what that had staged stays in {manifest.directory!r}; remove it if "
+                    "the array is as it should be"
+                )
     return tuple(notes)
+
+
+def _fate(
+    base: BaseStoreHandle, manifest: Manifest
+) -> Literal["continue", "take back", "finish", "remove", "keep"]:
+    """Decide about an exchange that an earlier run began, by the documents of its array."""
+    stored = [value for value in base.values(list(manifest.documents)) if value is not None]
+    docs = [metadata.parse_json(value) for value in stored]  # cut off: it was being written
+    is_hidden = any(doc is None or metadata.has_conversion_marker(doc) for doc in docs)
+    if manifest.state == "staging":
+        return "continue" if docs else "remove"
+    if is_hidden:
+        return "finish"
+    if docs and manifest.state == "replacing":
+        return "take back"
+    # In step 9 nothing is staged any more.
+    has_staged = any(manifest.keys_below(base, manifest.values_prefix))
+    return "keep" if has_staged else "remove"
 
 
 # -------------------------------------------------------------- the exchange
 
 
-def replace_values(base: BaseStoreHandle, manifest: Manifest, step: OnStep) -> None:
+def replace_values(base: BaseStoreHandle, manifest: Manifest, step: OnStep) -> str:
     """Exchange the objects of an array for the staged ones, which are all verified; call `step`
-    with what was done, and the number of objects."""
+    with what was done, and the number of objects. Return a note for the report."""
     base.backend.persist()
-    _finish(base, manifest.at_state(base, "replacing"), step)
+    return _finish(base, manifest.at_state(base, "replacing"), step)
 
 
-def _finish(base: BaseStoreHandle, manifest: Manifest, step: OnStep = lambda *_: None) -> None:
-    """Take steps 4 to 9, or those that are left."""
+def _finish(base: BaseStoreHandle, manifest: Manifest, step: OnStep = lambda *_: None) -> str:
+    """Take steps 4 to 9, or those that are left. Return a note for the report."""
+    n_beyond, aside = 0, f"{file_keys.QUARANTINE}/{time.strftime('%Y%m%dT%H%M%S')}-beyond-the-edge/"
     if manifest.state == "replacing":
         marked = {
             key: metadata.with_conversion_marker(doc) for key, doc in manifest.documents.items()
@@ -271,7 +313,10 @@ def _finish(base: BaseStoreHandle, manifest: Manifest, step: OnStep = lambda *_:
         _write_documents(base, marked)
         base.backend.persist()
         for keys in manifest.keys_below(base, manifest.prefix):
-            base.perform([requests.Delete(key) for key in keys])
+            beyond = set(filter(manifest.is_beyond, keys))
+            moves = [requests.Move(key, aside + key) for key in beyond]
+            base.perform([*moves, *(requests.Delete(key) for key in keys if key not in beyond)])
+            n_beyond += len(beyond)
             step("old objects removed", len(keys))
         manifest = manifest.at_state(base, "moving")
     cut = len(manifest.values_prefix)
@@ -280,16 +325,12 @@ def _finish(base: BaseStoreHandle, manifest: Manifest, step: OnStep = lambda *_:
         step("new objects moved", len(keys))
     base.backend.tidy(manifest.prefix)
     base.backend.persist()
-    if _is_hidden(base, manifest):  # else a run was killed in step 9, and documents may be newer
-        _write_documents(base, manifest.documents)
-        base.backend.persist()
+    _write_documents(base, manifest.documents)
+    base.backend.persist()
     manifest.remove(base)
-
-
-def _is_hidden(base: BaseStoreHandle, manifest: Manifest) -> bool:
-    """Return whether a document of the array has a marker, or cannot be read."""
-    docs = base.documents(manifest.documents)
-    return any(doc is None or metadata.has_conversion_marker(doc) for doc in docs)
+    if not n_beyond:
+        return ""
+    return f"; objects beyond the edge of the array, {n_beyond:,}, were moved to {aside!r}"
 
 
 def _write_documents(base: BaseStoreHandle, documents: DocumentsByKey) -> None:

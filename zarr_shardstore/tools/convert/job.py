@@ -285,7 +285,8 @@ class Conversion:
                 counts = report.n_tasks, report.n_tasks, report.n_chunks, report.n_bytes
                 self.progress(Progress(plan.node.path, action, *counts, n_objects[action]))
 
-        in_place.replace_values(self.target, manifest, step)
+        note = in_place.replace_values(self.target, manifest, step)
+        report = replace(report, reason=report.reason + note)
         if any(map(consolidated_index.declares_consolidated_index, plan.documents.values())):
             name = consolidated_index.CONSOLIDATED_INDEX_NAME
             self.target.perform([requests.Delete(manifest.prefix + name)])
@@ -356,8 +357,10 @@ class Conversion:
         shape, (style, separator) = plan.geometry.shape, plan.geometry.encoding
         prefix, documents = plan.node.chunk_prefix, plan.new_documents
         is_staged = self.target is self.source
+        keys = plan.geometry.encoding, plan.grid_shape
+        grid = [*walks.ObjectGrid.of_keys(prefix, *keys, plan.spec).shape]
         return in_place.Manifest(
-            *plan.node, "staging", prefix, style, separator, len(shape), documents, is_staged
+            *plan.node, "staging", prefix, style, separator, len(shape), documents, is_staged, grid
         )
 
     def _task(self, plan: ArrayPlan, prefix: str, *, may_be_there: bool) -> ArrayTask:

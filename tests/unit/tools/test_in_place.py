@@ -1,0 +1,164 @@
+"""What conversions do with what a killed one has left, after the array was changed."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import zarr
+
+from zarr_shardstore import (
+    ShardingStore,
+    check_store,
+    reshard,
+    shard_store,
+    to_native,
+    unshard_store,
+)
+from zarr_shardstore.shards import requests
+from zarr_shardstore.tools.convert import in_place
+
+VALUES = np.arange(1, 17, dtype="i4")
+
+
+class Killed(BaseException):
+    """Ends a conversion as a kill does, at a place that a test chooses."""
+
+
+def make(path: Path, zarr_format: Any = 3, chunks_per_shard: int | None = None) -> None:
+    store = ShardingStore(path, chunks_per_shard)
+    for name in ("a", "b"):
+        options: Any = {"shape": (16,), "chunks": (2,), "dtype": "i4", "zarr_format": zarr_format}
+        zarr.create_array(store, name=name, **options)[:] = VALUES
+    store.close()
+
+
+def values(path: Path, name: str = "a") -> Any:
+    return zarr.open_array(ShardingStore(path), path=name, mode="r")[:]
+
+
+def kill(*_: object) -> None:
+    raise Killed
+
+
+def begin_and_stop(*args: Any, begin: Any = in_place.begin) -> None:
+    begin(*args)
+    raise Killed
+
+
+def killed(
+    monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, instead: Any, *args: Any, **options: Any
+) -> None:
+    """Convert, and stop where a function is called."""
+    with monkeypatch.context() as patched:
+        patched.setattr(owner, name, instead)
+        with pytest.raises(Killed):
+            shard_store(*args, chunks_per_shard=2, **options)
+
+
+IN_PLACE: list[Callable[[Path], Any]] = [
+    lambda path: reshard(path, 4),
+    unshard_store,
+    lambda path: shard_store(path, chunks_per_shard=4),
+]
+
+
+@pytest.mark.parametrize("arrives", ["by the killed conversion", "by a copy"])
+@pytest.mark.parametrize("convert", IN_PLACE)
+def test_an_array_of_a_killed_conversion_into_the_store_is_not_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, convert: Callable[[Path], Any], arrives: str
+) -> None:
+    """Its manifest says that a conversion writes the values, and the array is there."""
+    source, target = tmp_path / "in", tmp_path / "out"
+    make(source)
+    if arrives == "by a copy":
+        killed(monkeypatch, in_place, "begin", begin_and_stop, source, target)
+        shutil.copytree(source / "a", target / "a")
+    else:
+        killed(monkeypatch, in_place.Manifest, "remove", kill, source, target)
+    assert np.array_equal(values(target), VALUES)
+    report = convert(target)
+    assert np.array_equal(values(target), VALUES)
+    assert report.arrays[0].n_chunks in (8, 0)  # 0: it has such chunks already
+    assert "discarded" not in report.arrays[0].reason
+
+
+@pytest.mark.parametrize("zarr_format", [2, 3])
+@pytest.mark.parametrize("change", ["made anew", "restored", "removed"])
+def test_an_array_that_was_changed_after_the_kill_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: str, zarr_format: Any
+) -> None:
+    """What the killed conversion had staged is not moved over it, and not removed."""
+    path, backup = tmp_path / "a.zarr", tmp_path / "backup"
+    make(path, zarr_format)
+    shutil.copytree(path / "a", backup)
+    killed(monkeypatch, requests, "Move", kill, path, paths="a")
+    staged = {p: p.read_bytes() for p in path.glob(".zarr_shardstore/*/values/**/*") if p.is_file()}
+    assert len(staged) == 4
+    shutil.rmtree(path / "a")
+    if change == "restored":
+        shutil.copytree(backup, path / "a")
+    elif change == "made anew":
+        options: Any = {"shape": (16,), "chunks": (2,), "dtype": "i4", "zarr_format": zarr_format}
+        zarr.create_array(path, name="a", **options)[:] = -VALUES
+
+    report = shard_store(path, paths="b", chunks_per_shard=2)
+    assert "stays in '.zarr_shardstore/" in report.notes[0]
+    assert {p: p.read_bytes() for p in staged} == staged
+    if change == "removed":
+        assert not (path / "a").exists()
+        return
+    expected = -VALUES if change == "made anew" else VALUES
+    assert np.array_equal(values(path), expected)
+    shard_store(path, paths="a", chunks_per_shard=2)
+    assert np.array_equal(values(path), expected)
+    assert not (path / ".zarr_shardstore").exists()
+    assert not check_store(path, level="decode").findings
+
+
+def test_an_array_that_became_v3_after_the_kill_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Killed when the manifest says that values are replaced, before a marker says so."""
+    make(tmp_path, 2)
+    killed(monkeypatch, in_place, "_write_documents", kill, tmp_path, paths="a")
+    to_native(tmp_path)
+    z: Any = zarr.open_array(tmp_path, path="a")
+    z[:] = -VALUES
+    report = shard_store(tmp_path, chunks_per_shard=2)
+    assert "stays in '.zarr_shardstore/" in report.notes[0]
+    assert np.array_equal(values(tmp_path), -VALUES)
+    assert not (tmp_path / "a/.zarray").exists()
+
+
+@pytest.mark.parametrize("before", [None, 3])
+@pytest.mark.parametrize("convert", IN_PLACE)
+def test_objects_beyond_the_edge_go_to_the_quarantine(
+    tmp_path: Path, before: int | None, convert: Callable[[Path], Any]
+) -> None:
+    """As after an append whose new length was lost: the shape may be put right again."""
+    make(tmp_path, chunks_per_shard=before)
+    document = tmp_path / "a/zarr.json"
+    length = 6 if before else 10
+    document.write_text(json.dumps(json.loads(document.read_text()) | {"shape": [length]}))
+    beyond = {key: (tmp_path / key).read_bytes() for key in ("a/c/1", "a/c/2")}
+    if before is None:
+        beyond = {f"a/c/{i}": (tmp_path / f"a/c/{i}").read_bytes() for i in (5, 6, 7)}
+    report = convert(tmp_path)
+    assert np.array_equal(values(tmp_path), VALUES[:length])
+    kept = {
+        str(p.relative_to(q)): p.read_bytes()
+        for q in tmp_path.glob(".zarr_shardstore_quarantine/*")
+        for p in q.glob("**/*")
+        if p.is_file()
+    }
+    if report.arrays[0].action == "skipped":  # it has such chunks already
+        assert all((tmp_path / key).read_bytes() == value for key, value in beyond.items())
+    else:
+        assert kept == beyond
+        assert f"objects beyond the edge of the array, {len(beyond)}, " in report.arrays[0].reason
