@@ -5,9 +5,7 @@
     ours     `ShardingStore`, with the pipeline that is named
     sharded  `ShardingStore`, with `ShardedCodecPipeline`
 
-One run measures all stores in turn. It prints medians of several rounds, their spread, and ratios
-to the native figure of the same pipeline. ``tests/performance/test_request_counts.py`` asserts the
-requests.
+It prints medians, their spread, and ratios to the native figure of the same pipeline.
 
     python benchmarks/arrays.py [--rounds 5] [--shape 256 256 128]
 """

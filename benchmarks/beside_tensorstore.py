@@ -4,11 +4,9 @@
              ``view="shards"``, and by `read_array` and `write_array`
     batches  216 writes of one chunk each, in `batch()`; in one transaction of tensorstore
 
-Each round runs both in turn, and in the other order the next time. Both write arrays that this
-package has declared, into new directories, and what was written is compared. Shards are stored once
-each, and a warm read asks for nothing but bytes: both are asserted. Printed are medians, and ratios
-to tensorstore of the medians and of the minima: the latter say more on a busy machine. "zarr alone"
-has a pipeline that does nothing: so long takes zarr's own Python.
+Both write arrays that this package has declared, and what was written is compared. Printed are
+medians, and ratios to tensorstore of the medians and of the minima: the latter say more on a busy
+machine. "zarr alone" has a pipeline that does nothing: so long takes zarr's own Python.
 
     python benchmarks/beside_tensorstore.py [--rounds 5] [--side 256] [--quick]
 """

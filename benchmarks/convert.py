@@ -1,9 +1,7 @@
 """Re-packing chunk files into shards, beside tar, cp, and a copy that decodes and encodes.
 
-One run measures all methods; each round runs each of them once, in another order. It prints
-medians, and ratios to tar. Each method writes to a new directory on the same disk. The page cache
-is warm: no read waits for the disk. `shard_store` reads back and compares the shards; the other
-methods do not.
+It prints medians, and ratios to tar. The page cache is warm: no read waits for the disk.
+`shard_store` reads back and compares the shards; the other methods do not.
 
     python benchmarks/convert.py [--chunk 32] [--rounds 5]
 """

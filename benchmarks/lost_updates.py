@@ -4,8 +4,7 @@ Threads, processes or dask workers write 4,096 chunks of 8 shards in random orde
 the chunks afterwards: written chunk by chunk (`z[i:j] = ...`), and as regions that begin and end
 within chunks. Of the latter only chunks that lie in one region count.
 
-``S3`` is moto, ``Azure`` is Azurite (``ZARR_SHARDSTORE_AZURITE`` names its main.js). Their seconds
-say little about real ones.
+``S3`` is moto, ``Azure`` is Azurite: their seconds say little about real ones.
 
     python -m benchmarks.lost_updates [--rounds 3] [--base memory local] [--writers "8 processes"]
 """

@@ -184,6 +184,20 @@ def test_a_creation_that_fails_is_repeated(what: str) -> None:
     np.testing.assert_array_equal(stored(ShardingStore(other, 2)), frames(0, 3))
 
 
+def test_attributes_that_put_an_older_end_back(tmp_path: Path) -> None:
+    """On local files the end of the writer puts its own end there."""
+    store = ShardingStore(tmp_path, 2)
+    with store.append_frames("g/run", frames(0, 3), **NEVER) as writer:
+        writer.flush()
+        z = zarr.open_array(store, path="g/run")
+        writer.extend(frames(3, 5))
+        writer.flush()
+        z.attrs["end"] = "12:00"
+        assert len(stored(store)) == 3
+    np.testing.assert_array_equal(stored(store), frames(0, 5))
+    assert zarr.open_array(store, path="g/run").attrs["end"] == "12:00"
+
+
 def test_the_end_tells_what_is_lost() -> None:
     """If the store does not take the rest; another writer continues after it."""
     base = Failing()

@@ -208,6 +208,10 @@ class _Handler(BaseHTTPRequestHandler):
         state = self.server_state
         key = unquote(urlsplit(self.path).path).removeprefix(f"/{BUCKET}/")
         value = self.rfile.read(int(self.headers["Content-Length"]))
+        old = _etag(state.objects.get(key, b"no object"))
+        if not _matches(self.headers["If-Match"], old, if_there_is_none=True):
+            self._reply(key, 412, b"<Error><Code>PreconditionFailed</Code></Error>", old)
+            return
         state.objects = {**state.objects, key: value}
         self._reply(key, 200, b"", _etag(value))
 

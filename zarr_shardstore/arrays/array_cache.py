@@ -54,16 +54,19 @@ class Generation:
     Thread safety: may be used from any thread.
     """
 
-    __slots__ = ("absent", "arrays", "key_tables", "n_changes")
+    __slots__ = ("absent", "arrays", "key_tables", "n_changes", "refused")
 
     def __init__(self, n_changes: int, arrays: dict[Node, StoredArray] | None = None) -> None:
         self.n_changes = n_changes
         self.arrays = arrays or {}
         self.absent: dict[Node, None] = {}
+        self.refused: set[Node] = set()
+        """Arrays that another process has replaced, until their document is read again."""
         self.key_tables: tuple[KeyTable, ...] = ()
 
     def put(self, node: Node, array: StoredArray | None) -> None:
         """Cache the array at `node`, or that it is missing."""
+        self.refused.discard(node)
         if array is not None:
             self.absent.pop(node, None)
             self.arrays[node] = array
@@ -157,6 +160,8 @@ class ArrayCache:
             array = generation.arrays.get(node)
             if array is not None or node in generation.absent:
                 found[node] = array
+            elif node in generation.refused:
+                found[node] = _replaced(node)
         misses = [node for node in nodes if node not in found]
         # A document is not expected where the option declares arrays of the draft. So ask whether
         # it exists: the writer of a whole shard reads no value.
@@ -194,16 +199,16 @@ class ArrayCache:
             if state is None or self._confirmed.get(key) == state:
                 continue
             node = node_of_document(key)
-            cached = self.current().arrays.get(node) if node is not None else None
+            generation = self.current()
+            cached = generation.arrays.get(node) if node is not None else None
             if node is None or cached is None:
                 continue
             (found,) = yield from read_documents([key])
             doc = parse_document(node, found.value)
             if doc is None or not cached.has_same_chunks(self.reader.read(node, doc)):
-                raise ShardConflictError(
-                    f"another process has converted, replaced or removed the array {node.path!r} "
-                    "since it was opened here: open it again"
-                )
+                generation.drop(node)
+                generation.refused.add(node)
+                raise _replaced(node)
             self._confirmed[key] = state
 
     def document_erased(self, node: Node, layout: ArrayLayout | None) -> None:
@@ -235,6 +240,13 @@ class ArrayCache:
             if node is not None and array is not None:
                 kept[node] = array
         self._generation = Generation(_n_changes, kept)
+
+
+def _replaced(node: Node) -> ShardConflictError:
+    return ShardConflictError(
+        f"another process has converted, replaced or removed the array {node.path!r} since it was "
+        "opened here: open it again"
+    )
 
 
 _n_changes = 0

@@ -94,12 +94,13 @@ class Catalog:
         return None
 
     def documents_above(self, keys: Iterable[str]) -> set[str]:
-        """Return the keys of the documents of the cached arrays of v2 and v3 that have keys."""
+        """Return the keys of the documents of the cached arrays that have keys."""
         arrays, found = self.arrays.current().arrays, set[str]()
         for path in keys:
             while path:
                 path = path.rpartition("/")[0]
-                found |= {document_key(node) for node in flat_nodes(path) if node in arrays}
+                nodes = flat_nodes(path, or_draft=True)
+                found |= {document_key(node) for node in nodes if node in arrays}
         return found
 
     def shards_of(

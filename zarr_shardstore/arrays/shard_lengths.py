@@ -125,7 +125,8 @@ def _parse_side(given: Any, are_ends: bool) -> Side:
     given = [given] if are_ends and isinstance(given, int) else given
     if isinstance(given, Iterable) and not isinstance(given, str | bytes):
         lengths = [-1 if isinstance(n, bool) else n for n in given]
-        side = tuple(whole_number("a length in shards", n, 1) for n in lengths)
+        what = "a place in shards_at" if are_ends else "a length in shards"
+        side = tuple(whole_number(what, n, 1) for n in lengths)
         if side:
             return side
         raise SpecError("a list of lengths in shards is empty")

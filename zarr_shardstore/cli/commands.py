@@ -41,7 +41,10 @@ def _convert(
     convert = getattr(zarr_shardstore, tool)
     warnings, other_ways = [], []
     if destination is None or is_same(source, destination):
-        warnings = [f"the stored objects of {source!r} are replaced, after they were verified"]
+        warnings = [
+            f"the stored objects of {source!r} are replaced, after they were verified; meanwhile, "
+            "or if it is killed then, no program reads the array"
+        ]
         other_ways = ["name a destination"]
     if not (yes or options["dry_run"] or tool == "unshard_store" or options.get("native")):
         planned = convert(*arguments, **{**options, "dry_run": True}).arrays

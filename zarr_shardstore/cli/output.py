@@ -299,14 +299,14 @@ def _estimate_lines(found: Estimate) -> list[str]:
     n_before, n_after = f"{found.n_objects_before:,}", count(found.n_objects_after, "object")
     asked = f"{count(found.n_reads, 'read')}, {count(found.n_writes, 'write')}"
     costs = ", ".join(f"{cloud} {_dollars(usd)}" for cloud, usd in found.cost_usd.items())
-    took = f"about {found.seconds:.0f} s" if found.seconds >= 1 else "less than 1 s"
-    took = took if found.seconds < 100 else f"about {found.seconds / 60:,.0f} min"
+    took = f"{found.seconds:.0f} s" if found.seconds >= 1 else "1 s"
+    took = took if found.seconds < 100 else f"{found.seconds / 60:,.0f} min"
     return [
         f"objects: {about}{n_before} become {n_after}; bytes: {about}{sizes}",
         f"room: {about}{decimal(found.n_bytes_more)} more at the peak",
         f"requests: about {asked}, {count(found.n_deletes, 'delete')}",
         f"price of these requests in a cloud: {costs} (list prices of {PRICES_OF})",
-        f"time: {took}, if writes are as fast as the reads that were timed now",
+        f"time: {took} or more: as if writes were as fast as the reads that were timed now",
     ]
 
 

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from typing import Any
 
-from zarr_shardstore.arrays.array_cache import ArrayCache, read_documents
+from zarr_shardstore.arrays.array_cache import ArrayCache
 from zarr_shardstore.arrays.catalog import TransformedKey
 from zarr_shardstore.arrays.stored_array import StoredArray
 from zarr_shardstore.errors import ShardStoreError, SpecError
@@ -144,15 +145,21 @@ def _nodes_of(layout: ArrayLayout, array_cache: ArrayCache) -> Flow[list[Node]]:
 
 
 def _declare(nodes: Sequence[Node], array_cache: ArrayCache) -> Flow[None]:
-    """Declare a stored consolidated index in the documents for readers."""
-    keys = [document_key(node) for node in nodes]
-    replies = yield from read_documents(keys)
-    for node, key, reply in zip(nodes, keys, replies, strict=True):
-        doc = None if reply.value is None else parse_json(reply.value)
-        if doc is None or declares_consolidated_index(doc):
-            continue
-        declared = with_consolidated_index(doc)
+    """Declare a stored consolidated index in the documents for readers; another writer may change
+    these meanwhile."""
+    for node in nodes:
+        declared: list[dict[str, Any]] = []
+
+        def change(stored: Any, declared: Any = declared) -> Any:
+            doc = parse_json(stored)
+            declared.clear()
+            if doc is None or declares_consolidated_index(doc):
+                return stored
+            declared.append(with_consolidated_index(doc))
+            return dump_document(declared[0])
+
         try:
-            yield [Set(key, dump_document(declared))]
+            yield from requests.relay([requests.Modify(document_key(node), change)])
         finally:
-            array_cache.documents_changed(node, array_cache.reader.read(node, declared))
+            if declared:
+                array_cache.documents_changed(node, array_cache.reader.read(node, declared[0]))

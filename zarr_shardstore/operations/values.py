@@ -124,24 +124,23 @@ class Operations:
         """Return values or ranges, ``None`` if missing; two rounds if documents are cached."""
         keys = [key for key, _ in key_ranges]
         byte_ranges = column_of_ranges([byte_range for _, byte_range in key_ranges])
-        generation, absent = self.arrays.current(), set[str]()
+        generation, documents = self.arrays.current(), set[str]()
         if generation.key_tables and not self.buffer.is_active:  # usually: a shorter way
             groups = generation.reads_by_shard(keys, byte_ranges)
             if sum(len(group.positions) for group in groups) == len(keys):
-                values = yield from read_groups(groups, len(keys), self._reading, absent)
-                if absent:
-                    yield from self.arrays.confirm(absent)
+                values = yield from read_groups(groups, len(keys), self._reading, documents)
+                if documents:
+                    yield from self.arrays.confirm(documents)
                 return values
         owners = yield from self._owners(keys)
         chunks = [owner for owner in owners if isinstance(owner, ChunkRef)]
         if len(chunks) == len(keys) and not self.buffer.is_active:
-            values = yield from read_entries(chunks, self._reading, byte_ranges, absent)
+            values = yield from read_entries(chunks, self._reading, byte_ranges)
         else:
             values = yield from self._get_any(key_ranges, owners, generation)
-            missing = [i for i, value in enumerate(values) if value is None and owners[i] is None]
-            absent = self.catalog.documents_above(keys[i] for i in missing)
-        if absent:
-            yield from self.arrays.confirm(absent)
+        if missing := [i for i, value in enumerate(values) if value is None]:
+            # Otherwise the documents were read just now.
+            yield from self._confirm_arrays(keys[i] for i in missing)
         return values
 
     def _get_any(
@@ -175,9 +174,9 @@ class Operations:
         ends = list(accumulate(map(len, groups)))
         for end, group in zip(ends, groups, strict=True):
             group.positions = list(range(end - len(group), end))
-        absent = set[str]()
-        values = yield from read_groups(groups, sum(map(len, groups)), self._reading, absent)
-        yield from self.arrays.confirm(absent)
+        documents = set[str]()
+        values = yield from read_groups(groups, sum(map(len, groups)), self._reading, documents)
+        yield from self.arrays.confirm(documents)
         return [values[end - len(group) : end] for end, group in zip(ends, groups, strict=True)]
 
     def get(self, key: str, byte_range: ByteRange | None = None) -> Flow[memoryview | None]:
@@ -441,7 +440,7 @@ class Operations:
         return owners
 
     def _confirm_arrays(self, keys: Iterable[str]) -> Flow[None]:
-        """Refuse keys of plain chunks whose array another process has converted."""
+        """Refuse keys whose array another process has converted."""
         yield from self.arrays.confirm(self.catalog.documents_above(keys))
 
     def _with_owners(self, writes: Sequence[V]) -> Flow[list[tuple[V, Owner]]]:

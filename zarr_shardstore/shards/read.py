@@ -110,13 +110,11 @@ def read_entries(
     chunks: Sequence[ChunkRef],
     options: ReadOptions,
     byte_ranges: Sequence[ByteRange | None] | None = None,
-    absent: set[str] | None = None,
 ) -> Flow[list[memoryview | None]]:
     """Read values of chunks, or ranges of them; ``None`` where a chunk is missing.
 
     Cost: one request for the index of each shard, then one for each span; or one for a whole
-    shard. Only wanted entries are checked. The documents of the arrays of missing shards are added
-    to `absent`.
+    shard. Only wanted entries are checked.
     """
     by_shard: dict[str, ShardReads] = {}
     for i, (_, shard, entry_id) in enumerate(chunks):
@@ -125,22 +123,25 @@ def read_entries(
             group = by_shard[shard.key] = ShardReads(shard, byte_ranges)
         group.positions.append(i)
         group.entry_ids.append(entry_id)
-    return (yield from read_groups(list(by_shard.values()), len(chunks), options, absent))
+    return (yield from read_groups(list(by_shard.values()), len(chunks), options))
 
 
 def read_groups(
     groups: Sequence[ShardReads],
     n_values: int,
     options: ReadOptions,
-    absent: set[str] | None = None,
+    documents: set[str] | None = None,
 ) -> Flow[list[memoryview | None]]:
-    """Read as `read_entries`, with the reads grouped already; each shard is in one group."""
+    """Read as `read_entries`, with the reads grouped already; each shard is in one group.
+
+    The documents of the arrays whose indexes were requested are added to `documents`.
+    """
     values: list[memoryview | None] = [None] * n_values
     first, max_at_once = 0, options.max_shards_at_once
     while first < len(groups):
         n_at_once = len(groups) if max_at_once is None else max_at_once()
         pending = groups[first : first + n_at_once]
-        yield from _read_in_two_rounds(pending, values, options, absent)
+        yield from _read_in_two_rounds(pending, values, options, documents)
         first += n_at_once
     return values
 
@@ -149,7 +150,7 @@ def _read_in_two_rounds(
     pending: Sequence[ShardReads],
     values: list[memoryview | None],
     options: ReadOptions,
-    absent: set[str] | None,
+    documents: set[str] | None,
 ) -> Flow[None]:
     """Fill `values` for some groups of reads, each of one shard."""
     for attempt in range(_N_ATTEMPTS_IN_TWO_ROUNDS):
@@ -161,9 +162,9 @@ def _read_in_two_rounds(
             GetIndex(reads.shard, consistent=is_again, revalidate=is_again, with_data=is_whole)
             for reads, is_whole in zip(pending, with_data, strict=True)
         ]
-        if absent is not None:
+        if documents is not None:
             pairs = zip(pending, replies, strict=True)
-            absent |= {r.shard.layout.document_key for r, found in pairs if found.decoded is None}
+            documents |= {r.shard.layout.document_key for r, found in pairs if found.was_requested}
         pending = yield from _read_spans(pending, replies, values, options)
         if not pending:
             return

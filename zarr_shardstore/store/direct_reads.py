@@ -26,7 +26,7 @@ from zarr.core.sync import sync
 from zarr.storage import StorePath
 
 from zarr_shardstore.arrays.array_cache import invalidate_documents
-from zarr_shardstore.errors import SpecError, UnsupportedError
+from zarr_shardstore.errors import ShardConflictError, SpecError, UnsupportedError
 from zarr_shardstore.format.arguments import array_path
 from zarr_shardstore.format.box_grid import BoxGrid
 from zarr_shardstore.format.keys import Coords
@@ -300,7 +300,7 @@ class DirectReads(EngineStore):
             if self._stored_document(reader.node) == reader.stored_document:
                 reader.state = state
                 return reader
-        except SpecError:  # there was no array
+        except (SpecError, ShardConflictError):  # there was no array, or another one
             pass
         invalidate_documents()
         return self._reader_of(path)

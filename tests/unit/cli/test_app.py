@@ -405,7 +405,7 @@ def test_without_a_terminal_objects_are_replaced_only_if_yes_is_said(
 @pytest.mark.parametrize(
     ("command", "asks"),
     [
-        ("shard", "are replaced, after they were verified (or name a destination). Go on?"),
+        ("shard", "no program reads the array (or name a destination). Go on?"),
         ("to-native", "The metadata documents of 'volume.zarr' are replaced (or --dry-run"),
         ("from-native", "and its shards are read only through this package (or --dry-run"),
     ],
@@ -761,7 +761,7 @@ def test_a_dry_run_says_what_it_would_cost() -> None:
     assert "\nroom: 1.3 kB more at the peak\n" in text
     assert "\nrequests: about 98 reads, 8 writes, 1 delete\n" in text
     assert "S3 below $0.01, GCS below $0.01, Azure below $0.01 (list prices of" in text
-    assert re.search("^time: .*if writes are as fast as the reads", text, re.M)
+    assert re.search("^time: .*as if writes were as fast as the reads", text, re.M)
     found = json.loads(run(*args, "--json").stdout)["estimate"]
     assert found["cost_usd"].keys() == {"S3", "GCS", "Azure"}
     assert (found["n_objects_before"], found["n_objects_after"]) == (40, 6)
@@ -791,7 +791,8 @@ def test_a_missing_yes_is_one_plain_sentence() -> None:
     (line,) = run("unshard", "packed.zarr").stderr.splitlines()
     assert line == (
         "nothing was done: the stored objects of 'packed.zarr' are replaced, after they were "
-        "verified; say --yes to do that, or name a destination"
+        "verified; meanwhile, or if it is killed then, no program reads the array; say --yes to do "
+        "that, or name a destination"
     )
 
 

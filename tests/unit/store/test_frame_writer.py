@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
-import numpy as np
+from typing import Any
 
-from zarr_shardstore.store.growing.frame_writer import FrameBuffer
+import numpy as np
+import pytest
+import zarr
+
+from tests.support.bases import OtherMapping
+from zarr_shardstore import ShardingStore
+from zarr_shardstore.store.growing.frame_writer import FrameBuffer, GrowingArray
 
 
 def test_an_interrupt_after_a_block_is_appended() -> None:
@@ -17,3 +23,36 @@ def test_an_interrupt_after_a_block_is_appended() -> None:
     assert np.concatenate(buffer.frames_up_to(11))[:, 0].tolist() == [0, 0, 0, 1, 1, 1]
     buffer.drop_up_to(11)
     assert (buffer.end, buffer.n_durable, buffer.nbytes) == (11, 11, 0)
+
+
+class Flaky(OtherMapping):
+    """A base store that stores a document and loses the reply, or refuses it."""
+
+    is_stored = is_refused = False
+
+    def __setitem__(self, key: str, value: bytes) -> None:
+        if self.is_refused and key.endswith("zarr.json"):
+            raise OSError("refused")
+        super().__setitem__(key, value)
+        if self.is_stored and key.endswith("zarr.json"):
+            raise OSError("the reply is lost")
+
+
+def test_the_end_may_be_that_of_any_failed_attempt() -> None:
+    """The writer knows its own array after two attempts, of which only the first was stored."""
+    base, frames = Flaky(), np.arange(9, dtype="u2").reshape(9, 1)
+    store = ShardingStore(base, (2, 1))
+    array = GrowingArray(store, "a", {"chunks": (1, 1)})
+    array.check_or_create(frames)
+    array.append(frames[:3], 0)
+    base.is_stored = True
+    with pytest.raises(OSError, match="lost"):
+        array.append(frames[3:5], 3)
+    base.is_stored, base.is_refused = False, True
+    with pytest.raises(OSError, match="refused"):
+        array.append(frames[3:7], 3)
+    base.is_refused = False
+    array.append(frames[3:8], 3)
+    array.close(8)
+    z: Any = zarr.open_array(store, path="a", mode="r")
+    np.testing.assert_array_equal(z[...], frames[:8])

@@ -184,7 +184,8 @@ def _kind_of(source: Any, files: SourceFiles) -> str:
         return kind
     raise SpecError(
         f"{url!r} is no HDF5, NetCDF-4, TIFF, zip or JSON file, and no directory: of other formats "
-        "let kerchunk or VirtualiZarr make references, and import these"
+        "such as NetCDF-3, and of many files, let kerchunk or VirtualiZarr make references, and "
+        f"import these ({DOCUMENTATION}how-to/netcdf.html)"
     )
 
 

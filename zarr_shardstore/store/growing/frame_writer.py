@@ -149,7 +149,7 @@ class FrameWriter:
     def close(self) -> None:
         """Flush, seal the shards, and let other writers append; a second call has no effect."""
         self._thread.close()
-        if not self._array.close():
+        if not self._array.close(self._buffer.n_durable):
             return
         if (error := self._thread.error) is not None:
             n_durable = self._buffer.n_durable
@@ -348,7 +348,8 @@ class GrowingArray:
         self._array: AsyncArray[Any] | None = None  # as it was opened or created
         self._has_tried = False  # to create it
         self.row_length = 1  # frames in a shard
-        self.first = self._target = 0  # frames when it was opened, and after the last attempt
+        self.first = 0  # frames when it was opened
+        self._tried: set[int] = set()  # frames after the attempts since the last success
         self._node = Node("v3", path)
         self._form: dict[str, Any] = {}
         self._lock: KeptLock | None = None
@@ -373,11 +374,14 @@ class GrowingArray:
             self._release()
             raise
 
-    def close(self) -> bool:
+    def close(self, n_durable: int) -> bool:
         """Seal the shards, and let other writers append; false if that was done before."""
         if _open.get(self._scope) is not self:
             return False
         try:
+            if self._array is not None and self._lock is not None:
+                # A program that set attributes has put an older end back.
+                self._move_end(n_durable, n_durable)
             self._private.flush_sync()
         finally:
             self._release()
@@ -413,7 +417,7 @@ class GrowingArray:
         zarr_format: Any = 2 if node.hierarchy == "v2" else 3
         place = StorePath(self._private, self.path)
         array = sync(AsyncArray.open(place, zarr_format=zarr_format))
-        self.first = self._target = array.shape[0]
+        self.first = array.shape[0]
         self.row_length = (self._private.shard_shape(self.path) or geometry.chunk_shape)[0]
         self._array = array
 
@@ -458,11 +462,11 @@ class GrowingArray:
         self._move_end(stop, n_durable)
 
     def _move_end(self, n_frames: int, n_durable: int) -> None:
-        # After an error it is unknown whether the last compare-and-swap of this writer was done.
-        expected = {n_durable, self._target, n_frames}
-        self._target = n_frames
+        # After an error it is unknown whether a compare-and-swap of this writer was done.
+        self._tried |= {n_durable, n_frames}
+        expected = self._tried
 
-        def change(stored: bytes | memoryview | None) -> bytes:
+        def change(stored: bytes | memoryview | None) -> bytes | memoryview | None:
             doc = ({} if stored is None else parse_json(stored)) or {}
             n_there = doc.get("shape", [-1])[0]
             # The lock excludes other writers, but a program that changes attributes may store an
@@ -474,12 +478,15 @@ class GrowingArray:
                     f"its document has {n_there} frames, {n_durable} were durable. Close this "
                     "writer, and see that there is one"
                 )
+            if n_there == n_frames:
+                return stored
             return documents.dump_document({**doc, "shape": [n_frames, *doc["shape"][1:]]})
 
         try:
             self._engine.driver.run(relay([Modify(documents.document_key(self._node), change)]))
         finally:
             invalidate_documents()
+        self._tried = {n_frames}
 
 
 def _form_of(document: bytes | memoryview | None) -> dict[str, Any]:

@@ -171,6 +171,12 @@ def _dimensions_of(
         ndim = len(plan.geometry.shape) if plan.geometry else 0
         dims[plan.node.path] = names if len(names) == ndim else (None,) * ndim
     for name in policy.names_without_array(dims):
+        if name.startswith("("):
+            raise errors.SpecError(
+                f"chunks_per_shard has a number for each dimension, {name}, and the arrays have "
+                f"{sorted({len(names) for names in dims.values()})} dimensions: take one number, "
+                "or name dimensions and arrays"
+            )
         raise errors.SpecError(
             f"chunks_per_shard, or shards, has a rule for {name!r}, and no array has such a path, "
             f"or such dimensions; there are {find.quoted(dims)}, with the dimensions "
@@ -188,6 +194,9 @@ def _plan_array(
     to_plain: bool,
 ) -> ArrayPlan:
     """Decide about an array that the conversion is for."""
+    if any(map(metadata.has_conversion_marker, plan.documents.values())):
+        why = "its conversion was interrupted: each conversion of the store finishes that one first"
+        return replace(plan, reason=why)
     if plan.obstacle:
         return replace(plan, reason=f"it cannot be converted: {plan.obstacle}")
     if to_plain:
