@@ -147,7 +147,7 @@ COMMANDS = (
 
         It ends with status 1 if it found damage or remains, and 2 if it could not check. With
         --chunks, --missing or both it lists chunks instead. --repair --yes repairs what it found,
-        and names the quarantine of the originals; --restore puts these back.
+        and names the quarantine of the originals; --restore --yes puts these back.
         """,
         failed=2,
     ),

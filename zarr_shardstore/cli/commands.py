@@ -137,8 +137,11 @@ def run_map(
 def run_fsck(store: str, arrays: Any, storage_options: Any, as_json: bool, **options: Any) -> None:
     if options["restore"] is not None:
         base: Any = open_base(store, storage_options)
-        keys = zarr_shardstore.restore_quarantine(base, options["restore"])
-        text = "\n".join(f"restored: {key}" for key in keys)
+        keys = zarr_shardstore.restore_quarantine(
+            base, options["restore"], dry_run=not options["yes"]
+        )
+        done = "restored" if options["yes"] else "would be restored, with --yes"
+        text = "\n".join(f"{done}: {key}" for key in keys)
         output.print_report(as_json, {"restored": keys}, text)
     elif options["chunks"] or options["missing"]:
         from zarr_shardstore.tools.check.presence import presence

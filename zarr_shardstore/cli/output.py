@@ -340,13 +340,15 @@ def repair_text(report: RepairReport, store: str) -> str:
     for action in report.actions:
         chunks = f"{count(action.n_kept, 'chunk')} kept" if action.n_kept else ""
         chunks += f" {count(action.n_fetched, 'chunk')} of the source" if action.n_fetched else ""
-        lost = f"lost: {' '.join(str(list(chunk)) for chunk in action.lost)}" if action.lost else ""
-        rows.append([action.did, printable(action.key), chunks, printable(action.message), lost])
+        text = printable(action.message)  # at the end, because it is long
+        if action.lost:
+            text += f"  lost: {' '.join(str(list(chunk)) for chunk in action.lost)}"
+        rows.append([action.did, printable(action.key), chunks, text])
     texts = _table(rows)
     if report.dry_run:
         texts.append("nothing was changed: --yes does it")
     elif report.quarantine:
-        texts.append(f"originals: fsck --restore {report.quarantine} puts them back")
+        texts.append(f"originals: fsck --restore {report.quarantine} --yes puts them back")
     else:
         texts.append("nothing was changed")
     texts += _orders_to_assume(report, store)
@@ -359,7 +361,7 @@ def _orders_to_assume(report: RepairReport, store: str) -> list[str]:
     command = f"zarr-shardstore fsck {shlex.quote(store)}"
     texts = []
     if report.quarantine and any(action.did == "rewritten" for action in unnamed):
-        texts.append(f"before the next: {command} --restore {report.quarantine}")
+        texts.append(f"before the next: {command} --restore {report.quarantine} --yes")
     for array, order in sorted({(action.array or "", action.order or "") for action in unnamed}):
         path = f" {shlex.quote(array)}" if array else ""
         how = f"{command}{path} --repair --assume-order {order or 'ORDER'} --yes"

@@ -42,6 +42,7 @@ from zarr_shardstore.cli import EXIT_CODES, arguments, parameters
 from zarr_shardstore.cli.app import app
 from zarr_shardstore.cli.output import ProgressBars, progress_lines
 from zarr_shardstore.tools.check import findings
+from zarr_shardstore.tools.convert import api as api  # before a stand-in is in its place
 from zarr_shardstore.tools.convert.report import Estimate
 from zarr_shardstore.tools.inspect.readers import ONLY_HERE
 from zarr_shardstore.tools.inspect.shard_map import printable

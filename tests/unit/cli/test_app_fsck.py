@@ -80,7 +80,10 @@ def test_repair_and_restore(tmp_path: Path) -> None:
     code, text = run(root, "--repair", "--yes", "--json")
     assert code == 0
     assert run(root)[0] == 0
-    assert run(root, "--restore", json.loads(text)["quarantine"]) == (0, "restored: a/c/1/1\n")
+    restore = "--restore", json.loads(text)["quarantine"]
+    assert run(root, *restore) == (0, "would be restored, with --yes: a/c/1/1\n")
+    assert path.read_bytes() != damaged
+    assert run(root, *restore, "--yes") == (0, "restored: a/c/1/1\n")
     assert path.read_bytes() == damaged
     assert run(root, "--restore", "none") == (2, "")
 
