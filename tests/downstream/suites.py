@@ -218,6 +218,9 @@ SUITES = {
             "test_concurrent_deletions_leave_no_repaired_member": _STORED,
             "test_consolidated_repaired_member_*": _STORED,
             "test_empty_write_stores_no_metadata": _STORED,
+            "test_invalid_edges_round_trip": _STORED,
+            "test_edge_lists_in_regular_grid_round_trip": _STORED,
+            "test_consolidate_edge_lists_in_regular_grid": _STORED,
             # others
             "test_iter_shard_keys": _KEYS,
             "test_chunks_initialized": _KEYS,
