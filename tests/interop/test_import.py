@@ -589,6 +589,42 @@ def test_tiles_of_a_pyramid_are_copied(tmp_path: Path) -> None:
     assert {**adopted, "chunk_key_encoding": own["chunk_key_encoding"]} == own
 
 
+@pytest.mark.parametrize("compression", ["zlib", None])
+@pytest.mark.parametrize(("dtype", "nodata"), [("i2", "-9999"), ("f4", "nan"), ("u1", "-9999")])
+def test_missing_tiles_have_the_nodata_value_of_gdal(
+    dtype: str, nodata: str, compression: str | None, tmp_path: Path
+) -> None:
+    """If it is one of the type. They are stored nowhere: `fill_value` is what tifffile returns."""
+    tifffile = pytest.importorskip("tifffile")
+    path = tmp_path / "sparse.tif"
+    tiles = (None if i in (1, 2) else np.full((16, 16), i + 1, dtype) for i in range(4))
+    options = {"shape": (32, 32), "dtype": dtype, "tile": (16, 16), "metadata": None}
+    tags = [(42113, "s", 0, nodata, True)]
+    tifffile.imwrite(path, tiles, compression=compression, extratags=tags, **options)
+    expected = tifffile.imread(path)
+    import_store(path, tmp_path / "imported", **ALL)
+    adopt(path, tmp_path / "adopted", link="copy")
+    for name in ("imported", "adopted"):
+        z: Any = zarr.open_array(tmp_path / name, mode="r")
+        np.testing.assert_array_equal(z[:], expected)
+
+
+@pytest.mark.parametrize("predictor", [False, True])
+def test_series_of_a_tiff_that_are_left_out_are_named(predictor: bool, tmp_path: Path) -> None:
+    tifffile = pytest.importorskip("tifffile")
+    path = tmp_path / "two.tif"
+    with tifffile.TiffWriter(path) as writer:
+        for shape in ((64, 64), (32, 48), (16, 16)):
+            values = np.ones(shape, "u2")
+            writer.write(values, tile=(16, 16), compression="zlib", predictor=predictor)
+    report = import_store(path, tmp_path / "two.zarr", recode=predictor, **ALL)
+    says = "only series 0 was imported, not these: 1 of shape (32, 48), 2 of shape (16, 16)"
+    assert says in report.notes
+    path.unlink()
+    tifffile.imwrite(path, np.ones((64, 64), "u2"), tile=(16, 16))
+    assert import_store(path, tmp_path / "one.zarr", **ALL).notes == ()
+
+
 @pytest.mark.parametrize(
     "options",
     [
