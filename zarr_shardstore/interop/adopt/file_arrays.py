@@ -35,8 +35,8 @@ from zarr_shardstore.tools.native.translate import v3_of_v2
 
 _WKW = struct.Struct("<3xBBBBBQ")
 _WKW_TYPES = ("<u1", "<u2", "<u4", "<u8", "<f4", "<f8", "<i1", "<i2", "<i4", "<i8")
-_ATTRIBUTES = ("units", "calendar", "scale_factor", "add_offset", "_Unsigned", "missing_value")
-_ATTRIBUTES += ("_FillValue",)
+_ATTRIBUTES = ["units", "calendar", "scale_factor", "add_offset", "_Unsigned"]
+_ATTRIBUTES += ["_FillValue", "missing_value"]
 """Attributes of an array that change what its values mean."""
 _KEY_ENCODING = {"name": "default", "configuration": {"separator": "/"}}
 
