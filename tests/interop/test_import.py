@@ -495,6 +495,7 @@ def test_xarray_reads_netcdf_and_its_import_alike(tmp_path: Path) -> None:
         zeros = file.createVariable("zeros", "f4", ("time", "lat"), chunksizes=(5, 3))
         zeros[:] = 0
         file.createVariable("partly", "f8", ("time", "bnds"))[1:3] = 1
+        file.createVariable("depth", "f4", (), fill_value=-1)[...] = 7
         inner = file.createGroup("inner")
         inner.createVariable("v", "u1", ("lat",), fill_value=255)[:] = 3
     out = tmp_path / "out.zarr"
@@ -506,6 +507,22 @@ def test_xarray_reads_netcdf_and_its_import_alike(tmp_path: Path) -> None:
     for name in ("t", "partly", "inner/v"):
         adopt(path, tmp_path / name, dataset=name, link="copy")
         assert document(tmp_path / name) == document(out, name)
+
+
+def test_xarray_opens_imported_texts_that_have_a_fill_value(tmp_path: Path) -> None:
+    """Texts of variable length are masked as in the file."""
+    netcdf, xr = pytest.importorskip("netCDF4"), pytest.importorskip("xarray")
+    path, values = tmp_path / "in.nc", np.array(["a", "?"], object)
+    with netcdf.Dataset(path, "w") as file:
+        file.createDimension("x", 2)
+        file.createVariable("station", str, ("x",), fill_value="?")[:] = values
+        file.createVariable("flag", "S1", ("x",), fill_value=b"?")[:] = values.astype("S1")
+    import_store(path, tmp_path / "out.zarr", recode=True)
+    expected = xr.open_dataset(path, engine="netcdf4").load()
+    found = xr.open_zarr(tmp_path / "out.zarr", consolidated=False).load()
+    xr.testing.assert_equal(found.station, expected.station)
+    assert found.flag.values.tolist() == [b"a", b"?"]
+    assert found.flag.encoding["missing_value"] == "?"
 
 
 def test_dimensions_of_netcdf(tmp_path: Path) -> None:
