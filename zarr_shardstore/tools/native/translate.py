@@ -313,7 +313,7 @@ def to_ome_04(attributes: Mapping[str, Any]) -> Document:
 def _with_ome_version(name: str, member: Any) -> Any:
     if isinstance(member, list):
         return [_with_ome_version(name, item) for item in member]
-    has_version = isinstance(member, Mapping) and name != "omero"  # where it is rare
+    has_version = isinstance(member, Mapping) and name != "omero"  # it need not have one
     return {**member, "version": "0.4"} if has_version else member
 
 
