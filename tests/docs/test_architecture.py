@@ -52,9 +52,9 @@ ROOMS = {
     "core/io": 5_894,
     "core/zarr_hooks": 1_908,
     "core/store": 3_579,  # 86 lines read entries for the loader
-    "tools": 9_112,  # 190 lines estimate what a conversion costs, 100 convert a part of a store
+    "tools": 9_138,  # 190 lines estimate what a conversion costs, 100 convert a part of a store
     "cli": 1_316,  # 100 lines: first screen, exit codes, tables of groups, estimates as text
-    "interop": 5_852,  # 1,380 lines are the loader
+    "interop": 5_865,  # 1,380 lines are the loader
 }
 """Lines that each room may have. The core is what is neither `tools`, `cli` nor `interop`."""
 

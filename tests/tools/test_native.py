@@ -283,7 +283,7 @@ def test_xarray_opens_texts_with_a_fill_value(dtype: str, value: Any) -> None:
     base: dict[str, bytes] = {}
     group = zarr.open_group(ShardingStore(base, None), mode="w", zarr_format=2)
     attributes = {"_ARRAY_DIMENSIONS": ["x"]}
-    options = {"shape": (4,), "chunks": (2,), "attributes": attributes}
+    options: Any = {"shape": (4,), "chunks": (2,), "attributes": attributes}
     group.create_array("name", dtype=dtype, **options)[:] = value
     before = json.loads(base["name/.zarray"])
     for change in (to_native, partial(from_native, zarr_format=2)):

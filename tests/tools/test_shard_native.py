@@ -250,7 +250,7 @@ def test_no_array_of_v3_is_left_in_a_group_of_v2(paths: Any, elsewhere: bool) ->
     before = dict(base)
     for dry_run in (True, False):
         options = {"destination": destination, "copy_rest": True} if elsewhere else {}
-        with pytest.raises(SpecError, match="'(0|s/1)' would be Zarr v3 in a group that stays"):
+        with pytest.raises(SpecError, match=r"'(0|s/1)' would be Zarr v3 in a group that stays"):
             shard(base, paths=paths, dry_run=dry_run, **options)
     assert (base, destination) == (before, {})
     shard(base, destination, paths=paths)

@@ -10,7 +10,7 @@ deflate, shuffle            ``numcodecs.zlib``, ``numcodecs.shuffle``
 zstd, Blosc                 ``zstd``, ``blosc``
 fletcher32, bzip2           ``numcodecs.fletcher32``, ``numcodecs.bz2``
 fill value                  ``fill_value``; the attribute ``_FillValue`` as xarray has it
-``_FillValue`` of texts     ``missing_value``
+``_FillValue`` of texts     ``missing_value``, which xarray can decode
 scales, or labels           ``dimension_names``
 ==========================  ==============================================================
 
@@ -385,14 +385,11 @@ class Parser:
                 continue
             try:
                 value = item.attrs[name]
-                is_fill_value = name == "_FillValue"
-                # netCDF has no scalars there
-                if (self.is_netcdf or is_fill_value) and getattr(value, "shape", ()) == (1,):
+                is_scalar = self.is_netcdf or name == "_FillValue"  # netCDF has no scalars there
+                if is_scalar and getattr(value, "shape", ()) == (1,):
                     value = value[0]
-                if is_fill_value and is_text:  # as which xarray can decode it
-                    found["missing_value"] = _plain(value, is_fill_value=False)
-                else:
-                    found[name] = _plain(value, is_fill_value=is_fill_value)
+                to = "missing_value" if is_text and name == "_FillValue" else name
+                found[to] = _plain(value, is_fill_value=to == "_FillValue")
             except Exception as error:
                 where = path.rstrip("/") or "the root"
                 self.notes.append(f"the attribute {name!r} of {where} was left out: {error}")

@@ -173,9 +173,7 @@ def parse_tiff(files: SourceFiles, url: str, *, recode: bool) -> ParsedSource:
                 documents, chunks, paths = _recoded_arrays(store)
             recoded = dict.fromkeys(paths, str(error))
             is_local = path is not None
-            return ParsedSource(
-                documents, chunks, decoded, recoded=recoded, notes=notes, is_local=is_local
-            )
+            return ParsedSource(documents, chunks, decoded, {}, recoded, notes, is_local)
     parsed = parse_references(files, references, recode=recode)
     return replace(parsed, decoded=decoded, notes=notes)
 

@@ -232,10 +232,8 @@ def _convert_native(
         previewed, change = preview()
         report = convert(previewed, destination, dry_run=dry_run or is_in_place)
         notes += change.notes
-        if destination is None and change.of_v2:
-            notes += (
-                f"{len(change.of_v2)} arrays of Zarr v2 become v3 in place; {change.way_back}",
-            )
+        if destination is None and (n := len(change.of_v2)):
+            notes += (f"{n} arrays of Zarr v2 become v3 in place; {change.way_back}",)
         if is_in_place:  # nothing was refused
             change.make(base, dry_run=False)
             report = convert(base, None)

@@ -302,9 +302,7 @@ class DocumentChange:
     def of_v2(self) -> list[str]:
         """Paths of arrays of v2 that become v3."""
         stay = {path for path, node in self.after.items() if ".zarray" in node}
-        return [
-            path for path in sorted(self.before.keys() - stay) if ".zarray" in self.before[path]
-        ]
+        return sorted({path for path, node in self.before.items() if ".zarray" in node} - stay)
 
     def has_new_ome(self, path: str) -> bool:
         """Return whether a node has the attributes of OME-Zarr 0.5 in v2."""

@@ -47,10 +47,7 @@ class NativePreview(BaseStoreHandle):
 def native_preview(
     base: BaseStoreHandle, paths: Iterable[str] | str | None, *, ome: bool, above: bool = False
 ) -> tuple[NativePreview, DocumentChange]:
-    """Return the store as `to_native` would leave it, and the change that it makes.
-
-    Refuse arrays that become v3 in a group that stays v2: no reader would list them.
-    """
+    """Return the store as `to_native` would leave it, and the change; refuse to lose arrays."""
     change = native_change(base, paths, ome=ome, above=above)
     stay = {path for path, node in change.after.items() if ".zgroup" in node}
     if lost := [path for path in change.of_v2 if not stay.isdisjoint(lineage(path))]:

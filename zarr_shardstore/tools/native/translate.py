@@ -307,14 +307,14 @@ def to_ome_04(attributes: Mapping[str, Any]) -> Document:
         return dict(attributes)
     rest = {name: value for name, value in attributes.items() if name != "ome"}
     members = {name: value for name, value in ome.items() if name != "version"}
-    return {**rest, **{name: _with_ome_version(name, member) for name, member in members.items()}}
+    dated = {k: _with_ome_version(v) for k, v in members.items() if k != "omero"}
+    return {**rest, **members, **dated}
 
 
-def _with_ome_version(name: str, member: Any) -> Any:
+def _with_ome_version(member: Any) -> Any:
     if isinstance(member, list):
-        return [_with_ome_version(name, item) for item in member]
-    has_version = isinstance(member, Mapping) and name != "omero"  # it need not have one
-    return {**member, "version": "0.4"} if has_version else member
+        return [_with_ome_version(item) for item in member]
+    return {**member, "version": "0.4"} if isinstance(member, Mapping) else member
 
 
 def images_of(attributes: Any) -> list[Any]:
