@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 import zarr
+from zarr.core.sync import sync
 
 from zarr_shardstore import (
     ShardingStore,
@@ -138,6 +139,17 @@ def test_an_open_array_that_was_removed_is_no_array_of_fill_values(
     with pytest.raises(ShardStoreError, match="open it again"):
         z[8:] = VALUES[8:]
     assert not [path for path in tmp_path.glob("a/**/*") if path.is_file()]
+
+
+def test_keys_beside_the_chunks_of_a_removed_array_can_be_removed(tmp_path: Path) -> None:
+    """As zarr does when it migrates an array: it removes the documents at the same time."""
+    make(tmp_path, 2, zarr_format=2)
+    store = ShardingStore(tmp_path)
+    z: Any = zarr.open_array(store, path="a")
+    assert (z[:2] == VALUES[:2]).all()
+    (tmp_path / "a/.zarray").unlink()
+    sync(store.delete("a/.zattrs"))
+    assert not (tmp_path / "a/.zattrs").exists()
 
 
 @pytest.mark.parametrize("change", SAME_ARRAYS)

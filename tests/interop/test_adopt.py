@@ -585,6 +585,42 @@ def test_files_that_are_no_mosaic(tmp_path: Path) -> None:
         adopt([other, paths[1]], tmp_path / "m.zarr")
 
 
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"units": "degC"}, "its attribute 'units' is degC, not K"),
+        ({"calendar": "noleap"}, "its attribute 'calendar' is noleap, not None"),
+        ({"scale_factor": 0.5}, "its attribute 'scale_factor' is 0.5, not 0.01"),
+        ({"add_offset": None}, "its attribute 'add_offset' is None, not 1.0"),
+        ({"missing_value": -1.0}, "its attribute 'missing_value' is -1.0, not None"),
+        ({"dims": ("x", "y")}, r"its list of dimension names is \['x', 'y'\], not \['y', 'x'\]"),
+        ({"history": "made twice"}, None),
+    ],
+)
+def test_files_whose_values_mean_other_things(
+    options: dict[str, Any], says: str | None, tmp_path: Path
+) -> None:
+    """One array has one unit, one scale, and so on. Its other attributes are of the first file."""
+    paths = [tmp_path / "a.nc", tmp_path / "b.nc"]
+    defaults = {"units": "K", "scale_factor": 0.01, "add_offset": 1.0, "history": "made"}
+    for path, changed in zip(paths, ({}, options), strict=True):
+        with netCDF4.Dataset(path, "w") as file:
+            for name in "yx":
+                file.createDimension(name, 4)
+            attributes = {**defaults, **changed}
+            dims = attributes.pop("dims", ("y", "x"))
+            v = file.createVariable("v", "i2", dims, chunksizes=(2, 4))
+            v.setncatts({k: value for k, value in attributes.items() if value is not None})
+            v[:] = 7
+    if says is None:
+        adopt(paths, tmp_path / "m.zarr", dataset="v")
+        assert zarr.open_array(tmp_path / "m.zarr").attrs["history"] == "made"
+        return
+    with pytest.raises(SpecError, match=f"b.nc' does not continue .*: {says}"):
+        adopt(paths, tmp_path / "m.zarr", dataset="v")
+    assert not (tmp_path / "m.zarr").exists()
+
+
 def test_places_that_are_taken(tmp_path: Path) -> None:
     """A destination, and a file that is adopted already: also another dataset of it."""
     path = tmp_path / "a.h5"

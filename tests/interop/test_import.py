@@ -495,6 +495,7 @@ def test_xarray_reads_netcdf_and_its_import_alike(tmp_path: Path) -> None:
         zeros = file.createVariable("zeros", "f4", ("time", "lat"), chunksizes=(5, 3))
         zeros[:] = 0
         file.createVariable("partly", "f8", ("time", "bnds"))[1:3] = 1
+        file.createVariable("depth", "f4", (), fill_value=-1)[...] = 7
         inner = file.createGroup("inner")
         inner.createVariable("v", "u1", ("lat",), fill_value=255)[:] = 3
     out = tmp_path / "out.zarr"
@@ -506,6 +507,22 @@ def test_xarray_reads_netcdf_and_its_import_alike(tmp_path: Path) -> None:
     for name in ("t", "partly", "inner/v"):
         adopt(path, tmp_path / name, dataset=name, link="copy")
         assert document(tmp_path / name) == document(out, name)
+
+
+def test_xarray_opens_imported_texts_that_have_a_fill_value(tmp_path: Path) -> None:
+    """Texts of variable length are masked as in the file."""
+    netcdf, xr = pytest.importorskip("netCDF4"), pytest.importorskip("xarray")
+    path, values = tmp_path / "in.nc", np.array(["a", "?"], object)
+    with netcdf.Dataset(path, "w") as file:
+        file.createDimension("x", 2)
+        file.createVariable("station", str, ("x",), fill_value="?")[:] = values
+        file.createVariable("flag", "S1", ("x",), fill_value=b"?")[:] = values.astype("S1")
+    import_store(path, tmp_path / "out.zarr", recode=True)
+    expected = xr.open_dataset(path, engine="netcdf4").load()
+    found = xr.open_zarr(tmp_path / "out.zarr", consolidated=False).load()
+    xr.testing.assert_equal(found.station, expected.station)
+    assert found.flag.values.tolist() == [b"a", b"?"]
+    assert found.flag.encoding["missing_value"] == "?"
 
 
 def test_dimensions_of_netcdf(tmp_path: Path) -> None:
@@ -587,6 +604,42 @@ def test_tiles_of_a_pyramid_are_copied(tmp_path: Path) -> None:
     adopt(path, tmp_path / "adopted", link="copy")
     adopted, own = document(tmp_path / "adopted"), document(group.store, "0")
     assert {**adopted, "chunk_key_encoding": own["chunk_key_encoding"]} == own
+
+
+@pytest.mark.parametrize("compression", ["zlib", None])
+@pytest.mark.parametrize(("dtype", "nodata"), [("i2", "-9999"), ("f4", "nan"), ("u1", "-9999")])
+def test_missing_tiles_have_the_nodata_value_of_gdal(
+    dtype: str, nodata: str, compression: str | None, tmp_path: Path
+) -> None:
+    """If it is one of the type. They are stored nowhere: `fill_value` is what tifffile returns."""
+    tifffile = pytest.importorskip("tifffile")
+    path = tmp_path / "sparse.tif"
+    tiles = (None if i in (1, 2) else np.full((16, 16), i + 1, dtype) for i in range(4))
+    options = {"shape": (32, 32), "dtype": dtype, "tile": (16, 16), "metadata": None}
+    tags = [(42113, "s", 0, nodata, True)]
+    tifffile.imwrite(path, tiles, compression=compression, extratags=tags, **options)
+    expected = tifffile.imread(path)
+    import_store(path, tmp_path / "imported", **ALL)
+    adopt(path, tmp_path / "adopted", link="copy")
+    for name in ("imported", "adopted"):
+        z: Any = zarr.open_array(tmp_path / name, mode="r")
+        np.testing.assert_array_equal(z[:], expected)
+
+
+@pytest.mark.parametrize("predictor", [False, True])
+def test_series_of_a_tiff_that_are_left_out_are_named(predictor: bool, tmp_path: Path) -> None:
+    tifffile = pytest.importorskip("tifffile")
+    path = tmp_path / "two.tif"
+    with tifffile.TiffWriter(path) as writer:
+        for shape in ((64, 64), (32, 48), (16, 16)):
+            values = np.ones(shape, "u2")
+            writer.write(values, tile=(16, 16), compression="zlib", predictor=predictor)
+    report = import_store(path, tmp_path / "two.zarr", recode=predictor, **ALL)
+    says = "only series 0 was imported, not these: 1 of shape (32, 48), 2 of shape (16, 16)"
+    assert says in report.notes
+    path.unlink()
+    tifffile.imwrite(path, np.ones((64, 64), "u2"), tile=(16, 16))
+    assert import_store(path, tmp_path / "one.zarr", **ALL).notes == ()
 
 
 @pytest.mark.parametrize(

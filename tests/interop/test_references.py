@@ -152,11 +152,12 @@ def test_zarr_3(kind: str, zarr_format: Any, tmp_path: Path) -> None:
 
 
 def test_xarray_by_its_kerchunk_engine(tmp_path: Path) -> None:
-    """Names of dimensions and values of floats, none of them masked."""
+    """Names of dimensions, also of scalars, and values of floats, none of them masked."""
     xarray = pytest.importorskip("xarray")
     pytest.importorskip("kerchunk")
     data = np.arange(24, dtype="f4").reshape(4, 6) % 5
-    dataset = xarray.Dataset({"t": (("y", "x"), data)}, attrs={"title": "test"})
+    variables = {"t": (("y", "x"), data), "depth": ((), 7.5), "n": ((), 3)}
+    dataset = xarray.Dataset(variables, attrs={"title": "test"})
     encoding = {"t": {"chunks": (1, 2)}}
     store = ShardingStore(tmp_path / "s.zarr", chunks_per_shard=2)
     dataset.to_zarr(store, zarr_format=3, consolidated=False, encoding=encoding)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -143,6 +144,19 @@ def test_few_objects_of_a_large_grid_are_listed() -> None:
         z[1000 * i, 7] = 1
     (planned,) = shard_store(base, {}, chunks_per_shard=10, dry_run=True, estimate=True).arrays
     assert (planned.n_objects_before, planned.n_objects) == (5, 5)
+
+
+@pytest.mark.parametrize("n", [16, 80])
+def test_objects_behind_a_link_are_counted_or_the_estimate_says_so(n: int, tmp_path: Path) -> None:
+    """Shards may lie on a bigger disk, and a listing does not go there."""
+    base, disk = tmp_path / "z.zarr", tmp_path / "disk"
+    z = zarr.create_array(base, shape=(n, n), chunks=(1, 1), dtype="u1", fill_value=0)
+    z[:3, :4] = 7
+    (base / "c" / "2").rename(disk)
+    (base / "c" / "2").symlink_to(disk)
+    found = shard_store(base, {}, chunks_per_shard=4, dry_run=True, estimate=True).estimate
+    assert found is not None
+    assert (found.n_objects_before, found.is_exact) == ((12, True) if n == 16 else (8, False))
 
 
 def test_without_being_asked_a_dry_run_looks_at_no_object() -> None:

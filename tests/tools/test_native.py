@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import warnings
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -276,11 +277,28 @@ class TestPaths:
 # ------------------------------------------------------------------------ xarray
 
 
+@pytest.mark.parametrize(("dtype", "value"), [("S3", b"ab"), ("U3", "ab"), (">U3", "ab")])
+def test_xarray_opens_texts_with_a_fill_value(dtype: str, value: Any) -> None:
+    """In v2, in v3 and in v2 again, with the fill value as it was."""
+    base: dict[str, bytes] = {}
+    group = zarr.open_group(ShardingStore(base, None), mode="w", zarr_format=2)
+    attributes = {"_ARRAY_DIMENSIONS": ["x"]}
+    options: Any = {"shape": (4,), "chunks": (2,), "attributes": attributes}
+    group.create_array("name", dtype=dtype, **options)[:] = value
+    before = json.loads(base["name/.zarray"])
+    for change in (to_native, partial(from_native, zarr_format=2)):
+        change(base)
+        found = xr.open_zarr(wrap(base), consolidated=False).load()
+        assert found.name.values.tolist() == [value] * 4
+    assert json.loads(base["name/.zarray"])["fill_value"] == before["fill_value"] == ""
+
+
 def test_xarray_sees_the_same(tmp_path: Path) -> None:
     """Names of dimensions, coordinates, and which values are missing."""
     values = np.where(np.arange(35) % 3, np.arange(35.0), np.nan).reshape(7, 5)
     written = xr.Dataset(
-        {"t": (("y", "x"), values), "n": (("x",), np.arange(5))}, {"x": np.arange(5) * 10}
+        {"t": (("y", "x"), values), "n": (("x",), np.arange(5)), "depth": ((), 7.5), "i": ((), 3)},
+        {"x": np.arange(5) * 10},
     )
     written["t"].encoding = {"_FillValue": -9.0, "chunks": (2, 2)}
     store = ShardingStore(tmp_path, chunks_per_shard=2)

@@ -28,6 +28,7 @@ from zarr_shardstore import (
     from_native,
     get_shard_info,
     shard_store,
+    to_native,
     unshard_store,
 )
 
@@ -227,18 +228,44 @@ def test_metadata_that_changes_on_the_way_stops_it() -> None:
 def test_some_arrays_into_a_zip(tmp_path: Path) -> None:
     """Paths may be any iterable; on demand, what they do not name is copied as it is."""
     source = make({})
+    to_native(source)
     with ZipStore(tmp_path / "a.zip", mode="w") as destination:
         report = shard(source, destination, paths=(path for path in ["s"]), copy_rest=True)
-    assert [array.read_by for array in report.arrays] == ["every v2 reader", "every v3 reader"]
-    assert report.read_by == "every v2 reader (1 of 2); every v3 reader (1 of 2)"
+    assert report.read_by == "every v3 reader"
     base = ZipStore(tmp_path / "a.zip", mode="r")
-    for (path, data), zarr_format in zip(LEVELS.items(), (2, 3), strict=True):
-        z: Any = zarr.open_array(base, path=path, mode="r")
-        assert z.metadata.zarr_format == zarr_format
-        np.testing.assert_array_equal(z[:], data)
+    root: Any = zarr.open_group(base, mode="r")
+    for (path, data), shards in zip(LEVELS.items(), (None, (4, 4)), strict=True):
+        assert root[path].shards == shards
+        np.testing.assert_array_equal(root[path][:], data)
     base.close()
     with pytest.raises(UnsupportedError, match="convert it into another store"):
         shard(ZipStore(tmp_path / "a.zip", mode="r"))
+
+
+@pytest.mark.parametrize("elsewhere", [False, True])
+@pytest.mark.parametrize("paths", ["0", "s", ["s/1"]])
+def test_no_array_of_v3_is_left_in_a_group_of_v2(paths: Any, elsewhere: bool) -> None:
+    """No reader would find it there. Elsewhere without the rest, its groups become v3 with it."""
+    base, destination = make({}), dict[str, bytes]()
+    before = dict(base)
+    for dry_run in (True, False):
+        options = {"destination": destination, "copy_rest": True} if elsewhere else {}
+        with pytest.raises(SpecError, match=r"'(0|s/1)' would be Zarr v3 in a group that stays"):
+            shard(base, paths=paths, dry_run=dry_run, **options)
+    assert (base, destination) == (before, {})
+    shard(base, destination, paths=paths)
+    root = zarr.open_group(wrap(destination), mode="r")
+    assert {path for path, _ in root.members(max_depth=None)} < {"0", "s", "s/1"}
+    assert root.metadata.zarr_format == 3
+
+
+@pytest.mark.parametrize("elsewhere", [False, True])
+@pytest.mark.parametrize("paths", [["0", "s"], ["0", "s/1"], "*"])
+def test_paths_of_all_arrays_take_their_groups_along(paths: Any, elsewhere: bool) -> None:
+    base, destination = make({}), dict[str, bytes]()
+    options = {"destination": destination, "copy_rest": True} if elsewhere else {}
+    shard(base, paths=paths, ome=True, **options)
+    assert_native(destination if elsewhere else base, ome=True)
 
 
 def test_processes_convert_it_elsewhere(tmp_path: Path) -> None:

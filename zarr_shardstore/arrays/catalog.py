@@ -94,13 +94,15 @@ class Catalog:
         return None
 
     def documents_above(self, keys: Iterable[str]) -> set[str]:
-        """Return the keys of the documents of the cached arrays that have keys."""
+        """Return the keys of the documents of the cached arrays of which keys spell chunks."""
         arrays, found = self.arrays.current().arrays, set[str]()
-        for path in keys:
+        for key in keys:
+            path = key
             while path:
                 path = path.rpartition("/")[0]
-                nodes = flat_nodes(path, or_draft=True)
-                found |= {document_key(node) for node in nodes if node in arrays}
+                for node in flat_nodes(path, or_draft=True):
+                    if node in arrays and arrays[node].coords_of(key) is not None:
+                        found.add(document_key(node))
         return found
 
     def shards_of(

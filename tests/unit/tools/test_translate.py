@@ -16,6 +16,7 @@ from zarr_shardstore.tools.native.translate import (
     redeclare,
     to_attributes,
     to_dimension_names,
+    to_ome_04,
     to_ome_05,
     v2_of_v3,
     v3_of_v2,
@@ -243,12 +244,24 @@ class TestXarray:
         attributes = {"_ARRAY_DIMENSIONS": names}
         assert to_dimension_names(attributes, 2, 0, self.I4) == (attributes, None)
 
+    @pytest.mark.parametrize("dims", [["y", "x"], []])
     @pytest.mark.parametrize("fill_value", [None, 0, -9])
-    def test_there_and_back(self, fill_value: Any) -> None:
-        before = {"a": 1, "_ARRAY_DIMENSIONS": ["y", "x"]}
-        attributes, names = to_dimension_names(before, 2, fill_value, self.I4)
+    def test_there_and_back(self, fill_value: Any, dims: list[str]) -> None:
+        """An array without dimensions has an empty list of names, for which xarray looks."""
+        before = {"a": 1, "_ARRAY_DIMENSIONS": dims}
+        attributes, names = to_dimension_names(before, len(dims), fill_value, self.I4)
         stored = fill_value or 0
         assert to_attributes(attributes, names, stored, self.I4) == (before, fill_value)
+
+    @pytest.mark.parametrize(
+        ("data_type", "fill_value"), [("|S3", "YWI="), ("<U3", ""), ("<U3", "ab")]
+    )
+    def test_no_fill_value_of_texts_is_masked(self, data_type: str, fill_value: str) -> None:
+        """xarray cannot decode it in v3, and it would open no variable of the dataset."""
+        before, dtype = {"_ARRAY_DIMENSIONS": ["x"]}, parse_numpy(data_type)
+        assert to_dimension_names(before, 1, fill_value, dtype) == ({}, ["x"])
+        for attributes in ({}, {"_FillValue": fill_value}):
+            assert to_attributes(attributes, ["x"], fill_value, dtype) == (before, fill_value)
 
 
 class TestOme:
@@ -267,6 +280,17 @@ class TestOme:
                 "omero": {"channels": []},
             },
         }
+
+    def test_there_and_back(self) -> None:
+        """Each part has its version again; `omero` has none, as its writers leave it out."""
+        image = {"version": "0.4", "metadata": {"version": "1"}, "axes": []}
+        before = {
+            "multiscales": [image],
+            "omero": {"channels": []},
+            "image-label": {"version": "0.4"},
+            "labels": ["a"],
+        }
+        assert to_ome_04(to_ome_05(before)) == before
 
     @pytest.mark.parametrize("name", ["plate", "well", "image-label"])
     def test_parts(self, name: str) -> None:

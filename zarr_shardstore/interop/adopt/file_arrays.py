@@ -35,6 +35,9 @@ from zarr_shardstore.tools.native.translate import v3_of_v2
 
 _WKW = struct.Struct("<3xBBBBBQ")
 _WKW_TYPES = ("<u1", "<u2", "<u4", "<u8", "<f4", "<f8", "<i1", "<i2", "<i4", "<i8")
+_ATTRIBUTES = ["units", "calendar", "scale_factor", "add_offset", "_Unsigned"]
+_ATTRIBUTES += ["_FillValue", "missing_value"]
+"""Attributes of an array that change what its values mean."""
 _KEY_ENCODING = {"name": "default", "configuration": {"separator": "/"}}
 
 _Parsed: TypeAlias = tuple[Mapping[str, Any], npt.NDArray[np.uint64], int | None]
@@ -152,7 +155,7 @@ def tiles_of(arrays: list[FileArray]) -> list[FileArray]:
 
 def _form(array: FileArray) -> dict[str, Any]:
     """Return what must be the same for all files of an array."""
-    doc = array.document
+    doc, attributes = array.document, array.document["attributes"]
     return {
         "number of dimensions": len(array.shape),
         "shape without its first dimension": array.shape[1:],
@@ -160,6 +163,8 @@ def _form(array: FileArray) -> dict[str, Any]:
         "chunk shape": array.chunk_shape,
         "list of codecs": doc["codecs"],
         "fill value": doc["fill_value"],
+        "list of dimension names": doc.get("dimension_names"),
+        **{f"attribute {name!r}": attributes.get(name) for name in _ATTRIBUTES},
     }
 
 

@@ -10,6 +10,7 @@ deflate, shuffle            ``numcodecs.zlib``, ``numcodecs.shuffle``
 zstd, Blosc                 ``zstd``, ``blosc``
 fletcher32, bzip2           ``numcodecs.fletcher32``, ``numcodecs.bz2``
 fill value                  ``fill_value``; the attribute ``_FillValue`` as xarray has it
+``_FillValue`` of texts     ``missing_value``, which xarray can decode
 scales, or labels           ``dimension_names``
 ==========================  ==============================================================
 
@@ -378,6 +379,7 @@ class Parser:
     def _attributes(self, item: Any, path: str) -> dict[str, Any]:
         found: dict[str, Any] = {}
         is_scale = _text(item, "CLASS") == b"DIMENSION_SCALE"
+        is_text = isinstance(item, self.h5py.Dataset) and item.dtype.kind in "SO"
         for name in item.attrs:
             if name in _OF_SCALES or (is_scale and name in ("CLASS", "NAME")):
                 continue
@@ -386,7 +388,8 @@ class Parser:
                 is_scalar = self.is_netcdf or name == "_FillValue"  # netCDF has no scalars there
                 if is_scalar and getattr(value, "shape", ()) == (1,):
                     value = value[0]
-                found[name] = _plain(value, is_fill_value=name == "_FillValue")
+                to = "missing_value" if is_text and name == "_FillValue" else name
+                found[to] = _plain(value, is_fill_value=to == "_FillValue")
             except Exception as error:
                 where = path.rstrip("/") or "the root"
                 self.notes.append(f"the attribute {name!r} of {where} was left out: {error}")

@@ -159,6 +159,8 @@ def parse_tiff(files: SourceFiles, url: str, *, recode: bool) -> ParsedSource:
             yield arrays
 
     with open_file() as tif:
+        left = [f"{i} of shape {series.shape}" for i, series in enumerate(tif.series)][1:]
+        notes = [f"only series 0 was imported, not these: {', '.join(left)}"] if left else []
         try:
             references = tiff_references(tif, directory)
         except UnsupportedError as error:
@@ -171,8 +173,9 @@ def parse_tiff(files: SourceFiles, url: str, *, recode: bool) -> ParsedSource:
                 documents, chunks, paths = _recoded_arrays(store)
             recoded = dict.fromkeys(paths, str(error))
             is_local = path is not None
-            return ParsedSource(documents, chunks, decoded, recoded=recoded, is_local=is_local)
-    return replace(parse_references(files, references, recode=recode), decoded=decoded)
+            return ParsedSource(documents, chunks, decoded, {}, recoded, notes, is_local)
+    parsed = parse_references(files, references, recode=recode)
+    return replace(parsed, decoded=decoded, notes=notes)
 
 
 def tiff_references(tif: Any, directory: str, **chosen: Any) -> dict[str, Any]:
@@ -190,8 +193,10 @@ def tiff_references(tif: Any, directory: str, **chosen: Any) -> dict[str, Any]:
             raise UnsupportedError(f"tifffile says that {error}") from error
     found: dict[str, Any] = json.loads(out.getvalue())
     for key, value in found.items():
-        if key.endswith(".zarray"):  # TIFF has no missing values: 0 is a value
-            found[key] = json.dumps({**json.loads(value), "fill_value": None})
+        if key.endswith(".zarray"):
+            doc = json.loads(value)
+            if doc["fill_value"] in (0, [0, 0]):  # no GDAL_NODATA: 0 is a value, none is missing
+                found[key] = json.dumps({**doc, "fill_value": None})
     return found
 
 

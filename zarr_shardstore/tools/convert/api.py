@@ -128,7 +128,8 @@ def shard_store(
         With `native`: turn OME-Zarr 0.4 metadata into 0.5. The way back: `unshard_store`, then
         ``from_native(store, zarr_format=2, ome=True)``.
     copy_rest
-        With `paths` and a destination: also copy all other arrays and keys, as they are.
+        With `paths` and a destination: also copy all other arrays and keys, as they are. With
+        `native` they must be v3 already.
     estimate
         With `dry_run`: also count objects and bytes before and after, requests, their price and
         time. Cost: requests for up to 4,096 objects of each array, and a listing of sparse ones.
@@ -231,8 +232,8 @@ def _convert_native(
         previewed, change = preview()
         report = convert(previewed, destination, dry_run=dry_run or is_in_place)
         notes += change.notes
-        if destination is None and change.n_of_v2:
-            notes += (f"{change.n_of_v2} arrays of Zarr v2 become v3 in place; {change.way_back}",)
+        if destination is None and (n := len(change.of_v2)):
+            notes += (f"{n} arrays of Zarr v2 become v3 in place; {change.way_back}",)
         if is_in_place:  # nothing was refused
             change.make(base, dry_run=False)
             report = convert(base, None)

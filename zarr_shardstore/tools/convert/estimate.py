@@ -118,7 +118,14 @@ def _look(location: ArrayLocation, plan: ArrayPlan) -> tuple[_Counts, int, list[
         n_after = round(n_regions * (1 - (1 - min(1, share)) ** math.prod(boxes.largest)))
     else:
         there = []
-        for page in walks.walk(location.base.run, grid, needs=(), is_paged=True, reads=False):
+        pages: Iterable[list[walks.Stored]] = walks.walk(
+            location.base.run, grid, needs=(), is_paged=True, reads=False
+        )
+        if location.base.backend.linked_directory(grid.prefix):  # a listing does not follow it
+            counts.is_exact = n_grid <= _COUNTED
+            if counts.is_exact:
+                pages = [[walks.Stored(grid.key(c), c) for c in np.ndindex(*grid.shape)]]
+        for page in pages:
             there += _read(location, page)
             if len(there) >= _MAX_LISTED:
                 counts.is_exact = False

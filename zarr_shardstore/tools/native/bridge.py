@@ -158,11 +158,13 @@ def to_native(
 def native_change(
     base: BaseStoreHandle, paths: Iterable[str] | str | None, *, ome: bool, above: bool = False
 ) -> DocumentChange:
-    """Plan what `to_native` does; if asked, also with the groups above the paths."""
+    """Plan `to_native`; groups above: all if `above`, else those of which no node stays v2."""
     change = DocumentChange(base.run(_read_documents()), paths)
-    if above:
-        groups = {group for path in change.selected for group in lineage(path)}
-        change.selected |= dict.fromkeys(sorted(groups & change.before.keys()))
+    groups = {group for path in change.selected for group in lineage(path)} & change.before.keys()
+    if not above:
+        of_v2 = {path for path, node in change.before.items() if {*_V2_NAMES} & node.keys()}
+        groups &= of_v2 - {group for path in of_v2 - groups for group in lineage(path)}
+    change.selected |= dict.fromkeys(sorted(groups))
     change.for_each(lambda path: _make_native(change.before[path], change.after[path], ome))
     if ome:
         change.way_back += " and ome=True"
@@ -297,10 +299,10 @@ class DocumentChange:
         return NativeReport(tuple(entries), len(writes), len(removals), dry_run, self.notes)
 
     @property
-    def n_of_v2(self) -> int:
-        """Number of arrays of v2 that become v3."""
-        pairs = ((self.before[path], self.after[path]) for path in self.before)
-        return sum(".zarray" in before and ".zarray" not in after for before, after in pairs)
+    def of_v2(self) -> list[str]:
+        """Paths of arrays of v2 that become v3."""
+        stay = {path for path, node in self.after.items() if ".zarray" in node}
+        return sorted({path for path, node in self.before.items() if ".zarray" in node} - stay)
 
     def has_new_ome(self, path: str) -> bool:
         """Return whether a node has the attributes of OME-Zarr 0.5 in v2."""

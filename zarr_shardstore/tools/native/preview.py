@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from zarr_shardstore.access import BaseStoreHandle, byte_ranges, metadata, requests
-from zarr_shardstore.errors import ShardConflictError
+from zarr_shardstore.errors import ShardConflictError, SpecError
+from zarr_shardstore.tools.inspect.find import lineage, quoted
 from zarr_shardstore.tools.native.bridge import DocumentChange, documents_by_key, native_change
 
 T = TypeVar("T")
@@ -46,8 +47,15 @@ class NativePreview(BaseStoreHandle):
 def native_preview(
     base: BaseStoreHandle, paths: Iterable[str] | str | None, *, ome: bool, above: bool = False
 ) -> tuple[NativePreview, DocumentChange]:
-    """Return the store as `to_native` would leave it, and the change that it makes."""
+    """Return the store as `to_native` would leave it, and the change; refuse to lose arrays."""
     change = native_change(base, paths, ome=ome, above=above)
+    stay = {path for path, node in change.after.items() if ".zgroup" in node}
+    if lost := [path for path in change.of_v2 if not stay.isdisjoint(lineage(path))]:
+        raise SpecError(
+            f"the arrays {quoted(lost)} would be Zarr v3 in a group that stays Zarr v2, where no "
+            "reader finds them: convert all arrays of the group, or some to another store, "
+            "without copy_rest=True (--all)"
+        )
     before, after = documents_by_key(change.before), documents_by_key(change.after)
     changed: dict[str, memoryview | None] = {key: None for key in before if key not in after}
     for key, doc in after.items():

@@ -19,7 +19,8 @@ a fill value, if it has ``_ARRAY_DIMENSIONS``   also the attribute ``_FillValue`
 A document that the other format cannot express is refused. The bytes of chunks and shards, and
 their keys, are the same in both formats.
 
-xarray takes the fill value of a v2 array for missing data; in v3, the attribute ``_FillValue``.
+xarray takes the fill value of a v2 array for missing data; in v3, the attribute ``_FillValue``,
+which it cannot decode for texts: they get none.
 
 OME-Zarr metadata of version 0.4 is in the attributes of v2 groups. Version 0.5 has the same members
 in the attribute ``ome`` of v3 groups, with one ``"version": "0.5"`` for all. The names of axes of
@@ -176,6 +177,8 @@ def _plain_v2_of_v3(doc: Document) -> tuple[Document, Document]:
         separator = geometry.encoding.separator
         encoding = {"name": "v2", "configuration": {"separator": separator}}
         doc = {**doc, "chunk_key_encoding": encoding}
+    if doc.get("shape") == []:  # xarray leaves out a list of no names in v3, but v2 needs it
+        doc = {"dimension_names": [], **doc}
     translated, attributes = v2_of_v3(doc)
     if translated.get("fill_value") is None and "dimension_names" in doc:
         # A null stands for zero, but zarr 2 leaves missing chunks as they happen to be in memory.
@@ -193,7 +196,7 @@ def to_dimension_names(
         return dict(attributes), None
     changed = {k: v for k, v in attributes.items() if k != _NAMES}
     masked = _masked(fill_value, data_type)
-    if masked is not None:
+    if masked is not None and not _is_text(data_type):
         changed.setdefault(_MASKED, masked)
     return changed, list(names)
 
@@ -207,9 +210,9 @@ def to_attributes(
     """Return attributes and fill value of a v2 array, from v3 attributes and dimension names.
 
     Where xarray masks no data, a zero that ``null`` also stands for becomes ``null``. Other zeros
-    stay as they are: the zero of times, and -0.0.
+    stay as they are: those of times and texts, and -0.0.
     """
-    if names is None or (isinstance(names, list) and all(name is None for name in names)):
+    if names is None or (names and isinstance(names, list) and all(n is None for n in names)):
         return dict(attributes), fill_value
     if not _are_names(names) or attributes.get(_NAMES, names) != names:
         raise UnsupportedError(
@@ -222,7 +225,7 @@ def to_attributes(
             raise UnsupportedError(
                 f"its {_MASKED!r} is another value than its fill value, and v2 has one for both"
             )
-    elif data_type is not None:
+    elif data_type is not None and not _is_text(data_type):
         null = data_types.fill_value_of_v2(None, data_type)
         fill_value = None if document_members.is_same_json(fill_value, null) else fill_value
     return changed, fill_value
@@ -230,6 +233,10 @@ def to_attributes(
 
 def _are_names(names: Any) -> bool:
     return isinstance(names, list) and all(isinstance(name, str) for name in names)
+
+
+def _is_text(data_type: data_types.DataType | None) -> bool:
+    return data_type is not None and data_type.kind in "SU"
 
 
 def _masked(fill_value: Any, data_type: data_types.DataType | None) -> Any:
@@ -300,7 +307,8 @@ def to_ome_04(attributes: Mapping[str, Any]) -> Document:
         return dict(attributes)
     rest = {name: value for name, value in attributes.items() if name != "ome"}
     members = {name: value for name, value in ome.items() if name != "version"}
-    return {**rest, **{name: _with_ome_version(member) for name, member in members.items()}}
+    dated = {k: _with_ome_version(v) for k, v in members.items() if k != "omero"}
+    return {**rest, **members, **dated}
 
 
 def _with_ome_version(member: Any) -> Any:
