@@ -672,3 +672,51 @@ def test_xarray() -> None:
             ShardLoader.from_xarray(bad, dims="time", batch_size=2)
     with pytest.raises(SpecError, match="mean"):
         ShardLoader.from_xarray(opened, dims={"lat": 3}, batch_size=2)
+
+
+def test_xarray_with_other_values_than_the_store_is_refused() -> None:
+    """Each accepted dataset is delivered with its own values."""
+    xr = pytest.importorskip("xarray")
+    store = ShardingStore({}, chunks_per_shard=2)
+    values = filled((8, 8)).astype("f4")
+    attributes: dict[str, dict[str, Any]] = {
+        "plain": {},
+        "offset": {"add_offset": np.float32(100)},
+        "scaled": {"scale_factor": np.float32(2)},
+        "masked": {"missing_value": np.float32(7)},
+        "dates": {"units": "days since 2000-01-01"},
+    }
+    ds = xr.Dataset({n: (("y", "x"), values, of) for n, of in attributes.items()})
+    ds["unsigned"] = (("y", "x"), values.astype("i1"), {"_Unsigned": "true"})
+    ds.to_zarr(store, consolidated=False)
+    options: dict[str, Any] = {"consolidated": False, "chunks": None}
+
+    def plain() -> Any:
+        return xr.open_zarr(store, **options)[["plain"]]
+
+    decoded = xr.open_zarr(store, **options)
+    numbered = plain().assign_coords(y=np.arange(8))
+    backwards = slice(None, None, -1)
+    others = [
+        *[decoded[[name]] for name in decoded.data_vars if name != "plain"],
+        plain().assign_coords(y=np.arange(8)[::-1]).sortby("y"),
+        numbered.reindex(y=np.arange(8)[::-1]),
+        plain().isel(y=backwards),
+        plain().isel(x=backwards),
+        plain().isel(y=backwards).isel(y=[0, 1, 2, 3, 4, 5, 7, 6]),
+        plain().isel(y=xr.Variable("y", np.arange(8)[::-1])),
+        plain().transpose("x", "y"),
+        plain().roll(y=1),
+        plain().load(),
+    ]
+    for other in others:
+        with pytest.raises(UnsupportedError, match="pass the whole dataset"):
+            ShardLoader.from_xarray(other, dims="y", batch_size=3)
+    raw = xr.open_zarr(store, **options, decode_cf=False)
+    same = (plain(), raw, plain().isel(), numbered, plain().head(y=8), plain().rename(y="x", x="y"))
+    for each in same:
+        for dim in ("y", "x"):
+            batches = list(ShardLoader.from_xarray(each, dims=dim, batch_size=3))
+            for name, variable in each.data_vars.items():
+                got = np.concatenate([batch[name] for batch in batches])
+                assert np.array_equal(got, variable.transpose(dim, ...).values)

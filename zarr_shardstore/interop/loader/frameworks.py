@@ -80,24 +80,17 @@ def arrays_of_dataset(ds: Any) -> tuple[Any, dict[str, str], dict[str, tuple[str
 
 def _stored_array_of(variable: Any, name: str) -> Any:
     """Return the array of zarr below the lazy arrays of xarray, if it has the same values."""
-    data, encoding = variable.variable._data, variable.encoding
-    while type(data).__name__ != "ZarrArrayWrapper":
-        if data is None or isinstance(data, np.ndarray):
+    data = variable.variable._data
+    while (kind := type(data).__name__) != "ZarrArrayWrapper":
+        is_same = kind in ("MemoryCachedArray", "CopyOnWriteArray")
+        if kind == "LazilyIndexedArray":
+            keys = zip(data.key.tuple, data.array.shape, strict=True)
+            is_same = all(isinstance(key, slice) and range(n)[key] == range(n) for key, n in keys)
+        if not is_same:
             raise UnsupportedError(
-                f"{name!r} is not read lazily from a store: open the dataset with "
-                "xarray.open_zarr(ShardingStore(…), chunks=None)"
+                f"xarray has {name!r} in memory, computes it, or takes a part or another order "
+                f"({kind}): pass the whole dataset, as xarray.open_zarr(ShardingStore(…), "
+                "chunks=None, decode_cf=False) returns it, and compute in `transform`"
             )
-        data = getattr(data, "array", None)
-    array = data.get_array()
-    fills = [encoding.get(key) for key in ("_FillValue", "missing_value")]
-    is_masked = any(fill is not None and fill == fill for fill in fills)
-    if is_masked or "scale_factor" in encoding or array.dtype != variable.dtype:
-        raise UnsupportedError(
-            f"xarray computes the values of {name!r} from those stored: open the dataset with "
-            "decode_cf=False, and compute them in `transform`"
-        )
-    if array.shape != variable.shape:
-        raise UnsupportedError(
-            f"{name!r} is a part of a stored array: pass the whole dataset, and `positions`"
-        )
-    return array
+        data = data.array
+    return data.get_array()
