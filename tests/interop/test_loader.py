@@ -651,6 +651,38 @@ print(int(np.concatenate(got).sum()))
     assert int(done.stdout) == values.sum()
 
 
+def test_jax_keeps_64_bits_or_refuses(tmp_path: Path) -> None:
+    pytest.importorskip("jax")
+    store = ShardingStore(str(tmp_path), chunks_per_shard=2)
+    for dtype in ("i8", "u8", "f8", "c16"):
+        zarr.create_array(store, name=dtype, shape=9, chunks=(2,), dtype=dtype)[:] = 2**40 + 5
+    code = f"""
+import jax
+from zarr_shardstore import ShardLoader, SpecError
+for name in ("i8", "u8", "f8", "c16"):
+    new = lambda: ShardLoader({str(tmp_path)!r}, name, batch_size=6, to="jax")
+    try:
+        new()
+    except SpecError as error:
+        assert "jax_enable_x64" in str(error)
+    else:
+        raise AssertionError(name)
+    with jax.enable_x64(True):  # for this thread only
+        local = new()
+        try:
+            next(iter(local))
+        except SpecError as error:
+            assert "jax_enable_x64" in str(error)
+        else:
+            raise AssertionError(name)
+jax.config.update("jax_enable_x64", True)
+for name in ("i8", "u8", "f8", "c16"):
+    assert next(iter(new()))[0] == 2**40 + 5
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
 def test_xarray() -> None:
     xr = pytest.importorskip("xarray")
     store = ShardingStore({}, chunks_per_shard=2)

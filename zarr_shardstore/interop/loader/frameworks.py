@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
@@ -18,7 +18,7 @@ Framework: TypeAlias = Literal["numpy", "torch", "jax"]
 
 
 def converter_of(
-    to: Framework,
+    to: Framework, dtypes: Iterable[np.dtype[Any]]
 ) -> tuple[Callable[[npt.NDArray[Any]], Any], Callable[[int], Any]]:
     """Return a function from an array to the framework, which shares the memory, and a function
     that allocates this memory."""
@@ -26,12 +26,9 @@ def converter_of(
     if to == "numpy":
         return np.asarray, pageable
     if to == "jax":
-        import jax
-
-        return (
-            lambda array: jax.dlpack.from_dlpack(array) if array.size else jax.numpy.asarray(array),
-            pageable,
-        )
+        for dtype in dtypes:
+            _check_that_jax_keeps(dtype)
+        return _jax_array, pageable
     if to == "torch":
         import torch
 
@@ -39,6 +36,23 @@ def converter_of(
         has_cuda = torch.cuda.is_available()
         return torch.from_numpy, (lambda n: pinned(n).numpy()) if has_cuda else pageable
     raise SpecError(f"to is 'numpy', 'torch' or 'jax', got {to!r}")
+
+
+def _jax_array(array: npt.NDArray[Any]) -> Any:
+    import jax
+
+    _check_that_jax_keeps(array.dtype)  # the setting may be that of one thread
+    return jax.dlpack.from_dlpack(array) if array.size else jax.numpy.asarray(array)
+
+
+def _check_that_jax_keeps(dtype: np.dtype[Any]) -> None:
+    import jax
+
+    if (kept := jax.dtypes.canonicalize_dtype(dtype)) != dtype:
+        raise SpecError(
+            f"jax would make {kept} of {dtype}: call jax.config.update('jax_enable_x64', True), "
+            "or take numpy arrays, and cast them in `transform`"
+        )
 
 
 def torch_dataset(loader: ShardLoader) -> Any:

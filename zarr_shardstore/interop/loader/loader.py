@@ -154,7 +154,7 @@ class ShardLoader:
         is_local = all(source.entries.can_block for source in sources)
         unit = LOCAL_UNIT_NBYTES if is_local else UNIT_NBYTES
         each = self._sample_nbytes + PART_NBYTES * sum(s.n_parts for s in sources)
-        convert, allocate = converter_of(to)
+        convert, allocate = converter_of(to, [source.dtype for source in sources])
         names = None if isinstance(arrays, str) else [*paths]
         self._task = Task(
             sources=sources,
