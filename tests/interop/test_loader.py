@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import json
 import os
 import subprocess
 import sys
@@ -10,6 +11,7 @@ import threading
 import time
 import tracemalloc
 from collections import Counter
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +32,7 @@ from zarr_shardstore import (
     ShardLoader,
     SpecError,
     UnsupportedError,
+    reshard,
     shard_store,
 )
 
@@ -255,6 +258,60 @@ def test_a_state_of_another_order_is_refused() -> None:
     for options in others:
         with pytest.raises(SpecError, match="another order: "):
             ShardLoader(store, "x", batch_size=7, **options).load_state_dict(state)
+
+
+def test_a_state_of_other_samples_or_shards_is_refused(tmp_path: Path) -> None:
+    """Of as many samples. A state survives JSON, and holds for all ranks."""
+    store = ShardingStore(str(tmp_path), chunks_per_shard=4)
+    array(store, (40, 8), (4, 4))
+    array(store, (40, 9), (4, 4), name="wide")
+    array(store, (40, 8), (5, 4), name="coarse")
+    base: dict[str, Any] = {"arrays": "x", "batch_size": 5, "shuffle": "shards"}
+
+    def refused(state: Any, **options: Any) -> str:
+        with pytest.raises(SpecError, match="another order: ") as error:
+            ShardLoader(store, **base | options).load_state_dict(state)
+        return str(error.value)
+
+    ranks = [ShardLoader(store, **base, world_size=2, rank=rank) for rank in range(2)]
+    assert ranks[0].state_dict() == ranks[1].state_dict()
+    state = json.loads(json.dumps(ShardLoader(store, **base).state_dict()))
+    ShardLoader(store, **base).load_state_dict(state)
+    assert "positions" in refused(state, positions=[*range(39), 0])
+    assert "shape of samples was [[[0], [1, 8]]], and is [[[0], [1, 9]]]" in refused(
+        state, arrays="wide"
+    )
+    assert "chunks and shards" in refused(state, arrays="coarse")
+    reshard(store, 2)
+    store = ShardingStore(str(tmp_path))
+    assert "chunks and shards" in refused(state)
+
+    base |= {"window": (4, 4), "shuffle": False}
+    state = ShardLoader(store, **base, stride=(4, 4)).state_dict()
+    assert "positions" in refused(state, positions=[(0, 0)] * 20)
+    assert "shape of samples" in refused(state, window=(4, 3), stride=(4, 4))
+    square: dict[str, Any] = {"positions": [(0, 1), (2, 3)]}
+    state = ShardLoader(store, **base, **square).state_dict()
+    assert "axes and shape of samples was" in refused(state, axes=(1, 0), **square)
+
+
+def test_an_epoch_without_a_batch_is_begun_again() -> None:
+    store = ShardingStore({}, chunks_per_shard=2)
+    array(store, (40, 2), (4, 2))
+    loader = ShardLoader(store, "x", batch_size=7, shuffle="full")
+    first, second = ([batch.tolist() for batch in loader] for _ in range(2))
+    loader.set_epoch(0)
+    for batches in (first, second):
+        iter(loader)
+        assert loader.state_dict()["batch"] == 0
+        assert [batch.tolist() for batch in loader] == batches
+    loader.set_epoch(1)
+    next(iter(loader))
+    again = ShardLoader(store, "x", batch_size=7, shuffle="full")
+    again.load_state_dict(loader.state_dict())
+    loader.close()
+    iter(again)
+    assert [batch.tolist() for batch in again] == second[1:]
 
 
 # ------------------------------------------------------------------- reads and memory
@@ -634,6 +691,29 @@ def test_torch(tmp_path: Path) -> None:
     dataset = ShardLoader(store, "x", batch_size=6).torch()
     with pytest.raises(UnsupportedError, match="num_workers=0"):
         list(torch.utils.data.DataLoader(dataset, batch_size=None, num_workers=1))
+
+
+@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")
+def test_torchdata_continues_with_the_epoch_of_its_state() -> None:
+    """Also at the end of an epoch: torchdata calls ``iter`` twice."""
+    pytest.importorskip("torch")
+    loaders = pytest.importorskip("torchdata.stateful_dataloader")
+    store = ShardingStore({}, chunks_per_shard=2)
+    array(store, (40, 3), (4, 3))
+
+    def data() -> Any:
+        loader = ShardLoader(store, "x", batch_size=6, shuffle="full", to="torch")
+        return loaders.StatefulDataLoader(loader.torch(), batch_size=None, num_workers=0)
+
+    for n in (0, 3, 7, 8):  # 8: the iterator has ended
+        one, two = data(), data()
+        batches = iter(one)
+        first = [batch.tolist() for batch in islice(batches, n)]
+        two.load_state_dict(one.state_dict())
+        rest = [batch.tolist() for _ in range(2) for batch in two]
+        whole = [batch.tolist() for each in [data()] for _ in range(3) for batch in each]
+        assert [*first, *rest] == whole[: len(first) + len(rest)]
+        del batches
 
 
 def test_jax(tmp_path: Path) -> None:

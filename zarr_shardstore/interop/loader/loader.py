@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -89,9 +90,9 @@ class ShardLoader:
 
     Notes
     -----
-    Each ``iter(loader)`` begins the next epoch, and ends another one; its first batch begins the
-    reads. A failed read ends the epoch with the error of the store, and a note names shard and
-    samples. Batches mix old and new chunks of arrays that change meanwhile.
+    Each ``iter(loader)`` ends the current epoch, and begins the next one if a batch was delivered;
+    its first batch begins the reads. A failed read ends the epoch with the error of the store, and
+    a note names shard and samples. Batches mix old and new chunks of arrays that change meanwhile.
 
     Thread safety: one thread at a time may use a loader. Use it in the process that iterates: an
     iterator that a fork has copied raises `UnsupportedError`.
@@ -168,7 +169,7 @@ class ShardLoader:
             allocate=allocate,
         )
         of_batches = {"batch_size": batch_size, "world_size": world_size, "drop_last": drop_last}
-        self._order_id = {"n_samples": samples.n, **of_batches, **self._task.draw._asdict()}
+        self._order_id = _order_id(self._task, **of_batches)
         self._pool_nbytes, self._peak_nbytes = pool, prefetch_nbytes + 2 * self._batch_nbytes
         self._epoch = self._batch = 0
         self._is_fresh = True
@@ -211,7 +212,8 @@ class ShardLoader:
 
     def __iter__(self) -> Iterator[Any]:
         self.close()
-        if not self._is_fresh:
+        run = self._run
+        if run is not None and not self._is_fresh and run.next > self._batch:
             self._epoch, self._batch = self._epoch + 1, 0
         self._is_fresh = False
         self._before = self._store.stats()
@@ -252,9 +254,8 @@ class ShardLoader:
         other = dict(state["order"])
         for name, mine in self._order_id.items():
             if mine != other.get(name):
-                what = "samples in pool_nbytes" if name == "group_length" else name
                 raise SpecError(
-                    f"the state is of a loader with another order: {what} was {other.get(name)!r}, "
+                    f"the state is of a loader with another order: {name} was {other.get(name)!r}, "
                     f"and is {mine!r}"
                 )
         self.close()
@@ -318,6 +319,24 @@ def _limits(
     rule = f"prefetch_nbytes is at least {least + pool} for these batches, chunks and pool"
     _check(prefetch >= least + pool, rule, prefetch)
     return prefetch - decoders, pool
+
+
+def _order_id(task: Task, **of_batches: object) -> dict[str, Any]:
+    """Return what the samples and their order depend on, as JSON has it."""
+    first, draw = task.sources[0], task.draw
+    tables = map(np.ascontiguousarray, task.samples.tables)
+    sides = [(first.chunk_shape[axis], first.shards.sides[axis]) for axis in first.axes]
+    return {
+        **of_batches,
+        "number of samples": task.samples.n,
+        "axes and shape of samples": [[[*map(int, s.axes)], [*s.lengths]] for s in task.sources],
+        "checksum of positions": [*map(zlib.crc32, tables)],
+        "checksum of chunks and shards": draw.shuffle == "shards"
+        and zlib.crc32(repr(sides).encode()),
+        "shuffle": draw.shuffle,
+        "seed": draw.seed,
+        "samples in pool_nbytes": draw.group_length,
+    }
 
 
 def _finish(
