@@ -521,6 +521,14 @@ def test_positions_and_strings() -> None:
     assert list(ShardLoader(store, "x", batch_size=1, window=(51, 1))) == []
 
 
+def test_axes_of_an_unknown_array_are_refused() -> None:
+    store = ShardingStore({}, chunks_per_shard=2)
+    array(store, (6, 6), (2, 2))
+    for arrays in ({"image": "x"}, "x"):
+        with pytest.raises(SpecError, match="axes are of the arrays"):
+            ShardLoader(store, arrays, batch_size=2, axes={"x": 1})
+
+
 def test_a_sparse_matrix_is_refused() -> None:
     store = ShardingStore({}, chunks_per_shard=2)
     for kind in ("csr_matrix", "csc_matrix"):

@@ -139,6 +139,7 @@ class ShardLoader:
         _check(bool(paths), "arrays are at least one", arrays)
         self._store = _open(store)
         of = axes if isinstance(axes, Mapping) else dict.fromkeys(paths, axes)
+        _check(of.keys() <= paths.keys(), f"axes are of the arrays {[*paths]}", axes)
         sources = [_source(self._store, path, window, of.get(n)) for n, path in paths.items()]
         first = sources[0]
         extents = {tuple([source.shape[a] for a in source.axes]) for source in sources}
