@@ -401,6 +401,20 @@ def test_a_limit_that_is_too_small_is_refused_with_a_number() -> None:
     assert len(list(ShardLoader(store, "x", batch_size=7, prefetch_nbytes=least, n_threads=1))) == 6
 
 
+def test_the_least_limit_has_a_pool_of_chunks() -> None:
+    """No chunk is read for each of its samples."""
+    store = ShardingStore({}, chunks_per_shard=(10, 1))
+    array(store, (2000, 16), (100, 16))
+    options: dict[str, Any] = {"batch_size": 50, "shuffle": "shards"}
+    with pytest.raises(SpecError, match="at least") as error:
+        ShardLoader(store, "x", **options, prefetch_nbytes=1)
+    least = int(str(error.value).split("at least ")[1].split()[0])
+    loader = ShardLoader(store, "x", **options, prefetch_nbytes=least)
+    assert loader.plan().read_amplification == 1
+    list(loader)
+    assert loader.stats().n_chunks == 20
+
+
 # -------------------------------------------------------------------- stores and views
 
 

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from itertools import pairwise
 from typing import Any, Literal
 
 import numpy as np
@@ -66,8 +65,8 @@ class ShardLoader:
         Together with the epoch and `world_size` it gives the order.
     pool_nbytes, prefetch_nbytes
         Decoded size of the samples that are shuffled, or share chunks, at a time, by default a
-        third of the rest; and the limit of the memory for encoded and decoded bytes, without the
-        batches that you have.
+        third of the rest, at least 2 MiB and a chunk; and the limit of the memory for encoded and
+        decoded bytes, without the batches that you have.
     rank, world_size
         Number of this process, and number of all that share an epoch. Each gets equally many
         batches, and each sample is in one of them.
@@ -280,13 +279,16 @@ class ShardLoader:
         task, sources, shards = self._task, self._task.sources, set[Any]()
         counts = np.zeros(4, np.int64)
         numbers, ends = task.order(self._epoch)
-        for bounds in pairwise([0, *ends]):
-            for unit in task.plan(numbers, bounds)[1]:
+        bounds = [0, *ends]
+        while len(bounds) > 1:
+            n = task.n_groups(bounds)
+            for unit in task.plan(numbers, bounds[: n + 1])[1]:
                 source, reads = sources[unit.array], unit.reads
                 shards.update((unit.array, shard) for shard, _ in reads)
                 decoded, is_known = unit.n_chunks * source.chunk_nbytes, source.entries.layout
                 encoded = source.entries.nbytes(reads) if is_known else decoded
                 counts += (unit.n_chunks, len(reads), encoded, decoded)
+            del bounds[:n]
         n_chunks, n_requests, nbytes_read, nbytes_decoded = counts.tolist()
         delivered = len(numbers) * self._sample_nbytes
         shard_nbytes = sum(source.shard_nbytes for source in sources)
@@ -316,7 +318,8 @@ def _limits(
     chunk_nbytes = max(source.chunk_nbytes for source in sources)
     decoders = 2 * n_threads * max(PIECE_NBYTES, chunk_nbytes)
     least = decoders + 2 * (3 * UNIT_NBYTES + 2 * chunk_nbytes) + 2 * batch_nbytes
-    pool = max(prefetch - least, 0) // 3 if pool is None else pool
+    if pool is None:  # a smaller one would read a chunk for each of its samples
+        pool = max((prefetch - least) // 3, LOCAL_UNIT_NBYTES, chunk_nbytes)
     rule = f"prefetch_nbytes is at least {least + pool} for these batches, chunks and pool"
     _check(prefetch >= least + pool, rule, prefetch)
     return prefetch - decoders, pool
