@@ -249,6 +249,14 @@ def test_the_order_does_not_depend_on_threads() -> None:
         assert one != order(shuffle=shuffle, seed=1)
         assert one[:58] != one[58:]
 
+    array(store, (400_000,), (1000,), name="many")
+    loaders = (
+        ShardLoader(store, "many", batch_size=7, prefetch_nbytes=SMALL * 3, n_threads=n)
+        for n in (1, 5)
+    )
+    one, two = (loader.state_dict() for loader in loaders)
+    assert one == two
+
 
 def test_a_state_of_another_order_is_refused() -> None:
     store = ShardingStore({}, chunks_per_shard=2)

@@ -317,9 +317,11 @@ def _limits(
     """Divide the memory: decoders, units under way, batches at the ends of a group, pool."""
     chunk_nbytes = max(source.chunk_nbytes for source in sources)
     decoders = 2 * n_threads * max(PIECE_NBYTES, chunk_nbytes)
-    least = decoders + 2 * (3 * UNIT_NBYTES + 2 * chunk_nbytes) + 2 * batch_nbytes
-    if pool is None:  # a smaller one would read a chunk for each of its samples
-        pool = max((prefetch - least) // 3, LOCAL_UNIT_NBYTES, chunk_nbytes)
+    shared = 2 * (3 * UNIT_NBYTES + 2 * chunk_nbytes) + 2 * batch_nbytes
+    least = decoders + shared
+    if pool is None:  # threads do not change it, and no chunk is read for each of its samples
+        pool = min((prefetch - shared) // 3, prefetch - least)
+        pool = max(pool, LOCAL_UNIT_NBYTES, chunk_nbytes)
     rule = f"prefetch_nbytes is at least {least + pool} for these batches, chunks and pool"
     _check(prefetch >= least + pool, rule, prefetch)
     return prefetch - decoders, pool
