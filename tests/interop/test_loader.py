@@ -254,8 +254,8 @@ def test_the_order_does_not_depend_on_threads() -> None:
         ShardLoader(store, "many", batch_size=7, prefetch_nbytes=SMALL * 3, n_threads=n)
         for n in (1, 5)
     )
-    one, two = (loader.state_dict() for loader in loaders)
-    assert one == two
+    states = [loader.state_dict() for loader in loaders]
+    assert states[0] == states[1]
 
 
 def test_a_state_of_another_order_is_refused() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
@@ -62,6 +62,9 @@ def torch_dataset(loader: ShardLoader) -> Any:
     class LoaderDataset(data.IterableDataset):  # type: ignore[misc]
         """Batches of a loader, with the state of the loader."""
 
+        __len__ = loader.__len__
+        state_dict, load_state_dict = loader.state_dict, loader.load_state_dict
+
         def __iter__(self) -> Iterator[Any]:
             if data.get_worker_info() is not None:
                 raise UnsupportedError(
@@ -69,15 +72,6 @@ def torch_dataset(loader: ShardLoader) -> Any:
                     "would read all samples again, so pass num_workers=0"
                 )
             return iter(loader)
-
-        def __len__(self) -> int:
-            return len(loader)
-
-        def state_dict(self) -> dict[str, Any]:
-            return loader.state_dict()
-
-        def load_state_dict(self, state: Mapping[str, Any]) -> None:
-            loader.load_state_dict(state)
 
     return LoaderDataset()
 
