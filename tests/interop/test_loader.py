@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import json
 import os
 import subprocess
 import sys
@@ -10,6 +11,7 @@ import threading
 import time
 import tracemalloc
 from collections import Counter
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +32,7 @@ from zarr_shardstore import (
     ShardLoader,
     SpecError,
     UnsupportedError,
+    reshard,
     shard_store,
 )
 
@@ -246,6 +249,14 @@ def test_the_order_does_not_depend_on_threads() -> None:
         assert one != order(shuffle=shuffle, seed=1)
         assert one[:58] != one[58:]
 
+    array(store, (400_000,), (1000,), name="many")
+    loaders = (
+        ShardLoader(store, "many", batch_size=7, prefetch_nbytes=SMALL * 3, n_threads=n)
+        for n in (1, 5)
+    )
+    states = [loader.state_dict() for loader in loaders]
+    assert states[0] == states[1]
+
 
 def test_a_state_of_another_order_is_refused() -> None:
     store = ShardingStore({}, chunks_per_shard=2)
@@ -255,6 +266,60 @@ def test_a_state_of_another_order_is_refused() -> None:
     for options in others:
         with pytest.raises(SpecError, match="another order: "):
             ShardLoader(store, "x", batch_size=7, **options).load_state_dict(state)
+
+
+def test_a_state_of_other_samples_or_shards_is_refused(tmp_path: Path) -> None:
+    """Of as many samples. A state survives JSON, and holds for all ranks."""
+    store = ShardingStore(str(tmp_path), chunks_per_shard=4)
+    array(store, (40, 8), (4, 4))
+    array(store, (40, 9), (4, 4), name="wide")
+    array(store, (40, 8), (5, 4), name="coarse")
+    base: dict[str, Any] = {"arrays": "x", "batch_size": 5, "shuffle": "shards"}
+
+    def refused(state: Any, **options: Any) -> str:
+        with pytest.raises(SpecError, match="another order: ") as error:
+            ShardLoader(store, **base | options).load_state_dict(state)
+        return str(error.value)
+
+    ranks = [ShardLoader(store, **base, world_size=2, rank=rank) for rank in range(2)]
+    assert ranks[0].state_dict() == ranks[1].state_dict()
+    state = json.loads(json.dumps(ShardLoader(store, **base).state_dict()))
+    ShardLoader(store, **base).load_state_dict(state)
+    assert "positions" in refused(state, positions=[*range(39), 0])
+    assert "shape of samples was [[[0], [1, 8]]], and is [[[0], [1, 9]]]" in refused(
+        state, arrays="wide"
+    )
+    assert "chunks and shards" in refused(state, arrays="coarse")
+    reshard(store, 2)
+    store = ShardingStore(str(tmp_path))
+    assert "chunks and shards" in refused(state)
+
+    base |= {"window": (4, 4), "shuffle": False}
+    state = ShardLoader(store, **base, stride=(4, 4)).state_dict()
+    assert "positions" in refused(state, positions=[(0, 0)] * 20)
+    assert "shape of samples" in refused(state, window=(4, 3), stride=(4, 4))
+    square: dict[str, Any] = {"positions": [(0, 1), (2, 3)]}
+    state = ShardLoader(store, **base, **square).state_dict()
+    assert "axes and shape of samples was" in refused(state, axes=(1, 0), **square)
+
+
+def test_an_epoch_without_a_batch_is_begun_again() -> None:
+    store = ShardingStore({}, chunks_per_shard=2)
+    array(store, (40, 2), (4, 2))
+    loader = ShardLoader(store, "x", batch_size=7, shuffle="full")
+    first, second = ([batch.tolist() for batch in loader] for _ in range(2))
+    loader.set_epoch(0)
+    for batches in (first, second):
+        iter(loader)
+        assert loader.state_dict()["batch"] == 0
+        assert [batch.tolist() for batch in loader] == batches
+    loader.set_epoch(1)
+    next(iter(loader))
+    again = ShardLoader(store, "x", batch_size=7, shuffle="full")
+    again.load_state_dict(loader.state_dict())
+    loader.close()
+    iter(again)
+    assert [batch.tolist() for batch in again] == second[1:]
 
 
 # ------------------------------------------------------------------- reads and memory
@@ -342,6 +407,20 @@ def test_a_limit_that_is_too_small_is_refused_with_a_number() -> None:
         ShardLoader(store, "x", batch_size=7, prefetch_nbytes=1000, n_threads=1)
     least = int(str(error.value).split("at least ")[1].split()[0])
     assert len(list(ShardLoader(store, "x", batch_size=7, prefetch_nbytes=least, n_threads=1))) == 6
+
+
+def test_the_least_limit_has_a_pool_of_chunks() -> None:
+    """No chunk is read for each of its samples."""
+    store = ShardingStore({}, chunks_per_shard=(10, 1))
+    array(store, (2000, 16), (100, 16))
+    options: dict[str, Any] = {"batch_size": 50, "shuffle": "shards"}
+    with pytest.raises(SpecError, match="at least") as error:
+        ShardLoader(store, "x", **options, prefetch_nbytes=1)
+    least = int(str(error.value).split("at least ")[1].split()[0])
+    loader = ShardLoader(store, "x", **options, prefetch_nbytes=least)
+    assert loader.plan().read_amplification == 1
+    list(loader)
+    assert loader.stats().n_chunks == 20
 
 
 # -------------------------------------------------------------------- stores and views
@@ -462,6 +541,14 @@ def test_positions_and_strings() -> None:
         with pytest.raises(SpecError):
             ShardLoader(store, "x", batch_size=1, **options)
     assert list(ShardLoader(store, "x", batch_size=1, window=(51, 1))) == []
+
+
+def test_axes_of_an_unknown_array_are_refused() -> None:
+    store = ShardingStore({}, chunks_per_shard=2)
+    array(store, (6, 6), (2, 2))
+    for arrays in ({"image": "x"}, "x"):
+        with pytest.raises(SpecError, match="axes are of the arrays"):
+            ShardLoader(store, arrays, batch_size=2, axes={"x": 1})
 
 
 def test_a_sparse_matrix_is_refused() -> None:
@@ -636,6 +723,29 @@ def test_torch(tmp_path: Path) -> None:
         list(torch.utils.data.DataLoader(dataset, batch_size=None, num_workers=1))
 
 
+@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")
+def test_torchdata_continues_with_the_epoch_of_its_state() -> None:
+    """Also at the end of an epoch: torchdata calls ``iter`` twice."""
+    pytest.importorskip("torch")
+    loaders = pytest.importorskip("torchdata.stateful_dataloader")
+    store = ShardingStore({}, chunks_per_shard=2)
+    array(store, (40, 3), (4, 3))
+
+    def data() -> Any:
+        loader = ShardLoader(store, "x", batch_size=6, shuffle="full", to="torch")
+        return loaders.StatefulDataLoader(loader.torch(), batch_size=None, num_workers=0)
+
+    for n in (0, 3, 7, 8):  # 8: the iterator has ended
+        one, two = data(), data()
+        batches = iter(one)
+        first = [batch.tolist() for batch in islice(batches, n)]
+        two.load_state_dict(one.state_dict())
+        rest = [batch.tolist() for _ in range(2) for batch in two]
+        whole = [batch.tolist() for each in [data()] for _ in range(3) for batch in each]
+        assert [*first, *rest] == whole[: len(first) + len(rest)]
+        del batches
+
+
 def test_jax(tmp_path: Path) -> None:
     """In a process of its own: jax warns of all later forks."""
     pytest.importorskip("jax")
@@ -649,6 +759,38 @@ print(int(np.concatenate(got).sum()))
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert int(done.stdout) == values.sum()
+
+
+def test_jax_keeps_64_bits_or_refuses(tmp_path: Path) -> None:
+    pytest.importorskip("jax")
+    store = ShardingStore(str(tmp_path), chunks_per_shard=2)
+    for dtype in ("i8", "u8", "f8", "c16"):
+        zarr.create_array(store, name=dtype, shape=9, chunks=(2,), dtype=dtype)[:] = 2**40 + 5
+    code = f"""
+import jax
+from zarr_shardstore import ShardLoader, SpecError
+for name in ("i8", "u8", "f8", "c16"):
+    new = lambda: ShardLoader({str(tmp_path)!r}, name, batch_size=6, to="jax")
+    try:
+        new()
+    except SpecError as error:
+        assert "jax_enable_x64" in str(error)
+    else:
+        raise AssertionError(name)
+    with jax.enable_x64(True):  # for this thread only
+        local = new()
+        try:
+            next(iter(local))
+        except SpecError as error:
+            assert "jax_enable_x64" in str(error)
+        else:
+            raise AssertionError(name)
+jax.config.update("jax_enable_x64", True)
+for name in ("i8", "u8", "f8", "c16"):
+    assert next(iter(new()))[0] == 2**40 + 5
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 def test_xarray() -> None:
@@ -672,3 +814,51 @@ def test_xarray() -> None:
             ShardLoader.from_xarray(bad, dims="time", batch_size=2)
     with pytest.raises(SpecError, match="mean"):
         ShardLoader.from_xarray(opened, dims={"lat": 3}, batch_size=2)
+
+
+def test_xarray_with_other_values_than_the_store_is_refused() -> None:
+    """Each accepted dataset is delivered with its own values."""
+    xr = pytest.importorskip("xarray")
+    store = ShardingStore({}, chunks_per_shard=2)
+    values = filled((8, 8)).astype("f4")
+    attributes: dict[str, dict[str, Any]] = {
+        "plain": {},
+        "offset": {"add_offset": np.float32(100)},
+        "scaled": {"scale_factor": np.float32(2)},
+        "masked": {"missing_value": np.float32(7)},
+        "dates": {"units": "days since 2000-01-01"},
+    }
+    ds = xr.Dataset({n: (("y", "x"), values, of) for n, of in attributes.items()})
+    ds["unsigned"] = (("y", "x"), values.astype("i1"), {"_Unsigned": "true"})
+    ds.to_zarr(store, consolidated=False)
+    options: dict[str, Any] = {"consolidated": False, "chunks": None}
+
+    def plain() -> Any:
+        return xr.open_zarr(store, **options)[["plain"]]
+
+    decoded = xr.open_zarr(store, **options)
+    numbered = plain().assign_coords(y=np.arange(8))
+    backwards = slice(None, None, -1)
+    others = [
+        *[decoded[[name]] for name in decoded.data_vars if name != "plain"],
+        plain().assign_coords(y=np.arange(8)[::-1]).sortby("y"),
+        numbered.reindex(y=np.arange(8)[::-1]),
+        plain().isel(y=backwards),
+        plain().isel(x=backwards),
+        plain().isel(y=backwards).isel(y=[0, 1, 2, 3, 4, 5, 7, 6]),
+        plain().isel(y=xr.Variable("y", np.arange(8)[::-1])),
+        plain().transpose("x", "y"),
+        plain().roll(y=1),
+        plain().load(),
+    ]
+    for other in others:
+        with pytest.raises(UnsupportedError, match="pass the whole dataset"):
+            ShardLoader.from_xarray(other, dims="y", batch_size=3)
+    raw = xr.open_zarr(store, **options, decode_cf=False)
+    same = (plain(), raw, plain().isel(), numbered, plain().head(y=8), plain().rename(y="x", x="y"))
+    for each in same:
+        for dim in ("y", "x"):
+            batches = list(ShardLoader.from_xarray(each, dims=dim, batch_size=3))
+            for name, variable in each.data_vars.items():
+                got = np.concatenate([batch[name] for batch in batches])
+                assert np.array_equal(got, variable.transpose(dim, ...).values)

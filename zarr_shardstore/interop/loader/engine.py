@@ -118,6 +118,11 @@ class Task(NamedTuple):
         chunks = starts // np.array([first.chunk_shape[axis] for axis in axes], np.int64)
         return self.draw.order(self.share, epoch, *first.places(chunks, axes)[1:])
 
+    def n_groups(self, bounds: Sequence[int]) -> int:
+        """Return how many of the groups between `bounds` are planned at a time."""
+        n_samples = _PLANNED_PARTS // sum(source.n_parts for source in self.sources)
+        return max(1, bisect_right(bounds, bounds[0] + n_samples) - 1)
+
     def plan(self, numbers: Ints, bounds: Sequence[int]) -> tuple[Ints, list[Unit]]:
         """Return the batch of each sample of the groups between `bounds`, and units in order."""
         positions, ends = np.arange(bounds[0], bounds[-1]), self.share.batch_ends
@@ -262,8 +267,7 @@ class Run:
             self._request(unit)
         if len(self._bounds) > 1 and len(self._units) <= _FEW_UNITS and not self._is_planning:
             self._is_planning = True
-            n_samples = _PLANNED_PARTS // sum(source.n_parts for source in task.sources)
-            n = max(1, bisect_right(self._bounds, self._bounds[0] + n_samples) - 1)
+            n = task.n_groups(self._bounds)
             self._jobs.put(partial(self._plan, self._bounds[: n + 1]))
             del self._bounds[:n]
 

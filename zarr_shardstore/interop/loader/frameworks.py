@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
@@ -18,7 +18,7 @@ Framework: TypeAlias = Literal["numpy", "torch", "jax"]
 
 
 def converter_of(
-    to: Framework,
+    to: Framework, dtypes: Iterable[np.dtype[Any]]
 ) -> tuple[Callable[[npt.NDArray[Any]], Any], Callable[[int], Any]]:
     """Return a function from an array to the framework, which shares the memory, and a function
     that allocates this memory."""
@@ -26,12 +26,9 @@ def converter_of(
     if to == "numpy":
         return np.asarray, pageable
     if to == "jax":
-        import jax
-
-        return (
-            lambda array: jax.dlpack.from_dlpack(array) if array.size else jax.numpy.asarray(array),
-            pageable,
-        )
+        for dtype in dtypes:
+            _check_that_jax_keeps(dtype)
+        return _jax_array, pageable
     if to == "torch":
         import torch
 
@@ -41,12 +38,32 @@ def converter_of(
     raise SpecError(f"to is 'numpy', 'torch' or 'jax', got {to!r}")
 
 
+def _jax_array(array: npt.NDArray[Any]) -> Any:
+    import jax
+
+    _check_that_jax_keeps(array.dtype)  # the setting may be that of one thread
+    return jax.dlpack.from_dlpack(array) if array.size else jax.numpy.asarray(array)
+
+
+def _check_that_jax_keeps(dtype: np.dtype[Any]) -> None:
+    import jax
+
+    if (kept := jax.dtypes.canonicalize_dtype(dtype)) != dtype:
+        raise SpecError(
+            f"jax would make {kept} of {dtype}: call jax.config.update('jax_enable_x64', True), "
+            "or take numpy arrays, and cast them in `transform`"
+        )
+
+
 def torch_dataset(loader: ShardLoader) -> Any:
     """Return a loader as a ``torch.utils.data.IterableDataset`` of whole batches."""
     from torch.utils import data
 
     class LoaderDataset(data.IterableDataset):  # type: ignore[misc]
         """Batches of a loader, with the state of the loader."""
+
+        __len__ = loader.__len__
+        state_dict, load_state_dict = loader.state_dict, loader.load_state_dict
 
         def __iter__(self) -> Iterator[Any]:
             if data.get_worker_info() is not None:
@@ -55,15 +72,6 @@ def torch_dataset(loader: ShardLoader) -> Any:
                     "would read all samples again, so pass num_workers=0"
                 )
             return iter(loader)
-
-        def __len__(self) -> int:
-            return len(loader)
-
-        def state_dict(self) -> dict[str, Any]:
-            return loader.state_dict()
-
-        def load_state_dict(self, state: Mapping[str, Any]) -> None:
-            loader.load_state_dict(state)
 
     return LoaderDataset()
 
@@ -80,24 +88,17 @@ def arrays_of_dataset(ds: Any) -> tuple[Any, dict[str, str], dict[str, tuple[str
 
 def _stored_array_of(variable: Any, name: str) -> Any:
     """Return the array of zarr below the lazy arrays of xarray, if it has the same values."""
-    data, encoding = variable.variable._data, variable.encoding
-    while type(data).__name__ != "ZarrArrayWrapper":
-        if data is None or isinstance(data, np.ndarray):
+    data = variable.variable._data
+    while (kind := type(data).__name__) != "ZarrArrayWrapper":
+        is_same = kind in ("MemoryCachedArray", "CopyOnWriteArray")
+        if kind == "LazilyIndexedArray":
+            keys = zip(data.key.tuple, data.array.shape, strict=True)
+            is_same = all(isinstance(key, slice) and range(n)[key] == range(n) for key, n in keys)
+        if not is_same:
             raise UnsupportedError(
-                f"{name!r} is not read lazily from a store: open the dataset with "
-                "xarray.open_zarr(ShardingStore(…), chunks=None)"
+                f"xarray has {name!r} in memory, computes it, or takes a part or another order "
+                f"({kind}): pass the whole dataset, as xarray.open_zarr(ShardingStore(…), "
+                "chunks=None, decode_cf=False) returns it, and compute in `transform`"
             )
-        data = getattr(data, "array", None)
-    array = data.get_array()
-    fills = [encoding.get(key) for key in ("_FillValue", "missing_value")]
-    is_masked = any(fill is not None and fill == fill for fill in fills)
-    if is_masked or "scale_factor" in encoding or array.dtype != variable.dtype:
-        raise UnsupportedError(
-            f"xarray computes the values of {name!r} from those stored: open the dataset with "
-            "decode_cf=False, and compute them in `transform`"
-        )
-    if array.shape != variable.shape:
-        raise UnsupportedError(
-            f"{name!r} is a part of a stored array: pass the whole dataset, and `positions`"
-        )
-    return array
+        data = data.array
+    return data.get_array()

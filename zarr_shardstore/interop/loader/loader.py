@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
+import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from itertools import pairwise
 from typing import Any, Literal
 
 import numpy as np
@@ -65,8 +65,8 @@ class ShardLoader:
         Together with the epoch and `world_size` it gives the order.
     pool_nbytes, prefetch_nbytes
         Decoded size of the samples that are shuffled, or share chunks, at a time, by default a
-        third of the rest; and the limit of the memory for encoded and decoded bytes, without the
-        batches that you have.
+        third of the rest, at least 2 MiB and a chunk; and the limit of the memory for encoded and
+        decoded bytes, without the batches that you have.
     rank, world_size
         Number of this process, and number of all that share an epoch. Each gets equally many
         batches, and each sample is in one of them.
@@ -89,9 +89,9 @@ class ShardLoader:
 
     Notes
     -----
-    Each ``iter(loader)`` begins the next epoch, and ends another one; its first batch begins the
-    reads. A failed read ends the epoch with the error of the store, and a note names shard and
-    samples. Batches mix old and new chunks of arrays that change meanwhile.
+    Each ``iter(loader)`` ends the current epoch, and begins the next one if a batch was delivered;
+    its first batch begins the reads. A failed read ends the epoch with the error of the store, and
+    a note names shard and samples. Batches mix old and new chunks of arrays that change meanwhile.
 
     Thread safety: one thread at a time may use a loader. Use it in the process that iterates: an
     iterator that a fork has copied raises `UnsupportedError`.
@@ -138,6 +138,7 @@ class ShardLoader:
         _check(bool(paths), "arrays are at least one", arrays)
         self._store = _open(store)
         of = axes if isinstance(axes, Mapping) else dict.fromkeys(paths, axes)
+        _check(of.keys() <= paths.keys(), f"axes are of the arrays {[*paths]}", axes)
         sources = [_source(self._store, path, window, of.get(n)) for n, path in paths.items()]
         first = sources[0]
         extents = {tuple([source.shape[a] for a in source.axes]) for source in sources}
@@ -154,7 +155,7 @@ class ShardLoader:
         is_local = all(source.entries.can_block for source in sources)
         unit = LOCAL_UNIT_NBYTES if is_local else UNIT_NBYTES
         each = self._sample_nbytes + PART_NBYTES * sum(s.n_parts for s in sources)
-        convert, allocate = converter_of(to)
+        convert, allocate = converter_of(to, [source.dtype for source in sources])
         names = None if isinstance(arrays, str) else [*paths]
         self._task = Task(
             sources=sources,
@@ -168,7 +169,7 @@ class ShardLoader:
             allocate=allocate,
         )
         of_batches = {"batch_size": batch_size, "world_size": world_size, "drop_last": drop_last}
-        self._order_id = {"n_samples": samples.n, **of_batches, **self._task.draw._asdict()}
+        self._order_id = _order_id(self._task, **of_batches)
         self._pool_nbytes, self._peak_nbytes = pool, prefetch_nbytes + 2 * self._batch_nbytes
         self._epoch = self._batch = 0
         self._is_fresh = True
@@ -211,7 +212,8 @@ class ShardLoader:
 
     def __iter__(self) -> Iterator[Any]:
         self.close()
-        if not self._is_fresh:
+        run = self._run
+        if run is not None and not self._is_fresh and run.next > self._batch:
             self._epoch, self._batch = self._epoch + 1, 0
         self._is_fresh = False
         self._before = self._store.stats()
@@ -252,9 +254,8 @@ class ShardLoader:
         other = dict(state["order"])
         for name, mine in self._order_id.items():
             if mine != other.get(name):
-                what = "samples in pool_nbytes" if name == "group_length" else name
                 raise SpecError(
-                    f"the state is of a loader with another order: {what} was {other.get(name)!r}, "
+                    f"the state is of a loader with another order: {name} was {other.get(name)!r}, "
                     f"and is {mine!r}"
                 )
         self.close()
@@ -278,13 +279,16 @@ class ShardLoader:
         task, sources, shards = self._task, self._task.sources, set[Any]()
         counts = np.zeros(4, np.int64)
         numbers, ends = task.order(self._epoch)
-        for bounds in pairwise([0, *ends]):
-            for unit in task.plan(numbers, bounds)[1]:
+        bounds = [0, *ends]
+        while len(bounds) > 1:
+            n = task.n_groups(bounds)
+            for unit in task.plan(numbers, bounds[: n + 1])[1]:
                 source, reads = sources[unit.array], unit.reads
                 shards.update((unit.array, shard) for shard, _ in reads)
                 decoded, is_known = unit.n_chunks * source.chunk_nbytes, source.entries.layout
                 encoded = source.entries.nbytes(reads) if is_known else decoded
                 counts += (unit.n_chunks, len(reads), encoded, decoded)
+            del bounds[:n]
         n_chunks, n_requests, nbytes_read, nbytes_decoded = counts.tolist()
         delivered = len(numbers) * self._sample_nbytes
         shard_nbytes = sum(source.shard_nbytes for source in sources)
@@ -313,11 +317,32 @@ def _limits(
     """Divide the memory: decoders, units under way, batches at the ends of a group, pool."""
     chunk_nbytes = max(source.chunk_nbytes for source in sources)
     decoders = 2 * n_threads * max(PIECE_NBYTES, chunk_nbytes)
-    least = decoders + 2 * (3 * UNIT_NBYTES + 2 * chunk_nbytes) + 2 * batch_nbytes
-    pool = max(prefetch - least, 0) // 3 if pool is None else pool
+    shared = 2 * (3 * UNIT_NBYTES + 2 * chunk_nbytes) + 2 * batch_nbytes
+    least = decoders + shared
+    if pool is None:  # threads do not change it, and no chunk is read for each of its samples
+        pool = min((prefetch - shared) // 3, prefetch - least)
+        pool = max(pool, LOCAL_UNIT_NBYTES, chunk_nbytes)
     rule = f"prefetch_nbytes is at least {least + pool} for these batches, chunks and pool"
     _check(prefetch >= least + pool, rule, prefetch)
     return prefetch - decoders, pool
+
+
+def _order_id(task: Task, **of_batches: object) -> dict[str, Any]:
+    """Return what the samples and their order depend on, as JSON has it."""
+    first, draw = task.sources[0], task.draw
+    tables = map(np.ascontiguousarray, task.samples.tables)
+    sides = [(first.chunk_shape[axis], first.shards.sides[axis]) for axis in first.axes]
+    return {
+        **of_batches,
+        "number of samples": task.samples.n,
+        "axes and shape of samples": [[[*map(int, s.axes)], [*s.lengths]] for s in task.sources],
+        "checksum of positions": [*map(zlib.crc32, tables)],
+        "checksum of chunks and shards": draw.shuffle == "shards"
+        and zlib.crc32(repr(sides).encode()),
+        "shuffle": draw.shuffle,
+        "seed": draw.seed,
+        "samples in pool_nbytes": draw.group_length,
+    }
 
 
 def _finish(
