@@ -146,7 +146,8 @@ def run_fsck(store: str, arrays: Any, storage_options: Any, as_json: bool, **opt
     elif options["chunks"] or options["missing"]:
         from zarr_shardstore.tools.check.presence import presence
 
-        found = presence(store, arrays, region=options["region"], storage_options=storage_options)
+        given = {"source": options["replica"], "storage_options": storage_options}
+        found = presence(store, arrays, region=options["region"], **given)
         states = {"stored": options["chunks"], "missing": options["missing"]}
         output.fail_if_damaged(output.print_presence(found, **states, as_json=as_json))
     else:
@@ -161,6 +162,8 @@ def _check(
     level: Any = "decode" if options["decode"] else options["level"]
     with work() as workers:
         report = zarr_shardstore.check_store(store, arrays, level=level, **given, **workers)
+    if options["replica"]:
+        typer.echo("of chunks that are gone see --missing --source: they are no damage", err=True)
     if options["repair"] and not report.is_clean:
         how = {"keep": options["keep"], "order": options["full_order"]}
         how |= {"source": options["replica"], "dry_run": not options["yes"]}

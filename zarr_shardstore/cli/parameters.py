@@ -88,7 +88,8 @@ _option("repair", bool, "Say what a repair would do; with --yes do it.", False)
 _option("keep", Keep, "Chunks of a damaged shard that stay: all whole ones, or fewer.", "salvage")
 _FULL_ORDER = "Shards without an index were full, in this order."
 _option("full_order", EntryOrder | None, _FULL_ORDER, flag="--assume-order")
-_option("replica", str | None, "Fetch lost chunks from this store.", flag="--source")
+_SOURCE = "A replica: fetch lost chunks from it; with --missing, list only those that it has."
+_option("replica", str | None, _SOURCE, flag="--source")
 _option("restore", str | None, "Put the originals in this quarantine of a repair back.")
 _option("resume", Path | None, "Note here what is checked; the next run continues there.")
 _option("dataset", str | None, "Of HDF5 files: its path; of TIFF files: number of the series.")

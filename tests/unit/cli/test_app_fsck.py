@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import zarr
 from typer.testing import CliRunner
 
 from tests.support.checked_stores import CPS, KINDS, VALUES
-from zarr_shardstore import ShardingMapping, ShardingStore
+from zarr_shardstore import ShardingMapping, ShardingStore, unshard_store
 from zarr_shardstore.cli.app import app
 
 
@@ -86,6 +88,26 @@ def test_repair_and_restore(tmp_path: Path) -> None:
     assert run(root, *restore, "--yes") == (0, "restored: a/c/1/1\n")
     assert path.read_bytes() == damaged
     assert run(root, "--restore", "none") == (2, "")
+
+
+def test_chunks_that_only_a_replica_has(tmp_path: Path) -> None:
+    """A shard that is gone is no damage. The replica may have no shards."""
+    root, source, flat = (str(tmp_path / name) for name in ("s", "replica", "flat"))
+    z: Any = zarr.create_array(
+        ShardingStore(root, 2), name="a", shape=(8,), chunks=(1,), dtype="u1"
+    )
+    z[:6] = 1
+    shutil.copytree(root, source)
+    unshard_store(source, flat)
+    (tmp_path / "s/a/c/1").unlink()
+    for replica in (source, flat):
+        code, text = run(root, "--missing", "--source", replica)
+        assert (code, text.splitlines()) == (0, ["a  2  missing", "a  3  missing"])
+    assert run(root, "--missing")[1].splitlines()[-1] == "a  7  missing"
+    assert run(root, "--repair", "--source", source)[0] == 0
+    other = zarr.create_array(str(tmp_path / "other"), name="a", shape=(9,), dtype="u1")
+    other[:] = 1
+    assert run(root, "--missing", "--source", str(tmp_path / "other")) == (2, "")
 
 
 def test_a_replica(tmp_path: Path) -> None:

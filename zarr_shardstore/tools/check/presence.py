@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -56,6 +56,7 @@ def presence(
     paths: Iterable[str] | str | None = None,
     *,
     region: Sequence[slice] | None = None,
+    source: StoreLike | None = None,
     storage_options: Mapping[str, Any] | None = None,
 ) -> Iterator[ArrayPresence]:
     """Find the stored chunks of each array, without reading a chunk.
@@ -66,14 +67,25 @@ def presence(
         As of `check_store`.
     region
         In chunk coordinates, with a slice for each dimension, or for the first ones.
+    source
+        A replica, with shards or without: only chunks that it has count as missing.
 
     Raises
     ------
     SpecError
-        If a path names no array, or the region does not fit an array, or has more than 2²⁸ chunks.
+        If a path names no array, or the region does not fit an array, or has more than 2²⁸ chunks;
+        or if an array of the source has another grid of chunks.
     """
-    base = open_base(store, storage_options)
-    return (_presence_of(base, found, region or ()) for found in find_arrays(base, paths))
+    base, replica = open_base(store, storage_options), None if source is None else open_base(source)
+    for found in find_arrays(base, paths):
+        here = _presence_of(base, found, region or ())
+        if replica is not None:
+            others = [each for each in find_arrays(replica) if each.node.path == here.path]
+            there = [_presence_of(replica, each, region or ()).is_stored for each in others]
+            if not there or there[0].shape != here.is_stored.shape:
+                raise SpecError(f"the source has no array {here.path!r} with the same chunks")
+            here = replace(here, is_stored=here.is_stored | ~there[0])
+        yield here
 
 
 def _presence_of(
