@@ -230,7 +230,8 @@ class ObspecStore:
     async def put_async(self, path: str, file: Any, **options: Any) -> PutResult:
         if hasattr(file, "__aiter__"):
             file = [part async for part in file]
-        return await self._put_async(path, file, **options)
+        async with self.store._engine.turn_to_set(path):
+            return await self._put_async(path, file, **options)
 
     def _delete(self, paths: str | Sequence[str]) -> Steps[None]:
         """Erase values. A missing value is no error."""
