@@ -57,6 +57,15 @@ _QUERY = re.compile(r"\?(?=\w+=)")
 _N_SIZES_AT_ONCE = 64
 
 
+class _WorkingDirectory:
+    """Attribute of a class: the working directory, if there is one."""
+
+    def __get__(self, *_: object) -> str | None:
+        with suppress(FileNotFoundError):
+            return os.getcwd()
+        return None
+
+
 class ShardFileSystem(AsyncFileSystem):  # type: ignore[misc]
     """The keys of a `ShardingStore` as files. A directory exists as long as a file below it.
 
@@ -88,6 +97,8 @@ class ShardFileSystem(AsyncFileSystem):  # type: ignore[misc]
 
     protocol = "shard"
     root_marker = ""
+    _directory = _WorkingDirectory()
+    _extra_tokenize_attributes = ("_directory",)  # a cached instance may have a relative path
 
     def __init__(
         self,
