@@ -221,8 +221,8 @@ class ShardingEngine:
         return [next(read) if values is None else values for values in found]
 
     def turn_to_set(self, key: str) -> AbstractAsyncContextManager[None]:
-        """Return the turn of a task that stores a value: a document of a new array looks for chunks
-        that were stored before it, so no chunk of the same event loop may be under way then."""
+        """Return the turn of a task that stores a value. A document of a new array looks for chunks
+        that came before it: a chunk that is under way would be missed."""
         return self._turns.here().taken(is_document(str(key)))
 
     # ------------------------------------------------------------------- upkeep
@@ -356,7 +356,15 @@ class EngineStore(Store):
         only_reads = only_reads and not self._engine.operations.buffer.is_active
         return await self._engine.driver.run_async(flow, only_reads=only_reads)
 
-    async def _write(self, flow: Flow[None], engine: ShardingEngine | None = None) -> None:
+    async def _write(
+        self, flow: Flow[None], engine: ShardingEngine | None = None, key: str | None = None
+    ) -> None:
+        """Run a flow that writes; one that stores the value of a key takes its turn."""
         self._check_writable()
         await self._ensure_open()
-        await (engine or self._engine).driver.run_async(flow)
+        engine = engine or self._engine
+        if key is None or engine._arrays.current().chunks_of([key])[0] is not None:
+            await engine.driver.run_async(flow)
+            return
+        async with engine.turn_to_set(key):
+            await engine.driver.run_async(flow)

@@ -195,8 +195,7 @@ class KeyValues(WholeOperations):
     async def set(self, key: str, value: Value) -> None:
         operations = self._engine.operations
         flow = operations.set_many([(key, own_bytes(value))])
-        async with self._engine.turn_to_set(key):
-            await self._write(flow, self._engine_for(value))
+        await self._write(flow, self._engine_for(value), key)
         if is_unsafe() and await self._run(operations.is_in_shard(key), only_reads=True):
             warn_of_other_pipeline()
 
@@ -211,8 +210,7 @@ class KeyValues(WholeOperations):
     async def set_if_not_exists(self, key: str, value: Value) -> None:
         items = [(key, own_bytes(value))]
         flow = self._engine.operations.set_many(items, only_if_missing=True)
-        async with self._engine.turn_to_set(key):
-            await self._write(flow, self._engine_for(value))
+        await self._write(flow, self._engine_for(value), key)
 
     async def delete(self, key: str) -> None:
         operations = self._engine.operations
