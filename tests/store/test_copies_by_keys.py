@@ -124,3 +124,25 @@ async def test_a_document_beside_its_chunks(source: Path, *, is_first: bool) -> 
         with pytest.warns(UserWarning, match="stays unsharded; .* write its metadata before"):
             await asyncio.gather(*tasks)
     await asyncio.to_thread(check, target, is_sharded=is_first)
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("interface", ["zarr", "obspec", "fsspec"])
+def test_an_array_is_erased_key_by_key(interface: str, seed: int, tmp_path: Path) -> None:
+    """The document may go first: its chunks are erased, and no other process is blamed."""
+    store = ShardingStore(tmp_path, chunks_per_shard=4)
+    z: Any = zarr.create_array(store, name="a", shape=(16,), chunks=(1,), dtype="u1")
+    z[:] = 7
+    keys = ["a/zarr.json", *(f"a/c/{i}" for i in range(16))]
+    random.Random(seed).shuffle(keys)
+
+    async def erase() -> None:
+        method: Any = store.delete if interface == "zarr" else store.as_obspec().delete_async
+        await asyncio.gather(*map(method, keys))
+
+    if interface == "fsspec":
+        fsspec.filesystem("shard", fo=str(tmp_path)).rm(keys)
+    else:
+        asyncio.run(erase())
+    assert not (tmp_path / "a/zarr.json").exists()
+    assert not any(path.is_file() for path in (tmp_path / "a").rglob("*"))

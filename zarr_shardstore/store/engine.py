@@ -220,9 +220,12 @@ class ShardingEngine:
         read = iter(self.driver.run(self.operations.get_groups(left)) if left else ())
         return [next(read) if values is None else values for values in found]
 
-    def turn_to_set(self, key: str) -> AbstractAsyncContextManager[None]:
-        """Return the turn of a task that stores a value. A document of a new array looks for chunks
-        that came before it: a chunk that is under way would be missed."""
+    def turn(self, key: str) -> AbstractAsyncContextManager[None]:
+        """Return the turn of a task that stores or erases a value.
+
+        A document of a new array must not miss chunks that are under way. Chunks must not miss a
+        document that is being erased.
+        """
         return self._turns.here().taken(is_document(str(key)))
 
     # ------------------------------------------------------------------- upkeep
@@ -366,5 +369,5 @@ class EngineStore(Store):
         if key is None or engine._arrays.current().chunks_of([key])[0] is not None:
             await engine.driver.run_async(flow)
             return
-        async with engine.turn_to_set(key):
+        async with engine.turn(key):
             await engine.driver.run_async(flow)

@@ -218,7 +218,8 @@ class KeyValues(WholeOperations):
         if isinstance(key, str) and key.endswith(SHARD_MARK):
             await self._write(operations.erase_shard(key.removesuffix(SHARD_MARK)))
         else:
-            await self._write(operations.set_many([(key, None)]))
+            async with self._engine.turn(key):
+                await self._write(operations.set_many([(key, None)]))
 
     def delete_sync(self, key: str) -> None:
         """Same as `delete`, but blocking."""
