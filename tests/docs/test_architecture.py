@@ -43,18 +43,18 @@ def test_each_name_in_the_page_exists() -> None:
 
 
 ROOMS = {
-    "core": 21_418,
-    "core/format": 1_665,
+    "core": 21_488,
+    "core/format": 1_676,
     "core/metadata": 1_177,
     "core/shards": 2_466,
     "core/arrays": 1_778,
     "core/operations": 2_416,
-    "core/io": 5_894,
+    "core/io": 5_925,
     "core/zarr_hooks": 1_908,
-    "core/store": 3_586,  # 86 lines read entries for the loader
+    "core/store": 3_614,  # 86 lines read entries for the loader
     "tools": 9_203,  # 190 lines estimate what a conversion costs, 100 convert a part of a store
     "cli": 1_328,  # 100 lines: first screen, exit codes, tables of groups, estimates as text
-    "interop": 5_896,  # 1,380 lines are the loader
+    "interop": 5_952,  # 1,380 lines are the loader
 }
 """Lines that each room may have. The core is what is neither `tools`, `cli` nor `interop`."""
 

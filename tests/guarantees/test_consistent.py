@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -13,12 +14,13 @@ from typing import Any
 from unittest import mock
 
 import pytest
+import zarr
 from zarr.storage import FsspecStore, LocalStore, LoggingStore, ObjectStore, WrapperStore
 
 from tests.support.bases import fsspec_local
 from tests.support.kit import forget, system_calls
 from tests.support.side_files import JOURNAL_SUFFIX
-from zarr_shardstore import ShardingMapping
+from zarr_shardstore import ShardingMapping, ShardingStore
 
 N_WRITES = 200
 KEYS = [f"data/root/a/c{i}" for i in range(4)]
@@ -197,6 +199,46 @@ def test_who_replaces_a_shard_repairs_it_first(tmp_path: Path) -> None:
         go_on.set()
         written.result(60)
     assert found == reader[KEYS[0]] == b"old"
+
+
+@pytest.mark.parametrize("index_codecs", [["bytes"], ["bytes", "crc32c"]])
+def test_a_journal_does_nothing_to_a_file_that_was_copied_there(
+    index_codecs: list[str], tmp_path: Path
+) -> None:
+    """A copy of the tree was written elsewhere, and the shard alone comes back."""
+    here, copy = tmp_path / "here", tmp_path / "copy"
+    options: Any = {"chunks_per_shard": 64, "index_codecs": index_codecs}
+    store = ShardingStore(here, **options)
+    form: Any = {"shape": (64,), "chunks": (1,), "dtype": "u4", "compressors": None}
+    z: Any = zarr.create_array(store, **form)
+    z[:2] = [1, 2]
+    store.close()
+    is_dead = False
+
+    def killed(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        def run(fd: Any, *args: Any, **options: Any) -> Any:
+            nonlocal is_dead
+            is_dead |= name == "write_at" and args[1] > os.fstat(fd).st_size > 0
+            if is_dead:  # as it moves the index
+                raise OSError("killed")
+            return call(fd, *args, **options)
+
+        return run
+
+    with system_calls(killed), pytest.raises(OSError, match="killed"):
+        z[2] = 3
+    forget(here)  # as if that process were killed
+    shutil.copytree(here, copy)
+    other = ShardingStore(copy)
+    zarr.open_array(other)[2:10] = range(3, 11)
+    other.close()
+    shutil.copy2(copy / "c/0", here / "c/0")
+    assert (here / f"c/0{JOURNAL_SUFFIX}").exists()
+    expected = [*range(1, 11)] + [0] * 54
+    z = zarr.open_array(ShardingStore(here))
+    assert [*z[:]] == expected
+    z[20] = expected[20] = 21
+    assert [*z[:]] == expected
 
 
 def test_other_threads_wait_for_who_writes_into_the_file_itself(tmp_path: Path) -> None:

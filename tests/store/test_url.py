@@ -7,6 +7,7 @@ import json
 import multiprocessing
 import os
 import pickle
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -50,8 +51,6 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     store.close()
     if request.param != "zip":
         return f"shard::{base}"
-    import shutil
-
     shutil.make_archive(f"{tmp_path}/s", "zip", tmp_path / "s")
     return f"shard::zip::file://{tmp_path}/s.zip"
 
@@ -136,6 +135,22 @@ def test_writes(tmp_path: Path) -> None:
         fs.rm_file("notes/w.txt")
     fs.rm("b", recursive=True)
     assert not (tmp_path / "s/b").exists()
+
+
+def test_a_relative_path_is_of_the_working_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the call: fsspec caches a file system for each directory, and none twice."""
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        monkeypatch.chdir(tmp_path / name)
+        fs = fsspec.filesystem("shard", fo="v.zarr")
+        fs.pipe("x", name.encode())
+        assert (tmp_path / name / "v.zarr/x").read_bytes() == name.encode()
+        assert fsspec.filesystem("shard", fo="v.zarr") is fs
+    if os.name == "posix":  # the working directory may be gone
+        shutil.rmtree(tmp_path / "b")
+        assert fsspec.filesystem("shard", fo=f"{tmp_path}/a/v.zarr").cat("x") == b"a"
 
 
 def test_mistakes(tmp_path: Path) -> None:

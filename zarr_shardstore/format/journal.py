@@ -17,8 +17,9 @@ The journal is a file of its own, there from the first change in the shard file 
 2. An index with a right checksum is whole, whatever a record says: the change stays.
 3. A change is undone only if each byte of its entries is the old one or the new one. The old bytes
    must give the checksum of the old index. Other bytes come from another writer.
-4. A move copies the index to another place. Cutting the file after the old place undoes the move,
-   and keeps the index at the old place.
+4. A move copies the index to another place, before the gap has any data. Cutting the file after
+   the old place undoes the move, and keeps the index there. Without a checksum each byte after the
+   old place must be a zero or of the copy. Other bytes come from another writer.
 5. A half-written part has a wrong checksum and counts as none. The shard was not touched yet.
 
 Source: SQLite, "Atomic Commit In SQLite", section 3 (the rollback journal). The layout is ours.
@@ -39,6 +40,7 @@ _FILE = struct.Struct("<3sBIQQ")
 _STATE = struct.Struct("<QI")
 _CRC = struct.Struct("<I")
 _RECORD = struct.Struct("<IIIQ")
+_READ_NBYTES = 1 << 20  # of a gap at a time
 _IS_MOVE = 1 << 31
 """Flag of a move, in the field that has the number of changed entries of a change."""
 
@@ -230,11 +232,20 @@ def _repair_of_move(header: JournalHeader, move: Move, size: int, read: ReadAt) 
         return None
     if index[header.index_nbytes :] != expected:
         return None
-    if size == moved_end and read(move.index_start, header.stored_nbytes) == index:
+    copy = read(move.index_start, header.stored_nbytes)
+    if copy == index:
         return None
     if header.has_checksum:  # another program may have written a whole index at the end
         last = read(size - header.stored_nbytes, header.stored_nbytes)
         body = last[: header.index_nbytes]
         if last[len(body) :] == _CRC.pack(checksum.crc32c(body)):
             return None
+    elif any(byte not in (0, new) for byte, new in zip(copy, index, strict=False)):
+        return None
+    else:
+        gap_end = min(size, move.index_start)
+        for start in range(header.index_end, gap_end, _READ_NBYTES):
+            gap = read(start, min(_READ_NBYTES, gap_end - start))
+            if gap.count(0) < len(gap):
+                return None
     return Repair(size=header.index_end)

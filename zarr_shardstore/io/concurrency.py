@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import (
     AsyncGenerator,
+    AsyncIterator,
     Awaitable,
     Callable,
     Coroutine,
@@ -18,6 +19,7 @@ from collections.abc import (
     Sequence,
 )
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
 from functools import cache
 from random import SystemRandom
 from typing import Any, Generic, TypeVar
@@ -199,6 +201,27 @@ class PerLoop(WeakKeyDictionary[asyncio.AbstractEventLoop, T]):
         if loop not in self:
             self[loop] = self._make()
         return self[loop]
+
+
+class Turns:
+    """Two kinds of tasks of one event loop. A task waits for those of the other kind that began
+    before it; tasks of one kind run concurrently."""
+
+    def __init__(self) -> None:
+        self._under_way: dict[bool, set[asyncio.Future[None]]] = {False: set(), True: set()}
+
+    @asynccontextmanager
+    async def taken(self, kind: bool) -> AsyncIterator[None]:
+        others, mine = self._under_way[not kind].copy(), self._under_way[kind]
+        end = asyncio.get_running_loop().create_future()
+        mine.add(end)
+        try:
+            if others:
+                await asyncio.wait(others)
+            yield
+        finally:
+            mine.discard(end)
+            end.set_result(None)
 
 
 async def run_within(

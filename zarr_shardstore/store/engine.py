@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from functools import partial
 from inspect import getdoc, isfunction
@@ -24,10 +25,11 @@ from zarr_shardstore.io.backends.fsspec_store import FsspecBackend
 from zarr_shardstore.io.backends.local import LocalBackend
 from zarr_shardstore.io.backends.resolve import BaseStore, backend_of
 from zarr_shardstore.io.backends.zarr_store import ZarrBackend
-from zarr_shardstore.io.concurrency import CallBatcher, worker_pool
+from zarr_shardstore.io.concurrency import CallBatcher, PerLoop, Turns, worker_pool
 from zarr_shardstore.io.driver import Driver
 from zarr_shardstore.io.local.cached_files import MISS, CachedValue, find_file
 from zarr_shardstore.io.local.fs import warn_of_rewrites
+from zarr_shardstore.metadata.documents import is_document
 from zarr_shardstore.operations.upkeep import commit_compaction, compact_below, consolidate_below
 from zarr_shardstore.operations.values import Operations
 from zarr_shardstore.shards.read import ShardReads
@@ -88,6 +90,7 @@ class ShardingEngine:
         if isinstance(backend, LocalBackend) and backend.keeps_handles:
             self.root = backend.path_of("")
         self._call_batcher = CallBatcher(self.get_many)
+        self._turns = PerLoop(Turns)
         self._views: dict[type[Buffer], ShardingEngine] = {}
         self.chunk_readers: dict[str, tuple[StoredArray, Any]] = {}
         """Readers by path, each with the array that it was made for."""
@@ -216,6 +219,14 @@ class ShardingEngine:
         left = [reads for reads, values in zip(groups, found, strict=True) if values is None]
         read = iter(self.driver.run(self.operations.get_groups(left)) if left else ())
         return [next(read) if values is None else values for values in found]
+
+    def turn(self, key: str) -> AbstractAsyncContextManager[None]:
+        """Return the turn of a task that stores or erases a value.
+
+        A document of a new array must not miss chunks that are under way. Chunks must not miss a
+        document that is being erased.
+        """
+        return self._turns.here().taken(is_document(str(key)))
 
     # ------------------------------------------------------------------- upkeep
 
@@ -348,7 +359,15 @@ class EngineStore(Store):
         only_reads = only_reads and not self._engine.operations.buffer.is_active
         return await self._engine.driver.run_async(flow, only_reads=only_reads)
 
-    async def _write(self, flow: Flow[None], engine: ShardingEngine | None = None) -> None:
+    async def _write(
+        self, flow: Flow[None], engine: ShardingEngine | None = None, key: str | None = None
+    ) -> None:
+        """Run a flow that writes; one that stores the value of a key takes its turn."""
         self._check_writable()
         await self._ensure_open()
-        await (engine or self._engine).driver.run_async(flow)
+        engine = engine or self._engine
+        if key is None or engine._arrays.current().chunks_of([key])[0] is not None:
+            await engine.driver.run_async(flow)
+            return
+        async with engine.turn(key):
+            await engine.driver.run_async(flow)

@@ -194,7 +194,8 @@ class KeyValues(WholeOperations):
 
     async def set(self, key: str, value: Value) -> None:
         operations = self._engine.operations
-        await self._write(operations.set_many([(key, own_bytes(value))]), self._engine_for(value))
+        flow = operations.set_many([(key, own_bytes(value))])
+        await self._write(flow, self._engine_for(value), key)
         if is_unsafe() and await self._run(operations.is_in_shard(key), only_reads=True):
             warn_of_other_pipeline()
 
@@ -209,7 +210,7 @@ class KeyValues(WholeOperations):
     async def set_if_not_exists(self, key: str, value: Value) -> None:
         items = [(key, own_bytes(value))]
         flow = self._engine.operations.set_many(items, only_if_missing=True)
-        await self._write(flow, self._engine_for(value))
+        await self._write(flow, self._engine_for(value), key)
 
     async def delete(self, key: str) -> None:
         operations = self._engine.operations
@@ -217,7 +218,8 @@ class KeyValues(WholeOperations):
         if isinstance(key, str) and key.endswith(SHARD_MARK):
             await self._write(operations.erase_shard(key.removesuffix(SHARD_MARK)))
         else:
-            await self._write(operations.set_many([(key, None)]))
+            async with self._engine.turn(key):
+                await self._write(operations.set_many([(key, None)]))
 
     def delete_sync(self, key: str) -> None:
         """Same as `delete`, but blocking."""

@@ -230,7 +230,8 @@ class ObspecStore:
     async def put_async(self, path: str, file: Any, **options: Any) -> PutResult:
         if hasattr(file, "__aiter__"):
             file = [part async for part in file]
-        return await self._put_async(path, file, **options)
+        async with self.store._engine.turn(path):
+            return await self._put_async(path, file, **options)
 
     def _delete(self, paths: str | Sequence[str]) -> Steps[None]:
         """Erase values. A missing value is no error."""
@@ -238,7 +239,13 @@ class ObspecStore:
         keys = [paths] if isinstance(paths, str) else paths
         yield self.store._engine.operations.set_many([(key, None) for key in keys])
 
-    delete, delete_async = _twins(_delete)
+    delete, _delete_async = _twins(_delete)
+
+    @documented_like(delete, "async")
+    async def delete_async(self, paths: str | Sequence[str]) -> None:
+        documents = list(filter(is_document, [paths] if isinstance(paths, str) else paths))
+        async with self.store._engine.turn(documents[0] if documents else ""):
+            await self._delete_async(paths)
 
     # ------------------------------------------------------------------ listing
 

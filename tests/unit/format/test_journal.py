@@ -7,7 +7,7 @@ from typing import Any
 
 import crc32c
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from zarr_shardstore.format.journal import (
@@ -388,6 +388,19 @@ def test_a_move_of_another_state_is_left_alone(
         n = journal.header.index_nbytes
         other = bytes(torn[:-nbytes]) + stored(data.draw(st.binary(min_size=n, max_size=n)), True)
         assert repair_of(journal, other) is None
+
+
+@given(moves(), st.data())
+def test_another_file_without_checksum_is_left_alone(
+    move: tuple[Journal, bytes, bytes], data: st.DataObject
+) -> None:
+    """It has the old index where that was, and a byte that is not of the copy after it."""
+    journal, before, after = move
+    assume(not journal.header.has_checksum)
+    other = bytearray(after[: data.draw(st.integers(len(before) + 1, len(after)))])
+    at = data.draw(st.integers(len(before), len(other) - 1))
+    other[at] = data.draw(st.integers(1, 255).filter(lambda byte: byte != after[at]))
+    assert repair_of(journal, bytes(other)) is None
 
 
 @pytest.mark.parametrize("values", [b"", b"v", b"values"])

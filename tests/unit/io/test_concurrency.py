@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import pytest
 import zarr
 
-from zarr_shardstore.io.concurrency import backoff, map_in_threads, run_within
+from zarr_shardstore.io.concurrency import Turns, backoff, map_in_threads, run_within
 
 MUCH = 2**30
 
@@ -56,6 +56,27 @@ async def test_after_an_error_no_thread_works_on() -> None:
     assert n_done < 50
     await asyncio.sleep(0.02)
     assert len(done) == n_done
+
+
+async def test_kinds_of_tasks_take_turns() -> None:
+    """Each waits for those of the other kind that began before it; also if one is cancelled."""
+    turns, running, seen = Turns(), list[bool](), list[str]()
+
+    async def work(name: str, kind: bool) -> None:
+        async with turns.taken(kind):
+            assert (not kind) not in running
+            running.append(kind)
+            await asyncio.sleep(0.001)
+            running.remove(kind)
+        seen.append(name)
+
+    kinds = [("a", False), ("b", False), ("c", True), ("d", False), ("e", True), ("f", True)]
+    tasks = [asyncio.create_task(work(*each)) for each in kinds]
+    await asyncio.sleep(0)
+    tasks[3].cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    assert seen == ["a", "b", "c", "e", "f"]
+    await work("g", False)
 
 
 async def test_units_stay_within_the_limit_and_a_large_one_runs_alone() -> None:

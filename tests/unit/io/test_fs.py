@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import errno
 import os
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
+from zarr.storage import LocalStore, WrapperStore
 
+from zarr_shardstore.io.backends.local import LocalBackend
+from zarr_shardstore.io.backends.wrapped_files import WrappedFilesBackend
 from zarr_shardstore.io.local import fs
 from zarr_shardstore.io.local.fs import new_file, read_at, write_at
+from zarr_shardstore.shards.requests import Get
 
 
 def test_a_file_that_cannot_be_renamed_is_closed_once(tmp_path: Path) -> None:
@@ -51,3 +57,23 @@ def test_a_link_to_itself_is_missing_also_after_files_were_closed(
     with pytest.raises(FileNotFoundError):
         open_one("p")
     assert not errors
+
+
+@pytest.mark.parametrize(
+    ("fraction_ns", "age_s", "is_version"),
+    [(0, 1.9, False), (0, 2.2, True), (500, 0.01, False), (500, 0.1, True), (500, 1.9, True)],
+)
+async def test_times_of_whole_seconds_are_of_a_slow_clock(
+    tmp_path: Path, fraction_ns: int, age_s: float, *, is_version: bool
+) -> None:
+    """A file of such a time may change within the next two seconds and keep it."""
+    time_ns = 1_700_000_000 * 10**9 + fraction_ns
+    path = tmp_path / "a"
+    path.write_bytes(b"1")
+    os.utime(path, ns=(time_ns, time_ns))
+    backend = LocalBackend(LocalStore(tmp_path))
+    wrapped = WrappedFilesBackend(WrapperStore(LocalStore(tmp_path)))
+    with mock.patch.object(time, "time_ns", return_value=time_ns + int(age_s * 1e9)):
+        assert (backend.state_of("a") == backend.state_of("a")) is is_version
+        first, second = [await wrapped.get(Get("a")) for _ in range(2)]
+        assert (first.version == second.version) is is_version

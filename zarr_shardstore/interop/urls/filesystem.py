@@ -31,6 +31,7 @@ from urllib.parse import parse_qsl
 
 import fsspec
 from fsspec.asyn import AsyncFileSystem
+from fsspec.callbacks import DEFAULT_CALLBACK
 from fsspec.spec import AbstractBufferedFile
 from zarr.abc.store import ByteRequest, OffsetByteRequest, RangeByteRequest, SuffixByteRequest
 from zarr.core.buffer import default_buffer_prototype
@@ -54,6 +55,15 @@ _QUERY = re.compile(r"\?(?=\w+=)")
 """Begin of the options in a URL. Any other question mark is a wildcard of fsspec."""
 
 _N_SIZES_AT_ONCE = 64
+
+
+class _WorkingDirectory:
+    """Attribute of a class: the working directory, if there is one."""
+
+    def __get__(self, *_: object) -> str | None:
+        with suppress(FileNotFoundError):
+            return os.getcwd()
+        return None
 
 
 class ShardFileSystem(AsyncFileSystem):  # type: ignore[misc]
@@ -87,6 +97,8 @@ class ShardFileSystem(AsyncFileSystem):  # type: ignore[misc]
 
     protocol = "shard"
     root_marker = ""
+    _directory = _WorkingDirectory()
+    _extra_tokenize_attributes = ("_directory",)  # a cached instance may have a relative path
 
     def __init__(
         self,
@@ -245,11 +257,55 @@ class ShardFileSystem(AsyncFileSystem):  # type: ignore[misc]
         if is_there:
             raise FileExistsError(path)
 
-    async def _put_file(self, lpath: str, rpath: str, mode: str = "overwrite", **_: Any) -> None:
-        await self._pipe_file(rpath, Path(lpath).read_bytes(), mode=mode)
+    async def _put_file(
+        self, lpath: str, rpath: str, mode: str = "overwrite", later: Any = None, **_: Any
+    ) -> None:
+        if not self._is_later(lpath, rpath, later):
+            await self._pipe_file(rpath, Path(lpath).read_bytes(), mode=mode)
 
-    async def _cp_file(self, path1: str, path2: str, **_: Any) -> None:
-        await self._pipe_file(path2, await self._cat_file(path1))
+    async def _cp_file(self, path1: str, path2: str, later: Any = None, **_: Any) -> None:
+        if self._is_later(path1, path2, later):
+            return
+        try:
+            value = await self._cat_file(path1)
+        except FileNotFoundError:
+            if not await self._isdir(path1):
+                raise
+        else:
+            await self._pipe_file(path2, value)
+
+    # A call for many files stores documents first, because they declare the sharding of new arrays.
+
+    def _is_later(self, source: str, path: str, later: tuple[list[str], list[str]] | None) -> bool:
+        """Put a file that is no document into the lists of the second round, if there are any."""
+        if later is None or metadata.is_document(self._strip_protocol(path)):
+            return False
+        later[0].append(source)
+        later[1].append(path)
+        return True
+
+    async def _pipe(self, path: Any, value: Any = None, **options: Any) -> None:
+        values = {path: value} if isinstance(path, str) else path
+        for is_first in (True, False):
+            keys = [k for k in values if metadata.is_document(self._strip_protocol(k)) is is_first]
+            await super()._pipe({key: values[key] for key in keys}, **options)
+
+    async def _put(
+        self,
+        lpath: Any,
+        rpath: Any,
+        recursive: bool = False,
+        callback: Any = DEFAULT_CALLBACK,
+        **options: Any,
+    ) -> None:
+        later = list[str](), list[str]()
+        await super()._put(lpath, rpath, recursive, later=later, **options)
+        await super()._put(*later, callback=callback, **options)
+
+    async def _copy(self, path1: Any, path2: Any, recursive: bool = False, **options: Any) -> None:
+        later = list[str](), list[str]()
+        await super()._copy(path1, path2, recursive, later=later, **options)
+        await super()._copy(*later, recursive, **options)
 
     async def _rm_file(self, path: str, **_: Any) -> None:
         key = self._strip_protocol(path)

@@ -74,7 +74,7 @@ class LocalBackend(base.BlockingBackend):
 
     def state_of(self, key: str) -> object:
         state = fs.state_of(self._root + key)
-        if state is not None and time.time_ns() - state[2] < fs.MIN_AGE_NS:
+        if state is not None and time.time_ns() - state[2] < fs.min_age_ns(state[2]):
             return object()
         return state or "missing"
 

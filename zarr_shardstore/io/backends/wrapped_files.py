@@ -131,5 +131,5 @@ def _is_consistent(path: str, before: fs.FileState) -> bool:
 
 
 def _version_since(path: str, before: fs.FileState, began_ns: int) -> object:
-    is_young = before is not None and began_ns - before[2] < fs.MIN_AGE_NS
+    is_young = before is not None and began_ns - before[2] < fs.min_age_ns(before[2])
     return UNSTABLE if is_young or fs.state_of(path) != before else before

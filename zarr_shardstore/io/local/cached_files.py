@@ -15,9 +15,9 @@ Theory of operation for local files: a chunk of a cached file costs two system c
    other order would miss a writer that comes between the two.
 3. Every way to change the file changes the state. The open descriptor keeps the inode number from
    being used again.
-4. The clock of files ticks every 1 to 10 ms on Linux, so two writes within a tick leave one time. A
-   file is cached only if its last change was `MIN_AGE_NS` before it was opened. Any later write
-   then has another time.
+4. The clock of files ticks every 1 to 10 ms on Linux; on some file systems a tick takes a second
+   or two. Two writes within a tick leave one time. A file is cached only if its last change was
+   `min_age_ns` before it was opened. Any later write then has another time.
 5. A stale file is a miss: the flow opens the path and reads the index again. Its descriptor may
    be closed and its index kept; then the path is opened again and compared with rule 1.
 6. A thread that reads keeps the descriptor open, whichever thread evicts the file: the descriptor
@@ -324,7 +324,7 @@ _open: OrderedDict[str, None] = OrderedDict()
 def cache_file(path: str, index: ShardIndex, spec: ShardingSpec, reader: ShardFileReader) -> None:
     """Cache a file and the index that was read from it, unless it is too young (rule 4)."""
     changed_ns = max(reader.status.st_mtime_ns, reader.status.st_ctime_ns)
-    if reader.opened_ns - changed_ns >= max(fs.MIN_AGE_NS, fs.MIN_AGE_OF_CACHED_NS):
+    if reader.opened_ns - changed_ns >= max(fs.min_age_ns(changed_ns), fs.MIN_AGE_OF_CACHED_NS):
         file = CachedShardFile(index, spec, reader.handle, reader.status)
         if not fs.IS_POSIX:
             file.handle = None

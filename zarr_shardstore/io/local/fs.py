@@ -385,9 +385,17 @@ def plain_path(path: str) -> str:
 FileState: TypeAlias = tuple[int, int, int] | None
 """Version of a file: inode, size, and time of the last write; ``None``: there is none."""
 
-MIN_AGE_NS = 20_000_000  # at this age the time of a file is its version
-MIN_AGE_OF_CACHED_NS = 0 if IS_POSIX else 2_100_000_000
-"""On FAT the clock ticks every 2 s, and on Windows no open file keeps its number."""
+MIN_AGE_NS = 20_000_000  # two ticks of most clocks
+_MIN_AGE_OF_WHOLE_SECONDS_NS = 2_100_000_000  # on FAT a tick takes 2 s, on HFS+ 1 s
+MIN_AGE_OF_CACHED_NS = 0 if IS_POSIX else _MIN_AGE_OF_WHOLE_SECONDS_NS
+"""On Windows no open file keeps its number, and FAT has finer times of creation."""
+
+
+def min_age_ns(time_ns: int) -> int:
+    """Return the age from which a time of a file is its version: no later change has the same."""
+    if time_ns % 1_000_000_000:
+        return MIN_AGE_NS
+    return max(MIN_AGE_NS, _MIN_AGE_OF_WHOLE_SECONDS_NS)
 
 
 def state_of(file: str | int) -> FileState:
