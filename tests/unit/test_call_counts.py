@@ -105,7 +105,7 @@ def test_a_cold_read(root: Path) -> None:
     with calls() as seen:
         assert read() == b"\x01"
     functions, files = n_functions(seen)
-    assert functions <= 101
+    assert functions <= 100
     assert files <= 20
 
 

@@ -332,12 +332,16 @@ def cache_file(path: str, index: ShardIndex, spec: ShardingSpec, reader: ShardFi
         keep_open(path)
 
 
+_FEW = 4
+"""Open files for which no system call asks for the limit."""
+
+
 @_synchronized
 def keep_open(path: str) -> None:
     """Keep the descriptor of a cached file open, and close others beyond the limit."""
-    most = fs.max_cached_files()
     _open[path] = None
     _open.move_to_end(path)
+    most = _FEW if len(_open) <= _FEW else fs.max_cached_files()
     while len(_open) > most:
         oldest, _ = _open.popitem(last=False)
         file = find_file(oldest)
