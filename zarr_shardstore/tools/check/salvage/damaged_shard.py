@@ -222,7 +222,11 @@ class DamagedShard:
 
     def add_moved(self, found: Salvage, index: Index, spec: Spec) -> None:
         """Add the chunks after bytes that were put in or taken out. The entries of a right index
-        filled the data: these chunks have moved by the difference in length."""
+        filled the data: these chunks have moved by the difference in length.
+
+        An erased last chunk makes that difference wrong, and so does a gap. A missing entry may be
+        an erased chunk, and in a gap there is no last chunk.
+        """
         first = spec.index_nbytes if spec.index.location == "start" else 0
         places = {i: tuple(index.fields[i].tolist()) for i in index.present_ids().tolist()}
         end = max((start + nbytes for start, nbytes in places.values()), default=0)
@@ -230,14 +234,16 @@ class DamagedShard:
         is_packed = first + sum(nbytes for _, nbytes in places.values()) == end
         sizes = {nbytes for _, nbytes in places.values()}
         is_other_frame = len(sizes) == 1 and n_more % sizes.pop() == 0
-        if not (n_more and self.is_proving and is_packed) or is_other_frame:
+        is_full = is_packed and len(places) == spec.n_entries
+        if not (n_more and self.is_proving and is_full) or is_other_frame:
             return
         reached = max((sum(places[i]) for i in found.entries), default=first)
         starts = {start for start, _ in places.values()}
-        for i in list(found.lost):
+        for i in sorted(found.lost, key=lambda i: places[i], reverse=True):
             start, nbytes = places[i][0] + n_more, places[i][1]
             is_free = start not in starts and (start >= reached or not found.entries)
-            if is_free and self.is_whole(self.shard.chunk_key(i), start, nbytes):
-                found.entries[i] = self.data[start : start + nbytes]
-                found.lost.remove(i)
-                found.text = "its index is valid; bytes before some chunks were put in or taken out"
+            if not is_free or not self.is_whole(self.shard.chunk_key(i), start, nbytes):
+                break
+            found.entries[i] = self.data[start : start + nbytes]
+            found.lost.remove(i)
+            found.text = "its index is valid; bytes before some chunks were put in or taken out"

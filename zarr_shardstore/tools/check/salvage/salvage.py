@@ -120,7 +120,7 @@ def _without_index(shard: DamagedShard, order: shard_format.EntryOrder | None) -
     found, texts = Salvage({}, [], False), []
     missing: set[int] = set()
     named = None
-    if len(shard.data) >= shard.spec.index_nbytes:
+    if shard.at_end and len(shard.data) >= shard.spec.index_nbytes:
         fields = shard.fields_at(shard.index_start, shard.n)
         if shard.is_in_place(fields):
             named = named_by(shard, shard.index_start, fields)
