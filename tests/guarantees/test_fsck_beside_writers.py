@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 import signal
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from contextlib import contextmanager
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import obstore
@@ -22,7 +24,15 @@ from zarr.storage import ObjectStore
 
 import zarr_shardstore
 from tests.support.kit import CountingStore
-from zarr_shardstore import Progress, ShardingMapping, ShardingStore, SpecError, check_store
+from zarr_shardstore import (
+    Progress,
+    ShardingMapping,
+    ShardingStore,
+    SpecError,
+    check_store,
+    repair_store,
+)
+from zarr_shardstore.io.local import locks
 
 _WRITER = """
 import sys, time, numpy as np, zarr
@@ -175,3 +185,20 @@ def test_an_interrupted_check_continues(tmp_path: Path) -> None:
     make(tmp_path / "s")
     with pytest.raises(SpecError, match="lie in the store"):
         check_store(tmp_path / "s", notes=tmp_path / "s/notes")
+
+
+def test_a_repair_takes_the_locks_of_the_store(tmp_path: Path) -> None:
+    """A lock of the system excludes no writer with lock files: the repair waits for its file."""
+    make(tmp_path, locking="lockfile")
+    store = ShardingStore(tmp_path, locking="lockfile")
+    path = tmp_path / "a/c/0/0"
+    path.write_bytes(path.read_bytes()[:-1] + b"?")
+    report = check_store(store)
+    (tmp_path / "a/c/0/0.__lock").write_bytes(b"")
+    with mock.patch.object(locks, "MAX_WAIT_S", 0.3):
+        for checked in (report, check_store(store), pickle.loads(pickle.dumps(report))):
+            actions = repair_store(checked, dry_run=False).actions
+            assert {action.did for action in actions} == {"left"}
+    assert sorted(action.key for action in actions) == ["a/c/0/0"]
+    (tmp_path / "a/c/0/0.__lock").unlink()
+    assert [a.did for a in repair_store(report, dry_run=False).actions] == ["rewritten"]
