@@ -31,6 +31,7 @@ from zarr_shardstore.shards import requests
 from zarr_shardstore.shards.index_reads import check_whole
 from zarr_shardstore.shards.requests import EntryUpdate
 from zarr_shardstore.shards.rewrite import rewrite_value
+from zarr_shardstore.store.growing.frame_writer import open_arrays
 from zarr_shardstore.store.sharding_mapping import ShardingMapping
 from zarr_shardstore.store.sharding_store import ShardingStore
 
@@ -111,16 +112,30 @@ class BaseStoreHandle:
             if not is_done:
                 self.perform([requests.ListPage(cursor, 0)])
 
+    def is_growing(self, path: str) -> bool:
+        """Return whether a writer of this process appends frames to an array."""
+        return self.backend.scope(path) in open_arrays
+
     def swap(
-        self, key: str, old: Bytes | None, new: Bytes | None, also: Sequence[requests.Request] = ()
+        self,
+        key: str,
+        old: Bytes | None,
+        new: Bytes | None,
+        also: Sequence[requests.Request] = (),
+        unchanged: Mapping[str, Bytes | None] | None = None,
     ) -> None:
         """Replace an object that still has the old bytes, and then perform requests under its lock.
-        ``None`` means no object. A changed object stays, and raises `ShardConflictError`."""
+        ``None`` means no object. A changed object stays, and raises `ShardConflictError`. So does
+        one beside which an object of `unchanged` has other bytes than these."""
 
         def refuse(_: Bytes | None) -> Bytes | None:
             raise ShardConflictError(f"{key!r} was changed since it was read: check again")
 
         def update(_: Any, groups: Any) -> requests.Flow[Sequence[Exception | None]]:
+            for name, bytes_there in (unchanged or {}).items():
+                (found,) = yield [requests.Get(name, None, True)]
+                if found.value != bytes_there:
+                    raise ShardConflictError(f"{name!r} was changed since it was read: check again")
             outcomes = yield from rewrite_value(value, groups)
             if also and not any(outcomes):
                 yield [*also]

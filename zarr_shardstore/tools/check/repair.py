@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Sequence
-from contextlib import nullcontext, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, nullcontext, suppress
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from functools import cache
@@ -21,6 +21,7 @@ from zarr_shardstore.access import (
     journals,
     layouts,
     locks,
+    metadata,
     requests,
     shard_format,
     stacks,
@@ -37,8 +38,13 @@ from zarr_shardstore.tools.check.objects import (
 from zarr_shardstore.tools.check.quarantine import put_aside
 from zarr_shardstore.tools.check.replica import Replica, checker_of
 from zarr_shardstore.tools.check.salvage.salvage import advice, order_of_others, salvage
-from zarr_shardstore.tools.check.side_files import check_side_files
-from zarr_shardstore.tools.inspect.find import find_contents
+from zarr_shardstore.tools.check.side_files import (
+    check_side_files,
+    frames_lock,
+    is_growing,
+    is_young,
+)
+from zarr_shardstore.tools.inspect.find import arrays_at, find_contents
 
 Did: TypeAlias = Literal["rewritten", "removed", "left"]
 
@@ -215,7 +221,7 @@ class _Repair:
                 return self._remove_side_file(key)
             checkers = self._checkers_of(key)
             if kinds == {"outside_grid"} and not checkers:
-                return self._exchange(key, None, "it lies outside the grid of its array")
+                return self._remove_outside(key, found[0].array or "")
             if kinds and kinds != {"outside_grid"}:
                 return self._repair_chunks(key, checkers, has_journal="journal" in kinds)
         except Exception as error:  # of any client
@@ -227,6 +233,26 @@ class _Repair:
         """Return the checkers of the arrays of an object: one, or one for each of two formats."""
         near = [self._checker_of(node) for node in self._docs if key.startswith(node.chunk_prefix)]
         return [each for each in near if each and each.grid.coords_inside(key) is not None]
+
+    def _remove_outside(self, key: str, path: str) -> RepairAction:
+        """Remove an object outside of the grid, unless its array grows or has grown."""
+        base, backend = self.base, self.base.backend
+        if is_growing(base, path) or is_young(base, key):
+            return RepairAction(key, "left", "a writer may append it")
+        with ExitStack() as stack:
+            has_locks = base.options.locking == "os" and not self.dry_run
+            if has_locks and isinstance(backend, LocalBackend):
+                name = frames_lock(path)
+                lock, is_there = locks.KeptLock(backend.real_root + name), base.sizes([name])[0]
+                lock.acquire(0, "a writer appends frames")
+                stack.callback(lock.remove if is_there is None else lock.close)
+            names = [metadata.document_key(node) for node in self._docs if node.path == path]
+            documents = dict(zip(names, base.values(names), strict=True))
+            now = [checker_of(base, a.node, a.doc) for a in arrays_at(base, path)]
+            if not now or any(c is None or c.grid.coords_inside(key) is not None for c in now):
+                return RepairAction(key, "left", "it lies in the grid by now")
+            message = "it lies outside the grid of its array"
+            return self._exchange(key, None, message, unchanged=documents)
 
     def _repair_chunks(
         self, key: str, checkers: Sequence[ArrayChecker], *, has_journal: bool
@@ -325,7 +351,13 @@ class _Repair:
         return index_reads.check_whole(key, found.value, size)
 
     def _exchange(
-        self, key: str, new: _Bytes | None, message: str, old: _Bytes | None = None, **more: Any
+        self,
+        key: str,
+        new: _Bytes | None,
+        message: str,
+        old: _Bytes | None = None,
+        unchanged: Mapping[str, _Bytes | None] | None = None,
+        **more: Any,
     ) -> RepairAction:
         """Put an object with its journal into the quarantine, and then another in its place. The
         writer that locks the shard undoes the change in the journal."""
@@ -347,7 +379,8 @@ class _Repair:
         for name, value in ((names[1], journal), (names[2], lock)):
             if value is not None:  # it goes with the shard
                 put_aside(self.base, self.prefix, name, value)
-        self.base.swap(key, old, new, [] if journal is None else [requests.Delete(names[1])])
+        also = [] if journal is None else [requests.Delete(names[1])]
+        self.base.swap(key, old, new, also, unchanged)
         return action
 
     def _remove_side_file(self, key: str) -> RepairAction:
