@@ -125,9 +125,9 @@ class DamagedShard:
         if can_search(self.codec, self._header_nbytes):
             return misses < _MAX_MISSES
         end = frames[-1][1] if frames else self.first
-        return self._is_blank(end, stop)
+        return self.is_blank(end, stop)
 
-    def _is_blank(self, start: int, stop: int) -> bool:
+    def is_blank(self, start: int, stop: int) -> bool:
         return not np.frombuffer(self.data[start : max(start, stop)], np.uint8).any()
 
     @cached_property
@@ -192,10 +192,21 @@ class DamagedShard:
         possible = self.is_possible(fields, start)
         end = int(fields[possible].sum(axis=1).max(initial=0))
         is_first = bool(possible[0] or is_missing(fields[:1])[0])
+        if self._is_moved(start) or not fields[0].any():  # the index was cut, after a gap
+            return False
         if end == start or any(stop == start for _, stop in self.frames):
             # The end of the last frame of lz4 is not known: it may begin here.
             return bool(possible.any()) and (is_first or self.codec != "lz4")
-        return start - end >= shard_format.ENTRY_NBYTES and self._is_blank(end, start) and is_first
+        return start - end >= shard_format.ENTRY_NBYTES and self.is_blank(end, start) and is_first
+
+    def _is_moved(self, start: int) -> bool:
+        """Whether entries half an entry before or after an index name as many frames."""
+        half = shard_format.ENTRY_NBYTES // 2
+        n_before, n_here, n_after = (
+            np.count_nonzero(self.frames_of(self.fields_at(max(0, at), self.n - 1)) >= 0)
+            for at in (start - half, start, start + half)
+        )
+        return max(n_before, n_after) >= max(1, n_here)
 
     def through(self, index: Index, spec: Spec, *, without: Collection[int] = ()) -> Salvage:
         """Return the whole chunks that an index names. Without a checksum two entries with the same

@@ -171,9 +171,11 @@ def named_by(
         is_ordered &= bool(orders_of(np.fromiter(whole, np.intp, len(whole)), cps))
         sizes = Counter(end - begin for begin, end in shard.frames)
         has_all = shard.has_all_frames(start)
+        is_last_whole = bool(shard.frames) and shard.is_blank(shard.frames[-1][1], start)
         for i in list(whole):
             is_sure = is_ordered and is_known[i] and is_known[i + 2]
-            if not has_all or (sizes[len(whole[i])] != 1 and not is_sure):
+            is_unique = sizes[len(whole[i])] == 1 and is_last_whole
+            if not (has_all and (is_unique or is_sure)):
                 del whole[i]
     return whole, set(np.flatnonzero(missing).tolist())
 

@@ -91,7 +91,9 @@ def _valid_indexes(spec: Spec, data: memoryview) -> Iterator[tuple[Index, Spec]]
             index = shard_format.index_of_shard(data, new)
         except shard_format.IndexDamageError:
             continue
-        is_whole = new.index.checksum or new == spec or index.is_packed(len(data), new)
+        is_some = bool(index.fields[:, 1].all())  # zeros are of a gap before a cut index
+        is_packed = is_some and index.is_packed(len(data), new)
+        is_whole = new.index.checksum or new == spec or is_packed
         if is_whole and is_sound(index, new, len(data)):
             yield index, new
         elif new == spec:
