@@ -31,7 +31,6 @@ from zarr_shardstore.shards import requests
 from zarr_shardstore.shards.index_reads import check_whole
 from zarr_shardstore.shards.requests import EntryUpdate
 from zarr_shardstore.shards.rewrite import rewrite_value
-from zarr_shardstore.store.growing.frame_writer import open_arrays
 from zarr_shardstore.store.sharding_mapping import ShardingMapping
 from zarr_shardstore.store.sharding_store import ShardingStore
 
@@ -111,10 +110,6 @@ class BaseStoreHandle:
         finally:
             if not is_done:
                 self.perform([requests.ListPage(cursor, 0)])
-
-    def is_growing(self, path: str) -> bool:
-        """Return whether a writer of this process appends frames to an array."""
-        return self.backend.scope(path) in open_arrays
 
     def swap(
         self,

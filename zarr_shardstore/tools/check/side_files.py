@@ -11,6 +11,7 @@ from typing import Any
 from zarr_shardstore.access import (
     BaseStoreHandle,
     LocalBackend,
+    backends,
     file_keys,
     fs,
     journals,
@@ -38,7 +39,7 @@ def frames_lock(path: str) -> str:
 
 def is_growing(base: BaseStoreHandle, path: str) -> bool:
     """Whether a writer of this machine appends frames to an array: chunks come before the shape."""
-    return base.is_growing(path) or is_locked(base, frames_lock(path))
+    return base.backend.scope(path) in backends.growing or is_locked(base, frames_lock(path))
 
 
 def is_young(base: BaseStoreHandle, key: str) -> bool:

@@ -203,7 +203,7 @@ class DamagedShard:
         """Whether entries half an entry before or after an index name as many frames."""
         half = shard_format.ENTRY_NBYTES // 2
         n_before, n_here, n_after = (
-            np.count_nonzero(self.frames_of(self.fields_at(max(0, at), self.n - 1)) >= 0)
+            int((self.frames_of(self.fields_at(max(0, at), self.n - 1)) >= 0).sum())
             for at in (start - half, start, start + half)
         )
         return max(n_before, n_after) >= max(1, n_here)

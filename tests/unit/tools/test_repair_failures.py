@@ -1,7 +1,8 @@
-"""Repairs beside errors of the store: no shard loses more, and the report has what was done."""
+"""Repairs beside errors and writers: nothing more is lost, and the report has what was done."""
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -25,6 +26,7 @@ from zarr_shardstore import (
 )
 from zarr_shardstore.io.local import fs
 from zarr_shardstore.tools.check import repair
+from zarr_shardstore.tools.check.check_store import _Check
 
 
 class CutReplies(WrapperStore[MemoryStore]):
@@ -155,3 +157,21 @@ def test_the_consolidated_index_stays_for_the_next_repair(tmp_path: Path) -> Non
     assert repaired.check.findings == ()
     values: Any = zarr.open_array(ShardingStore(tmp_path), mode="r")[:4]
     assert values.tolist() == [1, 2, 3, 4]
+
+
+def test_an_array_that_grows_while_it_is_listed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The document is read again after the objects; they are checked as the others."""
+    base: dict[str, bytes] = {}
+    array_in(base)
+    document = base["zarr.json"]
+    base["zarr.json"] = json.dumps({**json.loads(document), "shape": [12]}).encode()
+    assert [found.kind for found in check_store(base).findings] == ["outside_grid"]
+    listed = _Check._keys
+
+    def grow_after(check: _Check) -> Iterator[str]:
+        yield from listed(check)
+        base["zarr.json"] = document
+
+    monkeypatch.setattr(_Check, "_keys", grow_after)
+    report = check_store(base)
+    assert (report.findings, report.n_chunks) == ((), 16)
