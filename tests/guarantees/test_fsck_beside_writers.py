@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -21,8 +23,15 @@ import zarr
 from zarr.storage import ObjectStore
 
 import zarr_shardstore
-from tests.support.kit import CountingStore
-from zarr_shardstore import Progress, ShardingMapping, ShardingStore, SpecError, check_store
+from tests.support.kit import CountingStore, tuned
+from zarr_shardstore import (
+    Progress,
+    ShardingMapping,
+    ShardingStore,
+    SpecError,
+    check_store,
+    repair_store,
+)
 
 _WRITER = """
 import sys, time, numpy as np, zarr
@@ -175,3 +184,128 @@ def test_an_interrupted_check_continues(tmp_path: Path) -> None:
     make(tmp_path / "s")
     with pytest.raises(SpecError, match="lie in the store"):
         check_store(tmp_path / "s", notes=tmp_path / "s/notes")
+
+
+def test_a_repair_takes_the_locks_of_the_store(tmp_path: Path) -> None:
+    """A lock of the system excludes no writer with lock files: the repair waits for its file."""
+    make(tmp_path, locking="lockfile")
+    store = ShardingStore(tmp_path, locking="lockfile")
+    path = tmp_path / "a/c/0/0"
+    path.write_bytes(path.read_bytes()[:-1] + b"?")
+    report = check_store(store)
+    (tmp_path / "a/c/0/0.__lock").write_bytes(b"")
+    with tuned(lock_wait_s=0.3):
+        for checked in (report, check_store(store), pickle.loads(pickle.dumps(report))):
+            actions = repair_store(checked, dry_run=False).actions
+            assert {action.did for action in actions} == {"left"}
+    assert sorted(action.key for action in actions) == ["a/c/0/0"]
+    (tmp_path / "a/c/0/0.__lock").unlink()
+    assert [a.did for a in repair_store(report, dry_run=False).actions] == ["rewritten"]
+
+
+# ------------------------------------------------------------------------ writers of frames
+
+_STREAM = """
+import sys, time, numpy as np
+from zarr_shardstore import ShardingStore
+store = ShardingStore(sys.argv[1], chunks_per_shard=(1, 1), durability=sys.argv[2])
+n, end = 0, time.monotonic() + 3
+with store.append_frames("a", flush_s=0.003, chunks=(1, 8), dtype="u4") as frames:
+    while time.monotonic() < end:
+        n += 1
+        frames.append(np.full(8, n, "u4"))
+        time.sleep(0.01)
+print(n)
+"""
+
+
+@pytest.mark.parametrize("durability", ["process", "power"])
+def test_a_live_stream_is_never_accused(durability: str, tmp_path: Path) -> None:
+    """Its frames come before the shape. A repair of each check leaves every frame."""
+    root = str(Path(zarr_shardstore.__file__).parents[1])
+    command = [sys.executable, "-c", _STREAM, str(tmp_path), durability]
+    stream = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={"PYTHONPATH": root})
+    with stream as process:
+        while not (tmp_path / "a/c").exists():
+            time.sleep(0.01)
+        while process.poll() is None:
+            report = check_store(tmp_path)
+            assert {found.kind for found in report.findings} <= {"in_use"}
+            assert repair_store(report, dry_run=False).quarantine == ""
+        assert process.stdout is not None
+        n = int(process.stdout.read())
+    values: Any = zarr.open_array(ShardingStore(tmp_path), path="a", mode="r")[:, 0]
+    assert values.tolist() == list(range(1, n + 1))
+
+
+OUTSIDE = "a/c/5/0"
+
+
+def frames_of(base: Any, n: int) -> None:
+    """An array that ends after `n` frames, and a frame after its end that was stored long ago."""
+    store = ShardingStore(base, chunks_per_shard=(1, 1))
+    array = zarr.create_array(store, name="a", shape=(6, 8), chunks=(1, 8), dtype="u4")
+    array[:] = 7
+    store.close()
+    documents = set_length(base, n)
+    assert documents["shape"] == [n, 8]
+    if isinstance(base, Path):
+        os.utime(base / OUTSIDE, ns=(0, 10**18))
+
+
+def set_length(base: Any, n: int) -> Any:
+    key = "a/zarr.json"
+    doc = json.loads((base / key).read_bytes() if isinstance(base, Path) else base[key])
+    data = json.dumps({**doc, "shape": [n, 8]}).encode()
+    if isinstance(base, Path):
+        (base / key).write_bytes(data)
+    else:
+        base[key] = data
+    return json.loads(data)
+
+
+class GrowsMeanwhile(dict[str, bytes]):
+    """A store with an array that grows while a repair stores an original."""
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        super().__setitem__(key, value)
+        if key.endswith(f"{OUTSIDE}.original"):
+            set_length(self, 6)
+
+
+@pytest.mark.parametrize("where", ["local", "dict"])
+def test_an_array_that_has_grown_since_its_check(where: str, tmp_path: Path) -> None:
+    """Before the repair, or while it stores the original: it removes no object of the array."""
+    base: Any = tmp_path if where == "local" else GrowsMeanwhile()
+    frames_of(base, 5)
+    report = check_store(base)
+    assert [found.kind for found in report.findings] == ["outside_grid"]
+    set_length(base, 6)
+    assert [a.did for a in repair_store(report, dry_run=False).actions] == ["left"]
+    set_length(base, 5)
+    actions = repair_store(report, dry_run=False).actions
+    assert [a.did for a in actions] == ["removed" if where == "local" else "left"]
+    values: Any = zarr.open_array(ShardingStore(base), path="a", mode="r")[:]
+    assert (values == 7).all()
+
+
+@pytest.mark.parametrize("where", ["local", "dict"])
+def test_a_writer_of_frames_stops_an_accusation(where: str, tmp_path: Path) -> None:
+    """Also one that has begun since the check, and stores the same bytes."""
+    base: Any = tmp_path if where == "local" else {}
+    frames_of(base, 5)
+    report = check_store(base)
+    assert [found.kind for found in report.findings] == ["outside_grid"]
+    with ShardingStore(base).append_frames("a"):
+        assert [f.kind for f in check_store(base).findings if f.key == OUTSIDE] == ["in_use"]
+        assert [a.did for a in repair_store(report, dry_run=False).actions] == ["left"]
+    assert [a.did for a in repair_store(report, dry_run=False).actions] == ["removed"]
+
+
+def test_a_young_file_is_not_accused(tmp_path: Path) -> None:
+    """A writer without a lock may have stored it, and the shape not yet."""
+    frames_of(tmp_path, 5)
+    report = check_store(tmp_path)
+    os.utime(tmp_path / OUTSIDE)
+    assert [found.kind for found in check_store(tmp_path).findings] == ["in_use"]
+    assert [a.did for a in repair_store(report, dry_run=False).actions] == ["left"]

@@ -51,6 +51,7 @@ def damaged_store(root: Path) -> None:
         path.write_bytes(data)
     (root / "a/c/7").mkdir()
     (root / "a/c/7/7").write_bytes(b"outside")
+    os.utime(root / "a/c/7/7", ns=(0, 10**18))  # its writer is gone
     (root / f"a/c/1/.{'0' * 32}.partial").write_bytes(b"remains")
     (root / "a/c/1/0.__lock").write_bytes(b"")
 

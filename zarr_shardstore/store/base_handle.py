@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Generator, Hashable, Iterable, Mapping, MutableMapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeAlias, TypeVar
 
 from zarr import Group
@@ -16,7 +16,12 @@ from zarr.storage import LocalStore, StorePath
 from zarr_shardstore.errors import ReadOnlyError, ShardConflictError, SpecError, UnsupportedError
 from zarr_shardstore.format.shard import Bytes
 from zarr_shardstore.io.backends import store_traits
-from zarr_shardstore.io.backends.base import ODD_KEY_ERRORS, Backend, BackendOptions
+from zarr_shardstore.io.backends.base import (
+    DEFAULT_OPTIONS,
+    ODD_KEY_ERRORS,
+    Backend,
+    BackendOptions,
+)
 from zarr_shardstore.io.backends.local import LocalBackend
 from zarr_shardstore.io.backends.resolve import BaseStore, BaseStoreLike, backend_of, base_store_of
 from zarr_shardstore.io.driver import Driver
@@ -47,9 +52,10 @@ class BaseStoreHandle:
     driver: Driver
     is_read_only: bool = False
     """Whether the caller passed a read-only sharding store around it."""
+    options: BackendOptions = field(default=DEFAULT_OPTIONS, kw_only=True)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return open_base, (self.store,)
+        return open_base, (self.store, None, self.options)
 
     @property
     def backend(self) -> Backend:
@@ -106,15 +112,25 @@ class BaseStoreHandle:
                 self.perform([requests.ListPage(cursor, 0)])
 
     def swap(
-        self, key: str, old: Bytes | None, new: Bytes | None, also: Sequence[requests.Request] = ()
+        self,
+        key: str,
+        old: Bytes | None,
+        new: Bytes | None,
+        also: Sequence[requests.Request] = (),
+        unchanged: Mapping[str, Bytes | None] | None = None,
     ) -> None:
         """Replace an object that still has the old bytes, and then perform requests under its lock.
-        ``None`` means no object. A changed object stays, and raises `ShardConflictError`."""
+        ``None`` means no object. A changed object stays, and raises `ShardConflictError`. So does
+        one beside which an object of `unchanged` has other bytes than these."""
 
         def refuse(_: Bytes | None) -> Bytes | None:
             raise ShardConflictError(f"{key!r} was changed since it was read: check again")
 
         def update(_: Any, groups: Any) -> requests.Flow[Sequence[Exception | None]]:
+            for name, bytes_there in (unchanged or {}).items():
+                (found,) = yield [requests.Get(name, None, True)]
+                if found.value != bytes_there:
+                    raise ShardConflictError(f"{name!r} was changed since it was read: check again")
             outcomes = yield from rewrite_value(value, groups)
             if also and not any(outcomes):
                 yield [*also]
@@ -130,9 +146,9 @@ class BaseStoreHandle:
         """Return the same store with durable writes: local files survive a loss of power."""
         if not isinstance(self.backend, LocalBackend):
             return self
-        backend = backend_of(self.store, BackendOptions(durability="power"))
-        driver = Driver(backend, self.driver.update_flow)
-        return BaseStoreHandle(self.store, driver, self.is_read_only)
+        options = replace(self.options, durability="power")
+        driver = Driver(backend_of(self.store, options), self.driver.update_flow)
+        return BaseStoreHandle(self.store, driver, self.is_read_only, options=options)
 
     def names(self, directory: str) -> list[str]:
         return list(self.perform([requests.ListDir(directory)])[0])
@@ -223,10 +239,12 @@ class BaseStoreHandle:
 
 
 def open_base(
-    store: StoreLike | BaseStoreHandle | Backend, storage_options: Mapping[str, Any] | None = None
+    store: StoreLike | BaseStoreHandle | Backend,
+    storage_options: Mapping[str, Any] | None = None,
+    options: BackendOptions = DEFAULT_OPTIONS,
 ) -> BaseStoreHandle:
-    """Open everything that `ShardingStore` takes; for a sharding store, its base store. The path of
-    a file raises `SpecError`, a store without listing `UnsupportedError`."""
+    """Open everything that `ShardingStore` takes; for a sharding store, its base store, with its
+    locks. The path of a file raises `SpecError`, a store without listing `UnsupportedError`."""
     is_read_only, path = False, ""
     if isinstance(store, BaseStoreHandle):
         return store
@@ -238,6 +256,7 @@ def open_base(
     inner = getattr(store, "store", store)  # a draft hierarchy is a store on a sharding store
     if isinstance(inner, ShardingStore | ShardingMapping):
         is_read_only, store = inner.read_only, inner.base
+        options = BackendOptions(locking=inner._engine.options.locking)
     base = base_store_of(store, storage_options)
     if path and not isinstance(base, Store):
         raise SpecError(f"of a mapping no part can be opened, here {path!r}: open all of it")
@@ -249,7 +268,8 @@ def open_base(
             raise SpecError(f"{str(there)!r} is a file, not the directory of a store")
     if isinstance(base, Store) and not base.supports_listing:
         raise UnsupportedError(f"{base} lists no keys: what it holds cannot be found")
-    return BaseStoreHandle(base, Driver(backend_of(base), _refuse_update), is_read_only)
+    driver = Driver(backend_of(base, options), _refuse_update)
+    return BaseStoreHandle(base, driver, is_read_only, options=options)
 
 
 def _refuse_update(

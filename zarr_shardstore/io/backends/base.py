@@ -248,6 +248,9 @@ class BackendOptions:
 
 DEFAULT_OPTIONS = BackendOptions()
 
+growing: dict[Hashable, object] = {}
+"""Writers of frames of this process, by the scope of their array."""
+
 MIN_AGE_ON_WEB_SERVERS_S = 2.1
 """Age at which the second of the last change, of which some servers make ETags, is a version. Some
 file systems know times to two seconds."""

@@ -56,6 +56,8 @@ _Kind: TypeAlias = Literal["LOCK_SH", "LOCK_EX", "LOCK_UN"]
 Locking: TypeAlias = Literal["os", "lockfile", "none"]
 
 LOCK_SUFFIX = ".__lock"
+FRAMES_LOCK = f"frames{LOCK_SUFFIX}"
+"""Name of the lock of a writer of frames, beside the chunks of its array."""
 _MAX_NAME_NBYTES = 255
 MAX_WAIT_S = 120.0  # a commit takes milliseconds: a process that keeps a lock so long hangs
 _FIRST_PAUSE_S, _MAX_PAUSE_S = 0.00005, 0.002  # commits that append, or rewrite a shard, take that

@@ -23,7 +23,7 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Hashable, Mapping
+from collections.abc import Mapping
 from functools import cache
 from pathlib import PurePosixPath
 from typing import Any, Self, TypeAlias
@@ -41,8 +41,9 @@ from zarr.storage import StorePath
 from zarr_shardstore.arrays.array_cache import invalidate_documents, read_documents
 from zarr_shardstore.errors import ShardConflictError, SpecError, UnsupportedError
 from zarr_shardstore.format.arguments import array_path, whole_number
+from zarr_shardstore.io.backends.base import growing
 from zarr_shardstore.io.backends.local import LocalBackend
-from zarr_shardstore.io.local.locks import LOCK_SUFFIX, KeptLock
+from zarr_shardstore.io.local.locks import FRAMES_LOCK, KeptLock
 from zarr_shardstore.metadata import documents
 from zarr_shardstore.metadata.documents import Node, parse_json
 from zarr_shardstore.metadata.transformer_list import name_of
@@ -330,10 +331,6 @@ class FlushThread:
                 self.changed.notify_all()
 
 
-_open: dict[Hashable, GrowingArray] = {}
-"""The arrays that writers of this process have open."""
-
-
 class GrowingArray:
     """An array that one writer has; other writers of frames are refused until it is released."""
 
@@ -361,12 +358,11 @@ class GrowingArray:
         backend = self._engine.driver.backend
         self._scope = backend.scope(path)
         busy = f"frames are appended to {path!r} already: close that writer first"
-        if _open.setdefault(self._scope, self) is not self:
+        if growing.setdefault(self._scope, self) is not self:
             raise ShardConflictError(busy)
         try:
             if isinstance(backend, LocalBackend) and store._engine.options.locking == "os":
-                name = f"{self._node.chunk_prefix}frames{LOCK_SUFFIX}"
-                lock = KeptLock(backend.real_root + name)
+                lock = KeptLock(backend.real_root + self._node.chunk_prefix + FRAMES_LOCK)
                 lock.acquire(0, busy)
                 self._lock = lock
             self._find()
@@ -376,7 +372,7 @@ class GrowingArray:
 
     def close(self, n_durable: int) -> bool:
         """Seal the shards, and let other writers append; false if that was done before."""
-        if _open.get(self._scope) is not self:
+        if growing.get(self._scope) is not self:
             return False
         try:
             if self._array is not None and self._lock is not None:
@@ -390,7 +386,7 @@ class GrowingArray:
     def _release(self) -> None:
         if self._lock is not None:
             self._lock.remove()
-        _open.pop(self._scope, None)
+        growing.pop(self._scope, None)
 
     def _find(self) -> None:
         """Open the array, if there is one."""

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import AbstractContextManager, ExitStack, closing
 from dataclasses import asdict
+from itertools import chain
 from pathlib import Path
 from typing import Any, TypeAlias, get_args
 
@@ -44,7 +45,8 @@ from zarr_shardstore.tools.check.findings import (
     finding,
 )
 from zarr_shardstore.tools.check.objects import ArrayChecker, check_objects
-from zarr_shardstore.tools.check.side_files import check_side_files
+from zarr_shardstore.tools.check.replica import checker_of
+from zarr_shardstore.tools.check.side_files import check_side_files, is_growing, is_young
 from zarr_shardstore.tools.convert.job import check_reach, own_threads, run_all
 from zarr_shardstore.tools.convert.report import OnProgress, Progress
 from zarr_shardstore.tools.inspect import find
@@ -174,6 +176,10 @@ class _Check:
         self._converted: tuple[str, ...] = (STAGING,)
         """Prefixes of keys of conversions, which have findings of their own."""
         self._side_files: list[str] = []
+        self._outside: dict[metadata.Node, list[str]] = {}
+        """Keys that lie outside of the grid that the array had when the check began."""
+        self._growing: dict[metadata.Node, bool] = {}
+        """Whether each of these arrays has a writer of frames."""
 
     # -------------------------------------------------------------- documents
 
@@ -248,7 +254,7 @@ class _Check:
     def objects(self) -> Iterator[Finding | _Call]:
         """List the store; yield the tasks of objects, and findings on all other keys."""
         waiting: dict[metadata.Node, list[str]] = {}
-        for key in self._keys():
+        for key in chain(self._keys(), self._keys_outside()):
             node = self._node_of(key)
             if isinstance(node, Finding):
                 yield node
@@ -288,6 +294,18 @@ class _Check:
         for prefix in prefixes:
             yield from self.base.keys(prefix, shows_all=True)
 
+    def _keys_outside(self) -> Iterator[str]:
+        """Read the documents of arrays with objects outside of their grid again, and then yield
+        these. In this order: chunk, lock and document, as a writer stores and releases them."""
+        for node in self._outside:
+            self._growing[node] = is_growing(self.base, node.path)
+            for found in find.arrays_at(self.base, node.path):
+                checker = checker_of(self.base, node, found.doc, self.level)
+                if found.node == node and checker is not None:
+                    self.checkers[node] = checker
+        for keys in self._outside.values():
+            yield from keys
+
     # ------------------------------------------------------------------- keys
 
     def _node_of(self, key: str) -> metadata.Node | Finding | None:
@@ -300,17 +318,25 @@ class _Check:
             checker = self.checkers.get(node)
             if checker is None or (coords := checker.grid.layout.coords_of(key)) is None:
                 continue
-            shape = checker.grid.shape
-            if layouts.is_inside(coords, shape):
+            if layouts.is_inside(coords, checker.grid.shape):
                 return node
-            text = f"it lies outside the grid {list(shape)} of the array"
-            if checker.grid.is_sharded:
-                index_nbytes = checker.grid.layout.spec.index_nbytes
-                if self.base.sizes([key]) == [index_nbytes]:  # where removals have no condition
-                    text, more = f"{text}, and has no chunk", {"severity": "info"}
-                    return finding("outside_grid", key, text, array=node.path, **more)
-            return finding("outside_grid", key, text, array=node.path)
+            return self._outside_of(node, checker, key)
         return self._other_key(key, nodes)
+
+    def _outside_of(self, node: metadata.Node, checker: ArrayChecker, key: str) -> Finding | None:
+        if node not in self._growing:  # until the store is listed
+            self._outside.setdefault(node, []).append(key)
+            return None
+        text = f"it lies outside the grid {list(checker.grid.shape)} of the array"
+        if self._growing[node] or is_young(self.base, key):
+            text += ", and a writer may append it"
+            return finding("in_use", key, text, array=node.path)
+        if checker.grid.is_sharded:
+            index_nbytes = checker.grid.layout.spec.index_nbytes
+            if self.base.sizes([key]) == [index_nbytes]:  # where removals have no condition
+                text, more = f"{text}, and has no chunk", {"severity": "info"}
+                return finding("outside_grid", key, text, array=node.path, **more)
+        return finding("outside_grid", key, text, array=node.path)
 
     def _other_key(self, key: str, nodes: list[metadata.Node]) -> Finding | None:
         name = key.rpartition("/")[2]

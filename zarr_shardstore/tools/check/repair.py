@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Mapping, Sequence, Set
-from contextlib import nullcontext, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, nullcontext, suppress
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from functools import cache
@@ -17,18 +17,17 @@ from zarr_shardstore.access import (
     StoreLike,
     chunk_keys,
     file_keys,
+    index_reads,
     journals,
     layouts,
     locks,
     metadata,
-    open_base,
     requests,
     shard_format,
     stacks,
 )
 from zarr_shardstore.errors import ShardStoreError, SpecError
 from zarr_shardstore.tools.check.check_store import check_store
-from zarr_shardstore.tools.check.chunks import transcoder
 from zarr_shardstore.tools.check.findings import CheckReport, CheckResult, Finding, Keep
 from zarr_shardstore.tools.check.objects import (
     ArrayChecker,
@@ -37,8 +36,14 @@ from zarr_shardstore.tools.check.objects import (
     is_version_of,
 )
 from zarr_shardstore.tools.check.quarantine import put_aside
+from zarr_shardstore.tools.check.replica import Replica, checker_of
 from zarr_shardstore.tools.check.salvage.salvage import advice, order_of_others, salvage
-from zarr_shardstore.tools.check.side_files import check_side_files
+from zarr_shardstore.tools.check.side_files import (
+    check_side_files,
+    frames_lock,
+    is_growing,
+    is_young,
+)
 from zarr_shardstore.tools.inspect.find import arrays_at, find_contents
 
 Did: TypeAlias = Literal["rewritten", "removed", "left"]
@@ -87,7 +92,8 @@ class RepairReport:
         Prefix of the originals in the base store, empty if no object was changed.
         `restore_quarantine` puts them back.
     check : CheckReport, optional
-        The check after the repair, at the level of the one before; ``None`` after a dry run.
+        The check after the repair, at the level of the one before; ``None`` after a dry run, or if
+        it failed, which an action says.
     """
 
     store: str
@@ -162,16 +168,26 @@ def repair_store(
         base.check_writable()
         base.check_replaceable()
     name = f"{datetime.now(UTC):%Y%m%dT%H%M%S.%fZ}-{uuid.uuid4().hex[:8]}"
-    replica = None if source is None else _Replica(source)
+    replica = None if source is None else Replica(source)
     run = _Repair(base, f"{file_keys.QUARANTINE}/{name}/", keep, replica, order, dry_run)
     by_key: dict[str, list[Finding]] = {}
     for found in report.findings:
         if found.severity != "info" and found.kind != "consolidated_index":
             suffix = file_keys.JOURNAL_SUFFIX if found.kind == "journal" else ""
             by_key.setdefault(found.key.removesuffix(suffix), []).append(found)
-    actions = [run.repair(key, found) for key, found in by_key.items()]
-    actions += run.consolidate(report.findings, {a.key for a in actions if a.did != "left"})
-    check = None if dry_run else check_store(base, report.paths, level=report.level)  # type: ignore[arg-type]
+    actions: list[RepairAction] = []
+    check = None
+    try:
+        for key, some in by_key.items():
+            actions.append(run.repair(key, some))
+        actions += run.consolidate(report.findings, actions)
+        check = None if dry_run else check_store(base, report.paths, level=report.level)  # type: ignore[arg-type]
+    except Exception as error:
+        actions.append(RepairAction("", "left", f"no check: {type(error).__name__}: {error}"))
+    except BaseException as error:
+        done = ", ".join(f"{a.key!r} {a.did}, lost: {list(a.lost)}" for a in actions)
+        error.add_note(f"repaired so far: {done or None}; originals: {run.prefix}")
+        raise
     is_changed = not dry_run and any(action.did != "left" for action in actions)
     quarantine = run.prefix.rstrip("/") if is_changed else ""
     return RepairReport(report.store, quarantine, tuple(actions), dry_run, check)
@@ -185,7 +201,7 @@ class _Repair:
         base: BaseStoreHandle,
         prefix: str,
         keep: Keep,
-        replica: _Replica | None,
+        replica: Replica | None,
         order: shard_format.EntryOrder | None,
         dry_run: bool,
     ) -> None:
@@ -194,7 +210,7 @@ class _Repair:
         self.has_conditions = base.backend.optimistic() is not None
         arrays = base.run(find_contents()).arrays.items()
         self._docs = {node: found.doc for node, found in arrays}
-        self._checker_of = cache(lambda node: _checker(base, node, self._docs[node]))
+        self._checker_of = cache(lambda node: checker_of(base, node, self._docs[node]))
         self._order_of_others = cache(order_of_others)
 
     def repair(self, key: str, found: Sequence[Finding]) -> RepairAction:
@@ -205,7 +221,7 @@ class _Repair:
                 return self._remove_side_file(key)
             checkers = self._checkers_of(key)
             if kinds == {"outside_grid"} and not checkers:
-                return self._exchange(key, None, "it lies outside the grid of its array")
+                return self._remove_outside(key, found[0].array or "")
             if kinds and kinds != {"outside_grid"}:
                 return self._repair_chunks(key, checkers, has_journal="journal" in kinds)
         except Exception as error:  # of any client
@@ -217,6 +233,26 @@ class _Repair:
         """Return the checkers of the arrays of an object: one, or one for each of two formats."""
         near = [self._checker_of(node) for node in self._docs if key.startswith(node.chunk_prefix)]
         return [each for each in near if each and each.grid.coords_inside(key) is not None]
+
+    def _remove_outside(self, key: str, path: str) -> RepairAction:
+        """Remove an object outside of the grid, unless its array grows or has grown."""
+        base, backend = self.base, self.base.backend
+        if is_growing(base, path) or is_young(base, key):
+            return RepairAction(key, "left", "a writer may append it")
+        with ExitStack() as stack:
+            has_locks = base.options.locking == "os" and not self.dry_run
+            if has_locks and isinstance(backend, LocalBackend):
+                name = frames_lock(path)
+                lock, is_there = locks.KeptLock(backend.real_root + name), base.sizes([name])[0]
+                lock.acquire(0, "a writer appends frames")
+                stack.callback(lock.remove if is_there is None else lock.close)
+            names = [metadata.document_key(node) for node in self._docs if node.path == path]
+            documents = dict(zip(names, base.values(names), strict=True))
+            now = [checker_of(base, a.node, a.doc) for a in arrays_at(base, path)]
+            if not now or any(c is None or c.grid.coords_inside(key) is not None for c in now):
+                return RepairAction(key, "left", "it lies in the grid by now")
+            message = "it lies outside the grid of its array"
+            return self._exchange(key, None, message, unchanged=documents)
 
     def _repair_chunks(
         self, key: str, checkers: Sequence[ArrayChecker], *, has_journal: bool
@@ -268,7 +304,7 @@ class _Repair:
     ) -> RepairAction:
         data: _Bytes = old
         if not isinstance(self.base.backend, LocalBackend):  # which has read it by the journal
-            (journal,) = self.base.values([key + file_keys.JOURNAL_SUFFIX], check=False)
+            (journal,) = self.base.values([key + file_keys.JOURNAL_SUFFIX])
             data = _without_cut_change(old, journal)
         data, text = _decoded(checker.grid.below, key, data)
         kept = salvage(checker, shard, memoryview(data), **self._evidence(checker, shard))
@@ -309,16 +345,25 @@ class _Repair:
 
     def _read(self, key: str) -> _Bytes | None:
         found: requests.Found = self.base.perform([requests.Get(key, None, True)])[0]
-        return found.value
+        if found.value is None:
+            return None
+        size = self.base.sizes([key])[0] if found.size is None else found.size
+        return index_reads.check_whole(key, found.value, size)
 
     def _exchange(
-        self, key: str, new: _Bytes | None, message: str, old: _Bytes | None = None, **more: Any
+        self,
+        key: str,
+        new: _Bytes | None,
+        message: str,
+        old: _Bytes | None = None,
+        unchanged: Mapping[str, _Bytes | None] | None = None,
+        **more: Any,
     ) -> RepairAction:
         """Put an object with its journal into the quarantine, and then another in its place. The
         writer that locks the shard undoes the change in the journal."""
         names = [key, key + file_keys.JOURNAL_SUFFIX, key + locks.LOCK_SUFFIX]
         old = self._read(key) if old is None else old
-        raw, journal, lock = self.base.values(names, check=False)
+        raw, journal, lock = self.base.values(names)
         if old is None and (raw is not None or journal is None):
             return RepairAction(key, "left", "it is missing now, or being written: check again")
         if new is None and old is not None and self.has_conditions:
@@ -334,7 +379,8 @@ class _Repair:
         for name, value in ((names[1], journal), (names[2], lock)):
             if value is not None:  # it goes with the shard
                 put_aside(self.base, self.prefix, name, value)
-        self.base.swap(key, old, new, [] if journal is None else [requests.Delete(names[1])])
+        also = [] if journal is None else [requests.Delete(names[1])]
+        self.base.swap(key, old, new, also, unchanged)
         return action
 
     def _remove_side_file(self, key: str) -> RepairAction:
@@ -345,7 +391,9 @@ class _Repair:
         if not file_keys.is_side_file(key):  # of another program, which may store it again
             return self._exchange(key, None, found.message)
         shard = key.removesuffix(locks.LOCK_SUFFIX)
-        value, journal = self.base.values([key, shard + file_keys.JOURNAL_SUFFIX], check=False)
+        if shard != key and self.base.options.locking == "lockfile":
+            return RepairAction(key, "left", "a process of another host may have this lock")
+        value, journal = self.base.values([key, shard + file_keys.JOURNAL_SUFFIX])
         if journal is not None and shard != key:
             return RepairAction(key, "left", "it goes with the journal of its shard")
         if not self.dry_run:
@@ -358,23 +406,38 @@ class _Repair:
 
     # ----------------------------------------------------------- consolidated indexes
 
-    def consolidate(self, found: Sequence[Finding], changed: Set[str]) -> list[RepairAction]:
-        """Consolidate stale indexes again, and the indexes of arrays with a changed shard."""
+    def consolidate(
+        self, found: Sequence[Finding], done: Sequence[RepairAction]
+    ) -> list[RepairAction]:
+        """Consolidate stale indexes again, and the indexes of arrays with a changed shard. The next
+        repair of a damaged shard that was left may need the old one."""
         stale = [each for each in found if each.kind == "consolidated_index" and each.repairable]
-        keys = {each.key for each in stale} | changed
+        keys = {each.key for each in stale} | {a.key for a in done if a.did != "left"}
+        left = [a.key for a in done if a.did == "left" and self._checkers_of(a.key)]
         actions = []
         for node, doc in self._docs.items():
-            key = index_key_of(node, doc)
-            if key is not None and any(each.startswith(node.chunk_prefix) for each in keys):
+            key, prefix = index_key_of(node, doc), node.chunk_prefix
+            if key is None or not any(each.startswith(prefix) for each in keys):
+                continue
+            if any(each.startswith(prefix) for each in left):
+                text = "another repair may need it: a shard of its array was left"
+                actions.append(RepairAction(key, "left", text))
+            else:
                 actions.append(self._consolidate(key, node.path))
         known = {action.key for action in actions}
         other = [f.key for f in stale if f.array is None and f.key not in known]
         return actions + [self._consolidate(key, None) for key in other]
 
     def _consolidate(self, key: str, path: str | None) -> RepairAction:
+        try:
+            return self._consolidate_or_remove(key, path)
+        except Exception as error:  # of any client
+            return RepairAction(key, "left", f"{type(error).__name__}: {error}")
+
+    def _consolidate_or_remove(self, key: str, path: str | None) -> RepairAction:
         """Store a consolidated index again, or remove it. Readers take an index from it only for
         a shard that has not changed since: no write of another program is lost with it."""
-        (raw,) = self.base.values([key], check=False)
+        (raw,) = self.base.values([key])
         if raw is None:
             return RepairAction(key, "left", "there is none: consolidate again")
         made = path is not None
@@ -382,53 +445,13 @@ class _Repair:
             put_aside(self.base, self.prefix, key, raw)
             made = False
             if path is not None:
+                mapping = ShardingMapping(self.base.store, locking=self.base.options.locking)
                 with suppress(ShardStoreError):  # a store without versions, or no shard is left
-                    made = path in ShardingMapping(self.base.store).consolidate_index(path)
+                    made = path in mapping.consolidate_index(path)
             if not made:
                 self.base.perform([requests.Delete(key)])
         text = "it is a copy of the indexes of the shards, and was stale"
         return RepairAction(key, "rewritten" if made else "removed", text)
-
-
-class _Replica:
-    """Another store, from which lost chunks are fetched."""
-
-    def __init__(self, source: StoreLike) -> None:
-        self.base = open_base(source)
-        self._checkers_at = cache(
-            lambda path: [_checker(self.base, a.node, a.doc) for a in arrays_at(self.base, path)]
-        )
-
-    def chunk(self, checker: ArrayChecker, key: str, coords: chunk_keys.Coords) -> bytes | None:
-        """Return a chunk as the damaged array stores it; ``None`` if the replica has none, or a
-        damaged one, or another kind of array. Errors of the client pass: it may be there."""
-        shape, chunks = checker.geometry.shape, checker.geometry.chunks
-        for theirs in filter(None, self._checkers_at(checker.path)):
-            array, other, value = theirs.array, theirs.geometry, None
-            if other.shape != shape or not chunks.has_same_boxes(other.chunks, shape):
-                continue
-            get = requests.Get(array.node.chunk_prefix + other.encoding.encode(coords))
-            with suppress(ShardStoreError):  # its shard is damaged
-                value = self.base.run(stacks.ask_through(array.stack, [get]))[0].value
-            if value is None:
-                continue
-            try:
-                new = transcoder(theirs.view, checker.view, other.chunks.lengths(coords))(value)
-                for each in checker.above:
-                    new = bytes(each.encode(key, new))
-            except Exception:  # it is damaged: codecs raise errors of many types
-                continue
-            if checker.problem_of(key, new) is None:
-                return new
-        return None
-
-
-def _checker(
-    base: BaseStoreHandle, node: metadata.Node, doc: Mapping[str, Any]
-) -> ArrayChecker | None:
-    with suppress(ShardStoreError):
-        return ArrayChecker(base, node, doc, "decode")
-    return None
 
 
 def _keeps_keys(checker: ArrayChecker) -> bool:

@@ -11,9 +11,12 @@ from typing import Any
 from zarr_shardstore.access import (
     BaseStoreHandle,
     LocalBackend,
+    backends,
     file_keys,
+    fs,
     journals,
     locks,
+    metadata,
     open_shards,
 )
 from zarr_shardstore.tools.check.findings import Finding, finding
@@ -24,6 +27,26 @@ _PROCESSES = "/proc"
 _PAUSE_S = 0.1
 
 _IN_USE = "a writer of this machine uses it"
+
+_YOUNG_S = 60
+"""Time from the first chunk of a flush of frames to the shape."""
+
+
+def frames_lock(path: str) -> str:
+    """Return the key of the lock of a writer of frames."""
+    return metadata.Node("v3", path).chunk_prefix + locks.FRAMES_LOCK
+
+
+def is_growing(base: BaseStoreHandle, path: str) -> bool:
+    """Whether a writer of this machine appends frames to an array: chunks come before the shape."""
+    return base.backend.scope(path) in backends.growing or is_locked(base, frames_lock(path))
+
+
+def is_young(base: BaseStoreHandle, key: str) -> bool:
+    """Whether a writer without a lock may have stored a local file, and the shape not yet."""
+    backend = base.backend
+    state = fs.state_of(backend.path_of(key)) if isinstance(backend, LocalBackend) else None
+    return state is not None and time.time() - state[2] / 1e9 < _YOUNG_S
 
 
 def check_side_files(base: BaseStoreHandle, keys: Sequence[str]) -> Iterator[Finding]:

@@ -125,9 +125,9 @@ class DamagedShard:
         if can_search(self.codec, self._header_nbytes):
             return misses < _MAX_MISSES
         end = frames[-1][1] if frames else self.first
-        return self._is_blank(end, stop)
+        return self.is_blank(end, stop)
 
-    def _is_blank(self, start: int, stop: int) -> bool:
+    def is_blank(self, start: int, stop: int) -> bool:
         return not np.frombuffer(self.data[start : max(start, stop)], np.uint8).any()
 
     @cached_property
@@ -192,10 +192,21 @@ class DamagedShard:
         possible = self.is_possible(fields, start)
         end = int(fields[possible].sum(axis=1).max(initial=0))
         is_first = bool(possible[0] or is_missing(fields[:1])[0])
+        if self._is_moved(start) or not fields[0].any():  # the index was cut, after a gap
+            return False
         if end == start or any(stop == start for _, stop in self.frames):
             # The end of the last frame of lz4 is not known: it may begin here.
             return bool(possible.any()) and (is_first or self.codec != "lz4")
-        return start - end >= shard_format.ENTRY_NBYTES and self._is_blank(end, start) and is_first
+        return start - end >= shard_format.ENTRY_NBYTES and self.is_blank(end, start) and is_first
+
+    def _is_moved(self, start: int) -> bool:
+        """Whether entries half an entry before or after an index name as many frames."""
+        half = shard_format.ENTRY_NBYTES // 2
+        n_before, n_here, n_after = (
+            int((self.frames_of(self.fields_at(max(0, at), self.n - 1)) >= 0).sum())
+            for at in (start - half, start, start + half)
+        )
+        return max(n_before, n_after) >= max(1, n_here)
 
     def through(self, index: Index, spec: Spec, *, without: Collection[int] = ()) -> Salvage:
         """Return the whole chunks that an index names. Without a checksum two entries with the same
@@ -222,7 +233,11 @@ class DamagedShard:
 
     def add_moved(self, found: Salvage, index: Index, spec: Spec) -> None:
         """Add the chunks after bytes that were put in or taken out. The entries of a right index
-        filled the data: these chunks have moved by the difference in length."""
+        filled the data: these chunks have moved by the difference in length.
+
+        An erased last chunk makes that difference wrong, and so does a gap. A missing entry may be
+        an erased chunk, and in a gap there is no last chunk.
+        """
         first = spec.index_nbytes if spec.index.location == "start" else 0
         places = {i: tuple(index.fields[i].tolist()) for i in index.present_ids().tolist()}
         end = max((start + nbytes for start, nbytes in places.values()), default=0)
@@ -230,14 +245,16 @@ class DamagedShard:
         is_packed = first + sum(nbytes for _, nbytes in places.values()) == end
         sizes = {nbytes for _, nbytes in places.values()}
         is_other_frame = len(sizes) == 1 and n_more % sizes.pop() == 0
-        if not (n_more and self.is_proving and is_packed) or is_other_frame:
+        is_full = is_packed and len(places) == spec.n_entries
+        if not (n_more and self.is_proving and is_full) or is_other_frame:
             return
         reached = max((sum(places[i]) for i in found.entries), default=first)
         starts = {start for start, _ in places.values()}
-        for i in list(found.lost):
+        for i in sorted(found.lost, key=lambda i: places[i], reverse=True):
             start, nbytes = places[i][0] + n_more, places[i][1]
             is_free = start not in starts and (start >= reached or not found.entries)
-            if is_free and self.is_whole(self.shard.chunk_key(i), start, nbytes):
-                found.entries[i] = self.data[start : start + nbytes]
-                found.lost.remove(i)
-                found.text = "its index is valid; bytes before some chunks were put in or taken out"
+            if not is_free or not self.is_whole(self.shard.chunk_key(i), start, nbytes):
+                break
+            found.entries[i] = self.data[start : start + nbytes]
+            found.lost.remove(i)
+            found.text = "its index is valid; bytes before some chunks were put in or taken out"

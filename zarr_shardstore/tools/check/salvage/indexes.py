@@ -7,7 +7,10 @@ passes with a probability of 2⁻¹⁶.
 Single entries count if the index begins where the data end, and no two have the same bytes. A codec
 must also refuse other bytes. A frame whose size is not unique needs more: a shard without dead
 frames, an order of writers, and whole entries beside it. Raw chunks are no proof: all entries must
-fill the data, in an order of writers.
+fill the data, in an order of writers. After an index at the start, frames may have moved with it.
+
+The entries that a cut index has left count from two on. All of them name a frame, or none is there.
+The numbers of two entries that are read at a wrong place, by 8 bytes, name no two frames.
 """
 
 from __future__ import annotations
@@ -142,13 +145,12 @@ def named_by(
     """Return the chunks that the entries of an index at `start` name, and the missing entries.
     ``None`` if an entry may belong to another chunk."""
     cps = shard.spec.chunks_per_shard
-    stop = start if shard.at_end else len(shard.data)
     missing = is_missing(fields)
-    possible = shard.is_possible(fields, stop)
+    possible = shard.is_possible(fields, start)
     ids = np.flatnonzero(possible)
     ids = ids[np.argsort(fields[ids, 0], kind="stable")]
     if not (shard.is_proving or is_cut):
-        is_filled = len(ids) * (shard.exact or -1) == stop - shard.first
+        is_filled = len(ids) * (shard.exact or -1) == start - shard.first
         if not is_filled or not (possible | missing).all() or not orders_of(ids, cps):
             return None
     whole: dict[int, memoryview] = {}
@@ -168,10 +170,12 @@ def named_by(
         is_ordered = len(shard.frames) <= np.count_nonzero(possible)
         is_ordered &= bool(orders_of(np.fromiter(whole, np.intp, len(whole)), cps))
         sizes = Counter(end - begin for begin, end in shard.frames)
-        has_all = shard.has_all_frames(stop)
+        has_all = shard.has_all_frames(start)
+        is_last_whole = bool(shard.frames) and shard.is_blank(shard.frames[-1][1], start)
         for i in list(whole):
             is_sure = is_ordered and is_known[i] and is_known[i + 2]
-            if not has_all or (sizes[len(whole[i])] != 1 and not is_sure):
+            is_unique = sizes[len(whole[i])] == 1 and is_last_whole
+            if not (has_all and (is_unique or is_sure)):
                 del whole[i]
     return whole, set(np.flatnonzero(missing).tolist())
 
@@ -193,7 +197,7 @@ def named_by_cut_index(shard: DamagedShard) -> Named | None:
     found = []
     for start in starts:
         n = min(shard.n, (size - start) // _ENTRY_NBYTES)
-        if start < lowest or not n:
+        if start < lowest or n < 2:
             continue
         fields = shard.fields_at(start, n)
         missing, possible = is_missing(fields), shard.is_possible(fields, start)
@@ -204,12 +208,11 @@ def named_by_cut_index(shard: DamagedShard) -> Named | None:
             before = shard.fields_at(max(0, start - _ENTRY_NBYTES), 1)
             if is_missing(before).all() or shard.is_possible(before, size)[0]:
                 continue  # the index begins earlier
-        is_first = missing[0] or is_named[0]
-        if is_first and is_named.any() and (possible | missing).all():
+        if is_named.any() and (is_named | missing).all():
             found.append((start, fields))
-    # If bytes in the middle are gone, later entries follow, and the checksum at the end.
+    # If numbers in the middle are gone, later ones follow, and the checksum at the end.
     tail_nbytes = shard_format.CHECKSUM_NBYTES * spec.index.checksum
-    if len(found) != 1 or (size - found[0][0]) % _ENTRY_NBYTES == tail_nbytes:
+    if len(found) != 1 or (size - found[0][0]) % (_ENTRY_NBYTES // 2) == tail_nbytes:
         return None
     return named_by(shard, *found[0], is_cut=True)
 

@@ -91,7 +91,9 @@ def _valid_indexes(spec: Spec, data: memoryview) -> Iterator[tuple[Index, Spec]]
             index = shard_format.index_of_shard(data, new)
         except shard_format.IndexDamageError:
             continue
-        is_whole = new.index.checksum or new == spec or index.is_packed(len(data), new)
+        is_some = bool(index.fields[:, 1].all())  # zeros are of a gap before a cut index
+        is_packed = is_some and index.is_packed(len(data), new)
+        is_whole = new.index.checksum or new == spec or is_packed
         if is_whole and is_sound(index, new, len(data)):
             yield index, new
         elif new == spec:
@@ -120,7 +122,7 @@ def _without_index(shard: DamagedShard, order: shard_format.EntryOrder | None) -
     found, texts = Salvage({}, [], False), []
     missing: set[int] = set()
     named = None
-    if len(shard.data) >= shard.spec.index_nbytes:
+    if shard.at_end and len(shard.data) >= shard.spec.index_nbytes:
         fields = shard.fields_at(shard.index_start, shard.n)
         if shard.is_in_place(fields):
             named = named_by(shard, shard.index_start, fields)

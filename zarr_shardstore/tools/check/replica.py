@@ -1,0 +1,65 @@
+"""Another store, from which a repair fetches lost chunks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import suppress
+from functools import cache
+from typing import Any
+
+from zarr_shardstore.access import (
+    BaseStoreHandle,
+    StoreLike,
+    chunk_keys,
+    metadata,
+    open_base,
+    requests,
+    stacks,
+)
+from zarr_shardstore.errors import ShardStoreError
+from zarr_shardstore.tools.check.chunks import transcoder
+from zarr_shardstore.tools.check.findings import Level
+from zarr_shardstore.tools.check.objects import ArrayChecker
+from zarr_shardstore.tools.inspect.find import arrays_at
+
+
+class Replica:
+    """The arrays of a replica."""
+
+    def __init__(self, source: StoreLike) -> None:
+        self.base = open_base(source)
+        self._checkers_at = cache(
+            lambda path: [checker_of(self.base, a.node, a.doc) for a in arrays_at(self.base, path)]
+        )
+
+    def chunk(self, checker: ArrayChecker, key: str, coords: chunk_keys.Coords) -> bytes | None:
+        """Return a chunk as the damaged array stores it; ``None`` if the replica has none, or a
+        damaged one, or another kind of array. Errors of the client pass: it may be there."""
+        shape, chunks = checker.geometry.shape, checker.geometry.chunks
+        for theirs in filter(None, self._checkers_at(checker.path)):
+            array, other, value = theirs.array, theirs.geometry, None
+            if other.shape != shape or not chunks.has_same_boxes(other.chunks, shape):
+                continue
+            get = requests.Get(array.node.chunk_prefix + other.encoding.encode(coords))
+            with suppress(ShardStoreError):  # its shard is damaged
+                value = self.base.run(stacks.ask_through(array.stack, [get]))[0].value
+            if value is None:
+                continue
+            try:
+                new = transcoder(theirs.view, checker.view, other.chunks.lengths(coords))(value)
+                for each in checker.above:
+                    new = bytes(each.encode(key, new))
+            except Exception:  # it is damaged: codecs raise errors of many types
+                continue
+            if checker.problem_of(key, new) is None:
+                return new
+        return None
+
+
+def checker_of(
+    base: BaseStoreHandle, node: metadata.Node, doc: Mapping[str, Any], level: Level = "decode"
+) -> ArrayChecker | None:
+    """Return the checker of an array; ``None`` if its document cannot be used."""
+    with suppress(ShardStoreError):
+        return ArrayChecker(base, node, doc, level)
+    return None
