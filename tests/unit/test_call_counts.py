@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 import threading
 import time
@@ -63,6 +64,8 @@ def calls() -> Iterator[list[Function]]:
     async def profile_loop(function: Any) -> None:
         sys.setprofile(function)
 
+    gc.collect()
+    gc.disable()  # or it calls what earlier tests have left
     worker_pool.cache_clear()  # its threads begin below
     sync(profile_loop(note))
     threading.setprofile(note)
@@ -70,6 +73,7 @@ def calls() -> Iterator[list[Function]]:
     try:
         yield seen
     finally:
+        gc.enable()
         sys.setprofile(None)
         threading.setprofile(None)
         sync(profile_loop(None))

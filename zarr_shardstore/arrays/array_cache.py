@@ -133,8 +133,8 @@ class ArrayCache:
         self.reader = reader
         self._policy = policy
         self._state_of = state_of
-        self._confirmed: dict[str, object] = {}
-        """State of the file of a document in which it last described the cached array."""
+        self.confirmed: dict[str, object] = {}
+        """State of the file of a document, by its key, in which it described the cached array."""
         self._generation = Generation(_n_changes)
         self.erased: dict[Node, ArrayLayout] = {}
         """Arrays whose document this store erased alone. One counts while its place is absent."""
@@ -178,7 +178,9 @@ class ArrayCache:
             # Lookups into one generation may share one reply.
             keys = [document_key(node) for node in misses]
             replies = yield from read_documents(keys, together=generation.n_changes)
-            for node, reply in zip(misses, replies, strict=True):
+            for node, key, reply in zip(misses, keys, replies, strict=True):
+                if reply.state is not None:
+                    self.confirmed[key] = reply.state
                 try:
                     doc = parse_document(node, reply.value)
                     found[node] = array = None if doc is None else self.reader.read(node, doc)
@@ -196,7 +198,7 @@ class ArrayCache:
         """
         for key in keys:
             state = self._state_of(key)
-            if state is None or self._confirmed.get(key) == state:
+            if state is None or self.confirmed.get(key) == state:
                 continue
             node = node_of_document(key)
             generation = self.current()
@@ -209,7 +211,7 @@ class ArrayCache:
                 generation.drop(node)
                 generation.refused.add(node)
                 raise _replaced(node)
-            self._confirmed[key] = state
+            self.confirmed[key] = state
 
     def document_erased(self, node: Node, layout: ArrayLayout | None) -> None:
         """Note that the document of `node` was erased alone; its chunks may still be there."""
@@ -275,7 +277,7 @@ def read_documents(
     for is_last in (False, True):
         nbytes = {
             i: len(value)
-            for i, (value, _, size) in enumerate(whole)
+            for i, (value, _, size, _) in enumerate(whole)
             if value is not None and size != len(value) and parse_json(value) is None
         }
         sizes: list[int | None] = (yield [GetSize(keys[i]) for i in nbytes]) if nbytes else []

@@ -103,7 +103,7 @@ class Documents:
         """Return the document of an array as it is stored and by its chunks, and the array, which
         is cached now."""
         generation, key = self._arrays.current(), document_key(node)
-        ((data, _, _),) = yield from read_documents([key])
+        ((data, *_),) = yield from read_documents([key])
         if data is None:
             generation.drop(node)
             return None

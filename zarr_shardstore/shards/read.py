@@ -139,7 +139,7 @@ def read_groups(
     values: list[memoryview | None] = [None] * n_values
     first, max_at_once = 0, options.max_shards_at_once
     while first < len(groups):
-        n_at_once = len(groups) if max_at_once is None else max_at_once()
+        n_at_once = max_at_once() if max_at_once is not None and len(groups) > 1 else len(groups)
         pending = groups[first : first + n_at_once]
         yield from _read_in_two_rounds(pending, values, options, documents)
         first += n_at_once

@@ -45,6 +45,8 @@ class Found(NamedTuple):
     """State of the object that was read."""
     size: int | None = None
     """Size of the whole object in bytes, if it came with the reply."""
+    state: object = None
+    """State of a local file that was read whole, as `Backend.state_of` returns it."""
 
 
 class Get(NamedTuple):

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import replace
@@ -31,6 +32,7 @@ from zarr_shardstore.format.arguments import array_path
 from zarr_shardstore.format.box_grid import BoxGrid
 from zarr_shardstore.format.keys import Coords
 from zarr_shardstore.io.concurrency import codec_pool
+from zarr_shardstore.io.local.fs import min_age_ns, state_of
 from zarr_shardstore.metadata.documents import Node, document_key
 from zarr_shardstore.operations.locate import array_at
 from zarr_shardstore.shards.requests import Get, ask
@@ -306,10 +308,14 @@ class DirectReads(EngineStore):
         return self._reader_of(path)
 
     def _state_of(self, node: Node) -> object:
-        """Return the state of the file of a document; ``None`` if it may be that of a cache."""
+        """Return the state of the file of a document; ``None`` if the file may change and keep it,
+        or another host."""
         engine = self._engine
-        known_here = engine.root is not None
-        return engine.driver.backend.state_of(document_key(node)) if known_here else None
+        if engine.root is None:
+            return None
+        state = state_of(engine.root + document_key(node))
+        is_version = state and time.time_ns() - state[2] >= min_age_ns(state[2])
+        return state if is_version else None
 
     def _stored_document(self, node: Node) -> bytes | None:
         (found,) = self._engine.driver.run(ask([Get(document_key(node))]))

@@ -110,10 +110,7 @@ class Backend(ABC):
         """Raise `SpecError` if the directory of a key, or of a prefix, is reached by a link."""
 
     def state_of(self, key: str) -> object:  # noqa: ARG002
-        """Return the state of the local file of a key, now; ``None``: there are no local files.
-
-        A file that has just changed has a state that equals no other.
-        """
+        """Return the state of the local file of a key, now; ``None``: there are no local files."""
         return None
 
     def linked_directory(self, prefix: str) -> str | None:  # noqa: ARG002

@@ -73,10 +73,7 @@ class LocalBackend(base.BlockingBackend):
         return self._root + key
 
     def state_of(self, key: str) -> object:
-        state = fs.state_of(self._root + key)
-        if state is not None and time.time_ns() - state[2] < fs.min_age_ns(state[2]):
-            return object()
-        return state or "missing"
+        return fs.state_of(self._root + key) or "missing"
 
     def refuse_links(self, key: str) -> None:
         files.refuse_links(self._root, key)
@@ -112,7 +109,10 @@ class LocalBackend(base.BlockingBackend):
         if reader is None:
             return Found(None, None)
         value = reader.read(byte_range)
-        return Found(value, reader.version_now(), reader.size)
+        found, status = Found(value, reader.version_now(), reader.size), reader.status
+        if byte_range is not None:
+            return found
+        return Found(*found[:3], (status.st_ino, status.st_size, status.st_mtime_ns))
 
     def get_many(self, request: requests.GetMany, opened: base.OpenFiles) -> list[Found]:
         founds: list[Found] = []
