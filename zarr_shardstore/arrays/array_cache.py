@@ -179,8 +179,7 @@ class ArrayCache:
             keys = [document_key(node) for node in misses]
             replies = yield from read_documents(keys, together=generation.n_changes)
             for node, key, reply in zip(misses, keys, replies, strict=True):
-                if reply.state is not None:
-                    self.confirmed[key] = reply.state
+                self.confirmed[key] = reply.state
                 try:
                     doc = parse_document(node, reply.value)
                     found[node] = array = None if doc is None else self.reader.read(node, doc)
