@@ -330,13 +330,13 @@ def _limits(
 def _order_id(task: Task, **of_batches: object) -> dict[str, Any]:
     """Return what the samples and their order depend on, as JSON has it."""
     first, draw = task.sources[0], task.draw
-    tables = map(np.ascontiguousarray, task.samples.tables)
+    tables = [zlib.crc32(np.ascontiguousarray(each).data) for each in task.samples.tables]
     sides = [(first.chunk_shape[axis], first.shards.sides[axis]) for axis in first.axes]
     return {
         **of_batches,
         "number of samples": task.samples.n,
         "axes and shape of samples": [[[*map(int, s.axes)], [*s.lengths]] for s in task.sources],
-        "checksum of positions": [*map(zlib.crc32, tables)],
+        "checksum of positions": tables,
         "checksum of chunks and shards": draw.shuffle == "shards"
         and zlib.crc32(repr(sides).encode()),
         "shuffle": draw.shuffle,
