@@ -72,7 +72,7 @@ run_reshard = partial(_convert, "reshard")
 def _translate(tool: str, store: str, yes: bool, as_json: bool, **options: Any) -> None:
     warning = f"the metadata documents of {store!r} are replaced"
     if tool == "from_native":
-        warning += f", and its shards are read {ONLY_HERE}"
+        warning += f", and shards in it are read {ONLY_HERE}"
     confirm(warning, "--dry-run to see which", is_confirmed=yes or options["dry_run"])
     report = getattr(zarr_shardstore, tool)(store, **options)
     output.check_arrays(report.entries, store)

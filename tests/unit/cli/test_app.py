@@ -408,7 +408,7 @@ def test_without_a_terminal_objects_are_replaced_only_if_yes_is_said(
     [
         ("shard", "no program reads the array (or name a destination). Go on?"),
         ("to-native", "The metadata documents of 'volume.zarr' are replaced (or --dry-run"),
-        ("from-native", "and its shards are read only through this package (or --dry-run"),
+        ("from-native", "and shards in it are read only through this package (or --dry-run"),
     ],
 )
 def test_on_a_terminal_it_asks(

@@ -100,6 +100,10 @@ def test_an_array_that_was_changed_after_the_kill_stays(
     killed(monkeypatch, requests, "Move", kill, path, paths="a")
     staged = {p: p.read_bytes() for p in path.glob(".zarr_shardstore/*/values/**/*") if p.is_file()}
     assert len(staged) == 4
+    for paths in (None, "a"):
+        dry = shard_store(path, chunks_per_shard=2, paths=paths, dry_run=True, estimate=True)
+        assert "finishes that one first" in dry.arrays[0].reason
+        assert not dry.n_left
     shutil.rmtree(path / "a")
     if change == "restored":
         shutil.copytree(backup, path / "a")

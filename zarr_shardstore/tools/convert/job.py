@@ -428,7 +428,7 @@ def _report_of(plan: ArrayPlan) -> ArrayReport:
         n_tasks=n_tasks,
         read_by=read_by(plan.new_documents.values() or before),
         was_read_by=read_by(before),
-        is_left=plan.is_chosen and bool(plan.obstacle),
+        is_left=plan.is_chosen and bool(plan.obstacle) and not plan.is_hidden,
     )
 
 

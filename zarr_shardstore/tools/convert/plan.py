@@ -65,6 +65,11 @@ class ArrayPlan:
     """Documents after the conversion, by key."""
 
     @property
+    def is_hidden(self) -> bool:
+        """Whether a conversion in place was interrupted while it replaced objects."""
+        return any(map(metadata.has_conversion_marker, self.documents.values()))
+
+    @property
     def grid_shape(self) -> chunk_keys.Coords:
         """Number of values along each dimension."""
         assert self.geometry is not None
@@ -123,7 +128,7 @@ def plan_store(
         raise errors.SpecError(f"no Zarr array in {base.describe()}: {find.NO_ARRAY_HINT}")
     for plan in plans:
         # A copy would have half of an array, which no run can finish.
-        if not in_place and any(map(metadata.has_conversion_marker, plan.documents.values())):
+        if not in_place and plan.is_hidden:
             raise errors.UnfinishedConversionError(
                 f"a conversion in place of the array {plan.node.path!r} of the source was "
                 "interrupted: run that again, without a destination, which finishes it; "
@@ -138,7 +143,7 @@ def plan_store(
                     f"the shards of {plan.node.path!r} are adopted files, which a conversion in "
                     "place would remove: name a destination, or undo the adoption"
                 )
-            if paths is not None and plan.obstacle:
+            if paths is not None and plan.obstacle and not plan.is_hidden:
                 raise errors.UnsupportedError(
                     f"the array {plan.node.path!r} cannot be converted: {plan.obstacle}; "
                     "leave it out of paths"
@@ -194,7 +199,7 @@ def _plan_array(
     to_plain: bool,
 ) -> ArrayPlan:
     """Decide about an array that the conversion is for."""
-    if any(map(metadata.has_conversion_marker, plan.documents.values())):
+    if plan.is_hidden:
         why = "its conversion was interrupted: each conversion of the store finishes that one first"
         return replace(plan, reason=why)
     if plan.obstacle:
