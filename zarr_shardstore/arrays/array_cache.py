@@ -4,7 +4,7 @@ Each document is read once, and dropped when any store of the process changes me
 other processes are seen after `invalidate_documents`. A resize is seen without it: a key outside
 the grid drops the document before it is refused. Local files also show that another process has
 converted an array or made it anew: `ArrayCache.confirm` reads a document again if its file has
-changed. It does so before a commit, and where a chunk is missing.
+changed. It does so before a commit, after a shard index was read, and where a chunk is missing.
 
 The content is a `Generation`. An operation puts its replies into the generation in which it began.
 A change starts another one, so a reply from before the change is never a hit after it.

@@ -305,7 +305,8 @@ def replace_values(base: BaseStoreHandle, manifest: Manifest, step: OnStep) -> s
 
 def _finish(base: BaseStoreHandle, manifest: Manifest, step: OnStep = lambda *_: None) -> str:
     """Take steps 4 to 9, or those that are left. Return a note for the report."""
-    n_beyond, aside = 0, f"{file_keys.QUARANTINE}/{time.strftime('%Y%m%dT%H%M%S')}-beyond-the-edge/"
+    now = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())  # as the quarantines of repairs
+    n_beyond, aside = 0, f"{file_keys.QUARANTINE}/{now}-beyond-the-edge/"
     if manifest.state == "replacing":
         marked = {
             key: metadata.with_conversion_marker(doc) for key, doc in manifest.documents.items()
