@@ -79,7 +79,7 @@ def with_shardstore(store: Any, shuffle: Any, **options: Any) -> Iterable[int]:
     arrays = options.pop("arrays", "x")
     with ShardLoader(store, arrays, shuffle=shuffle, pool_nbytes=POOL_NBYTES, **options) as loader:
         for batch in loader:
-            yield len(batch["x"] if isinstance(batch, dict) else batch)
+            yield len(batch["y"] if isinstance(batch, dict) else batch)
 
 
 def with_insitubatch(store: Any, files: Path, shuffle: bool, n_chunks: int) -> Iterable[int]:
@@ -105,10 +105,13 @@ def with_xbatcher(store: Any) -> Iterable[int]:
         yield len(batch.x.values)
 
 
-def with_annbatch(z: Any, shuffle: bool, in_chunk: int, batch_size: int, obs: Any = None) -> Any:
+def with_annbatch(
+    z: Any, shuffle: bool, in_chunk: int, batch_size: int, obs: Any = None, row_nbytes: int = 0
+) -> Any:
     from annbatch import Loader
 
-    n_loaded = max(1, POOL_NBYTES // (in_chunk * int(np.prod(z.shape[1:])) * z.dtype.itemsize))
+    row_nbytes = row_nbytes or int(np.prod(z.shape[1:])) * z.dtype.itemsize
+    n_loaded = max(1, POOL_NBYTES // (in_chunk * row_nbytes))
     while (n_loaded * in_chunk) % batch_size:
         n_loaded += 1
     peer = Loader(
@@ -120,7 +123,7 @@ def with_annbatch(z: Any, shuffle: bool, in_chunk: int, batch_size: int, obs: An
     )
     peer.add_dataset(z, obs)
     for batch in peer:
-        yield len(batch["X"])
+        yield batch["X"].shape[0]
 
 
 class Rows:
@@ -239,6 +242,40 @@ def cells(repeats: int, n: int = 40_000, n_genes: int = 2_000) -> None:
         report("local, AnnData: dense X, a column of obs", cases, n, x.nbytes, repeats)
 
 
+def sparse_cells(repeats: int, n: int = 30_000, n_genes: int = 20_000) -> None:
+    """AnnData: a sparse X, 1,000 genes of each cell on average, and a column of obs."""
+    import anndata as ad
+    import pandas as pd
+    from scipy.sparse import csr_matrix
+
+    with fresh_directory() as path:
+        rng = np.random.default_rng(0)
+        ends = np.append(0, np.cumsum(rng.poisson(rng.gamma(2.0, 500.0, n))))
+        genes = [rng.choice(n_genes, size, replace=False) for size in np.diff(ends)]
+        data = rng.geometric(0.5, ends[-1]).astype("f4")
+        x = csr_matrix((data, np.concatenate(genes).astype("i4"), ends), (n, n_genes))
+        x.sort_indices()
+        obs = pd.DataFrame({"label": np.arange(n)}, index=[f"c{i}" for i in range(n)])
+        store = ShardingStore(str(path), chunks_per_shard={"X": 32, "": None})
+        root = zarr.open_group(store, mode="w")
+        ad.io.write_elem(root, "obs", obs)
+        ad.io.write_elem(root, "X", x, dataset_kwargs={"chunks": (32_768,)})
+        matrix = ad.io.sparse_dataset(zarr.open_group(str(path), path="X", mode="r"))
+        column = ad.io.read_elem(zarr.open_group(str(path), mode="r")["obs"])
+        cases: dict[str, Callable[[], Iterable[int]]] = {}
+        for shuffle in (False, True):
+            order = "shuffled" if shuffle else "in order"
+            cases[f"this, {order}"] = partial(
+                with_shardstore, store, "shards" if shuffle else False, batch_size=512,
+                arrays={"x": "X", "y": "obs/label"}, n_threads=2,
+            )  # fmt: skip
+            cases[f"annbatch, sharded, {order}"] = partial(
+                with_annbatch, matrix, shuffle, 64, 512, column, 8_000
+            )
+        nbytes = x.data.nbytes + x.indices.nbytes
+        report("local, AnnData: sparse X, a column of obs", cases, n, nbytes, repeats)
+
+
 def report(
     name: str, cases: dict[str, Callable[[], Iterable[int]]], n: int, nbytes: int, repeats: int
 ) -> None:
@@ -283,6 +320,7 @@ def main() -> None:
             images(n, args.repeats, place, in_chunk)
     if find_spec("annbatch") and "local" in args.places:
         cells(args.repeats)
+        sparse_cells(args.repeats)
 
 
 if __name__ == "__main__":

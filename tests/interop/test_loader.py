@@ -551,15 +551,139 @@ def test_axes_of_an_unknown_array_are_refused() -> None:
             ShardLoader(store, arrays, batch_size=2, axes={"x": 1})
 
 
-def test_a_sparse_matrix_is_refused() -> None:
+@st.composite
+def sparse_programs(draw: st.DrawFn) -> dict[str, Any]:
+    """Rows of a sparse matrix, with chunks of its data and of its columns, and options."""
+    return {
+        "rows": draw(st.lists(st.lists(st.integers(0, 6), max_size=7, unique=True), max_size=40)),
+        "chunks": draw(st.tuples(st.integers(1, 9), st.integers(1, 9))),
+        "cps": draw(st.none() | st.integers(1, 3)),
+        "batch_size": draw(st.integers(1, 7)),
+        "shuffle": draw(st.sampled_from(SHUFFLES)),
+        "seed": draw(st.integers(0, 3)),
+        "world_size": draw(st.integers(1, 3)),
+        "drop_last": draw(st.booleans()),
+        "pool_nbytes": draw(st.sampled_from([0, 500, 3000, None])),
+        "prefetch_nbytes": SMALL * 2,
+        "n_threads": 2,
+    }
+
+
+def sparse_matrix(store: Any, rows: list[list[int]], chunks: tuple[int, int]) -> Any:
+    """Store a matrix as anndata does, and its row numbers; return its dense values."""
+    elements = [(i, column) for i, row in enumerate(rows) for column in sorted(row)]
+    expected = np.zeros((len(rows), 7), "f4")
+    for number, place in enumerate(elements):
+        expected[place] = number + 1
+    attributes = {"encoding-type": "csr_matrix", "shape": [len(rows), 7]}
+    group = zarr.create_group(store, path="X", attributes=attributes)
+    arrays = {
+        "data": (np.arange(len(elements), dtype="f4") + 1, chunks[0]),
+        "indices": (np.array([column for _, column in elements], "i4"), chunks[1]),
+        "indptr": (np.cumsum([0, *map(len, rows)]).astype("i4"), 100),
+    }
+    for name, (values, chunk) in arrays.items():
+        group.create_array(name, data=values, chunks=(chunk,))
+    zarr.create_array(store, name="y", data=np.arange(len(rows)), chunks=(4,))
+    return expected
+
+
+@settings(max_examples=rounds(400))
+@given(sparse_programs(), st.integers(0, 60))
+def test_rows_of_a_sparse_matrix(program: dict[str, Any], cut: int) -> None:
+    store = ShardingStore({}, chunks_per_shard=program.pop("cps"))
+    expected = sparse_matrix(store, program.pop("rows"), program.pop("chunks"))
+    rows: list[int] = []
+    for rank in range(program["world_size"]):
+        loader = ShardLoader(store, {"x": "X", "y": "y"}, rank=rank, **program)
+        batches = [*loader]
+        plan = loader.plan()
+        assert plan.n_samples == sum(len(batch["y"]) for batch in batches)
+        assert plan.nbytes_delivered == loader.stats().nbytes_delivered
+        for batch in batches:
+            assert batch["x"].shape == (len(batch["y"]), 7)
+            assert (batch["x"].toarray() == expected[batch["y"]]).all()
+            rows += batch["y"].tolist()
+        resumed = ShardLoader(store, {"x": "X", "y": "y"}, rank=rank, **program)
+        at = cut % (len(batches) + 1)
+        resumed.load_state_dict({**loader.state_dict(), "epoch": 0, "batch": at})
+        for one, two in zip(batches[at:], resumed, strict=at < len(batches)):
+            assert (one["x"] != two["x"]).nnz == 0
+    n = len(expected)
+    if program["drop_last"]:
+        whole = program["batch_size"] * program["world_size"]
+        assert len({*rows}) == len(rows) == n // whole * whole
+    else:
+        assert sorted(rows) == [*range(n)]
+        assert program["shuffle"] or rows == sorted(rows)
+
+
+@pytest.mark.filterwarnings("ignore::Warning")
+def test_sparse_rows_of_anndata(tmp_path: Path) -> None:
+    anndata = pytest.importorskip("anndata")
+    sparse = pytest.importorskip("scipy.sparse")
+    store = ShardingStore(str(tmp_path / "a.zarr"), shard_nbytes="64 KB")
+    x = sparse.random(3000, 50, 0.2, "csr", "f4", random_state=1)
+    label = np.arange(3000) % 7
+    made = anndata.AnnData(x, {"label": label})
+    anndata.io.write_zarr(store, made)
+    arrays = {"x": "X", "y": "obs/label"}
+    options: dict[str, Any] = {"batch_size": 64, "shuffle": "shards", "pool_nbytes": 2**16}
+    with ShardLoader(store, arrays, **options) as loader:
+        batches = [*loader]
+        plan, stats = loader.plan(), loader.stats()
+    assert sum(len(batch["y"]) for batch in batches) == 3000
+    assert np.isclose(sum(batch["x"].sum() for batch in batches), x.sum(), rtol=1e-4)
+    assert stats.nbytes_delivered == plan.nbytes_delivered >= x.data.nbytes * 2
+    assert plan.n_chunks == stats.n_chunks
+    chosen = ShardLoader(store, "X", batch_size=4, positions=[7, 7, 2999, 0], transform=abs)
+    (batch,) = chosen
+    assert (batch.toarray() == abs(x[[7, 7, 2999, 0]]).toarray()).all()
+
+
+def test_memory_of_uneven_sparse_rows_stays_within_the_limit() -> None:
+    """The pool has rows by their bytes: a few rows have most of the elements."""
+    store = ShardingStore({}, chunks_per_shard=4)
+    lengths = np.where(np.arange(2200) < 2000, 10, 50_000)
+    n = int(lengths.sum())
+    attributes = {"encoding-type": "csr_matrix", "shape": [2200, 50_000]}
+    group = zarr.create_group(store, path="X", attributes=attributes)
+    ends = np.append(0, np.cumsum(lengths))
+    columns = (np.arange(n) - np.repeat(ends[:-1], lengths)).astype("i4")
+    group.create_array("data", data=np.ones(n, "f4"), chunks=(30_000,))
+    group.create_array("indices", data=columns, chunks=(30_000,))
+    group.create_array("indptr", data=ends, chunks=(2201,))
+    limit = 48 * 2**20
+    options: dict[str, Any] = {"batch_size": 8, "n_threads": 2, "prefetch_nbytes": limit}
+    with ShardLoader(store, "X", shuffle="shards", pool_nbytes=2**22, **options) as loader:
+        most = loader.plan().peak_nbytes
+        tracemalloc.start()
+        try:
+            for batch in loader:
+                assert batch.shape == (len(batch.indptr) - 1, 50_000)
+            peak = tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+    assert loader.stats().most_nbytes <= limit
+    assert peak <= most
+
+
+def test_a_matrix_without_rows_one_by_one_is_refused() -> None:
     store = ShardingStore({}, chunks_per_shard=2)
-    for kind in ("csr_matrix", "csc_matrix"):
-        group = zarr.create_group(store, path=kind, attributes={"encoding-type": kind})
-        group.create_array("data", shape=3, chunks=(2,), dtype="f4")
-        with pytest.raises(UnsupportedError, match=f"sparse matrix, {kind}.*annbatch"):
-            ShardLoader(store, kind, batch_size=2)
-    with pytest.raises(SpecError, match="no array at 'X'"):
+    sparse_matrix(store, [[1], [2, 3]], (2, 2))
+    with pytest.raises(SpecError, match="samples of 'X' are its rows"):
+        ShardLoader(store, "X", batch_size=2, window=(2,))
+    array(store, (3, 2), (2, 2), name="z")
+    with pytest.raises(SpecError, match="equally long"):
+        ShardLoader(store, {"x": "X", "z": "z"}, batch_size=2)
+    zarr.open_array(store, path="X/indptr")[1] = 9
+    with pytest.raises(SpecError, match="indptr does not fit"):
         ShardLoader(store, "X", batch_size=2)
+    zarr.open_group(store, path="X").attrs["encoding-type"] = "csc_matrix"
+    with pytest.raises(UnsupportedError, match=r"'X' is a sparse matrix.*csr_matrix"):
+        ShardLoader(store, "X", batch_size=2)
+    with pytest.raises(SpecError, match="no array at 'missing'"):
+        ShardLoader(store, "missing", batch_size=2)
 
 
 # ----------------------------------------------------------------- faults and ends

@@ -37,7 +37,7 @@ def test_groups_end_between_shards_if_they_fit(places: list[tuple[int, int]], le
     places = sorted(places)
     cells = np.array([cell for cell, _ in places], np.int64)
     pieces = np.array([4 * cell + piece for cell, piece in places], np.int64)
-    ends = cut(cells, pieces, length)
+    ends = cut(cells, pieces, np.arange(len(places)) + 1, length)
     assert ends == sorted(set(ends))
     assert (ends[-1:] or [0]) == [len(places)]
     sizes = np.diff(ends, prepend=0)
@@ -51,9 +51,10 @@ def test_groups_end_between_shards_if_they_fit(places: list[tuple[int, int]], le
 def test_a_draw_is_a_permutation(n: int, shuffle: Shuffle, length: int, seed: int) -> None:
     draw, share = Draw(shuffle, seed, length), Share.of(n, 4, 0, 1, drops=False)
     cells, pieces = np.arange(n) // 8, np.arange(n) // 2
-    numbers, ends = draw.order(share, 3, cells, pieces)
+    ones = np.ones(n, np.int64)
+    numbers, ends = draw.order(share, 3, cells, pieces, ones)
     assert sorted(numbers.tolist()) == [*range(n)]
-    again, _ = draw.order(share, 3, cells, pieces)
+    again, _ = draw.order(share, 3, cells, pieces, ones)
     assert again.tolist() == numbers.tolist()
     if shuffle == "shards" and length >= 8:
         starts = [0, *ends]
@@ -67,7 +68,7 @@ def test_ranks_share_one_draw() -> None:
     numbers: list[int] = []
     for rank in range(3):
         share = Share.of(n, 4, rank, 3, drops=False)
-        numbers += draw.order(share, 1, cells, cells)[0].tolist()
+        numbers += draw.order(share, 1, cells, cells, np.ones(n, np.int64))[0].tolist()
     assert sorted(numbers) == [*range(n)]
 
 

@@ -41,7 +41,7 @@ def test_the_copies_of_units_make_the_batches(
     starts = starts.reshape(n, len(pairs))
     number = np.arange(n)
     turns = number // 4 if has_turns else np.zeros_like(number)
-    samples = PlannedSamples(starts, number // group, number // 4, number % 4, turns)
+    samples = PlannedSamples(starts, number, number // group, number // 4, number % 4, turns)
     units = list(geometry.units(0, samples, unit_nbytes))
 
     values = np.arange(math.prod(geometry.shape)).reshape(geometry.shape)

@@ -54,7 +54,7 @@ class Source(Geometry):
         """
         slabs = self.entries.chunks.slabs
         joins = slabs is None or slabs.plain is None or slabs.plain.decompress is not None
-        joins = joins or self.sample_nbytes < SMALL_NBYTES
+        joins = joins or self.row_nbytes < SMALL_NBYTES
         if self.chunk_nbytes > _JOINED_NBYTES or not joins:
             return self
         return replace(self, n_in_piece=max(1, PIECE_NBYTES // self.chunk_nbytes))
@@ -78,7 +78,7 @@ class Source(Geometry):
         plain = None if slabs is None else slabs.plain
         are_bytes = plain is not None and plain.decompress is None and plain.dtype == self.dtype
         are_whole = self.are_rows and self.lengths[1:] == self.chunk_shape[1:]
-        is_short = self.sample_nbytes < SMALL_NBYTES or self.chunk_shape[0] > _MOST_BUFFERS
+        is_short = self.row_nbytes < SMALL_NBYTES or self.chunk_shape[0] > _MOST_BUFFERS
         return are_bytes and are_whole and not is_short
 
     def _targets(self, unit: Unit, buffers: Buffers) -> list[list[Array]] | None:

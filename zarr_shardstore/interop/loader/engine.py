@@ -36,7 +36,8 @@ import numpy.typing as npt
 from zarr_shardstore.errors import UnsupportedError
 from zarr_shardstore.interop.loader.copies import Array, Memory, Source
 from zarr_shardstore.interop.loader.order import Draw, Ints, Samples, Share
-from zarr_shardstore.interop.loader.plan import PlannedSamples, Unit
+from zarr_shardstore.interop.loader.plan import PART_NBYTES, PlannedSamples, Unit
+from zarr_shardstore.interop.loader.sources import nbytes_of
 
 _MOST_KEPT = 32
 """Delivered batches whose memory may be used again."""
@@ -87,7 +88,11 @@ class LoaderStats:
 
 @dataclass(eq=False)
 class _Batch:
+    start: int
+    """Place of its first sample in the order."""
     n: int
+    n_rows: list[int]
+    """Length of the array of each source."""
     nbytes: int
     n_left: int
     """Samples that are not planned, and units that are not decoded."""
@@ -107,16 +112,42 @@ class Task(NamedTuple):
     limit_nbytes: int
     unit_nbytes: int
     n_threads: int
-    finish: Callable[[Sequence[Array]], Any]
+    finish: Callable[[Sequence[Array], Ints], Any]
+    """Makes a batch of an array of each source, and of the starts of its samples."""
     allocate: Callable[[int], npt.NDArray[np.uint8]]
 
     def order(self, epoch: int) -> tuple[Ints, list[int]]:
         """Return the numbers of the samples of an epoch, and the ends of their groups."""
         first, n_axes = self.sources[0], None if self.draw.shuffle else 1
         axes = first.axes[:n_axes]
-        starts = self.samples.starts(np.arange(self.samples.n))[:, :n_axes]
-        chunks = starts // np.array([first.chunk_shape[axis] for axis in axes], np.int64)
-        return self.draw.order(self.share, epoch, *first.places(chunks, axes)[1:])
+        starts = self.samples.starts(np.arange(self.samples.n))
+        chunks = first.elements(starts)[:, :n_axes]
+        chunks = chunks // np.array([first.chunk_shape[axis] for axis in axes], np.int64)
+        return self.draw.order(
+            self.share, epoch, *first.places(chunks, axes)[1:], self._sizes(starts)
+        )
+
+    @property
+    def pool_samples(self) -> int:
+        """Samples of a pool, by their average size."""
+        n, sizes = self.samples.n, self._sizes(self.samples.starts(np.arange(self.samples.n)))
+        return max(1, self.draw.pool_nbytes // max(1, int(sizes.sum()) // max(1, n)))
+
+    def _sizes(self, starts: Ints) -> Ints:
+        """Return the size of samples and of their parts in the plan."""
+        n_parts = sum(source.n_parts for source in self.sources)
+        return nbytes_of(self.sources, starts) + PART_NBYTES * n_parts
+
+    def batches(self, numbers: Ints, first: int) -> dict[int, _Batch]:
+        """Return the batches of these samples from the first one on, by their numbers."""
+        ends = np.append(0, self.share.batch_ends)[first:]
+        starts = self.samples.starts(numbers[ends[0] :])
+        sums = [np.append(0, np.cumsum(s.n_rows(starts)))[ends - ends[0]] for s in self.sources]
+        n_rows = np.diff(sums, axis=1)
+        nbytes = [source.row_nbytes for source in self.sources] @ n_rows
+        columns = (ends[:-1], np.diff(ends), n_rows.T, nbytes, np.diff(ends))
+        of_batches = zip(*[each.tolist() for each in columns], strict=True)
+        return {i: _Batch(*each) for i, each in enumerate(of_batches, first)}
 
     def n_groups(self, bounds: Sequence[int]) -> int:
         """Return how many of the groups between `bounds` are planned at a time."""
@@ -125,18 +156,17 @@ class Task(NamedTuple):
 
     def plan(self, numbers: Ints, bounds: Sequence[int]) -> tuple[Ints, list[Unit]]:
         """Return the batch of each sample of the groups between `bounds`, and units in order."""
-        positions, ends = np.arange(bounds[0], bounds[-1]), self.share.batch_ends
+        positions, begins = np.arange(bounds[0], bounds[-1]), np.append(0, self.share.batch_ends)
         groups = np.repeat(np.arange(len(bounds) - 1), np.diff(bounds))
-        batches = np.searchsorted(ends, positions, side="right")
-        slots = positions - np.append(0, ends)[batches]
+        batches = np.searchsorted(begins[1:], positions, side="right")
         turns = np.zeros_like(batches) if self.draw.shuffle == "shards" else batches
-        starts = self.samples.starts(numbers[positions])
-        samples = PlannedSamples(starts, groups, batches, slots, turns)
-        units = [
-            unit
-            for i, source in enumerate(self.sources)
-            for unit in source.units(i, samples, self.unit_nbytes)
-        ]
+        before = int(begins[batches[0]])  # of a batch that an earlier plan has begun
+        starts, units = self.samples.starts(numbers[before : bounds[-1]]), list[Unit]()
+        for i, source in enumerate(self.sources):
+            sums = np.append(0, np.cumsum(source.n_rows(starts)))
+            slots = sums[positions - before] - sums[begins[batches] - before]
+            of_plan = (starts[bounds[0] - before :], positions, groups, batches, slots, turns)
+            units += source.units(i, PlannedSamples(*of_plan), self.unit_nbytes)
         # Arrays side by side, because a batch needs all.
         units.sort(key=lambda unit: (unit.group, unit.numbers[0]))
         return batches, units
@@ -160,10 +190,9 @@ class Run:
         self._used = self._n_under_way = 0
         self._is_planning = self._is_stopped = False
         self._error: BaseException | None = None
-        each = sum(source.sample_nbytes for source in task.sources)
-        sizes = np.diff(task.share.batch_ends, prepend=0)[first_batch:].tolist()
-        self._batches = {i: _Batch(n, n * each, n) for i, n in enumerate(sizes, first_batch)}
-        n_kept = task.limit_nbytes // 16 // max(1, each * max(sizes, default=1))
+        self._batches = task.batches(self._numbers, first_batch)
+        most = max((batch.nbytes for batch in self._batches.values()), default=0)
+        n_kept = task.limit_nbytes // 16 // max(1, most)
         n_kept = max(2, min(_MOST_KEPT, n_kept))
         self._memory = Memory(task.allocate, n_kept * len(task.sources))
 
@@ -274,8 +303,8 @@ class Run:
     def _open(self, batch: _Batch) -> None:
         self._used += batch.nbytes
         batch.buffers = [
-            self._memory.take((batch.n, *source.lengths), source.dtype)
-            for source in self.task.sources
+            self._memory.take((n, *source.lengths), source.dtype)
+            for n, source in zip(batch.n_rows, self.task.sources, strict=True)
         ]
 
     def _request(self, unit: Unit) -> None:
@@ -343,18 +372,18 @@ class Run:
     def _finish(self, batch: _Batch) -> None:
         if self._is_stopped:
             return
-        pairs = zip(self.task.sources, batch.buffers or (), strict=True)
-        result = self.task.finish([b.reshape(batch.n, *s.sample_shape) for s, b in pairs])
+        task, numbers = self.task, self._numbers[batch.start : batch.start + batch.n]
+        pairs = zip(task.sources, batch.buffers or (), strict=True)
+        arrays = [b.reshape(len(b), *source.sample_shape) for source, b in pairs]
+        result = task.finish(arrays, task.samples.starts(numbers))
         with self._lock:
             batch.result, batch.is_done = result, True
             self._changed.notify()
 
     def _blame(self, unit: Unit, error: BaseException) -> None:
         """End the run by an error that names shards and samples."""
-        task, entries, reads = self.task, self.task.sources[unit.array].entries, unit.reads
-        batches, slots = (each[unit.part_range] for each in unit.parts[:2])
-        begins = np.append(0, task.share.batch_ends)[batches]
-        numbers = np.unique(self._numbers[begins + slots]).tolist()
+        entries, reads = self.task.sources[unit.array].entries, unit.reads
+        numbers = np.unique(self._numbers[unit.parts.positions[unit.part_range]]).tolist()
         keys = entries.chunks.keys(reads[0][1][:3])
         if entries.layout is not None:
             keys = [entries.layout.shard(shard).key for shard, _ in reads[:3]]

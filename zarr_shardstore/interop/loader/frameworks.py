@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -17,25 +17,51 @@ if TYPE_CHECKING:
 Framework: TypeAlias = Literal["numpy", "torch", "jax"]
 
 
+class Converter(NamedTuple):
+    """Functions that make the arrays of a framework."""
+
+    dense: Callable[[npt.NDArray[Any]], Any]
+    """From an array, whose memory is shared."""
+    sparse: Any
+    """From elements, their columns, the ends of the rows, and a shape."""
+    allocate: Callable[[int], Any]
+    """Allocates the memory of arrays."""
+
+
 def converter_of(
-    to: Framework, dtypes: Iterable[np.dtype[Any]]
-) -> tuple[Callable[[npt.NDArray[Any]], Any], Callable[[int], Any]]:
-    """Return a function from an array to the framework, which shares the memory, and a function
-    that allocates this memory."""
+    to: Framework, dtypes: Iterable[np.dtype[Any]], are_sparse: bool = False
+) -> Converter:
     pageable = partial(np.empty, dtype=np.uint8)
+    sparse = _sparse_of(to) if are_sparse else None
     if to == "numpy":
-        return np.asarray, pageable
+        return Converter(np.asarray, sparse, pageable)
     if to == "jax":
         for dtype in dtypes:
             _check_that_jax_keeps(dtype)
-        return _jax_array, pageable
+        return Converter(_jax_array, sparse, pageable)
     if to == "torch":
         import torch
 
         pinned = partial(torch.empty, dtype=torch.uint8, pin_memory=True)
         has_cuda = torch.cuda.is_available()
-        return torch.from_numpy, (lambda n: pinned(n).numpy()) if has_cuda else pageable
+        allocate = (lambda n: pinned(n).numpy()) if has_cuda else pageable
+        return Converter(torch.from_numpy, sparse, allocate)
     raise SpecError(f"to is 'numpy', 'torch' or 'jax', got {to!r}")
+
+
+def _sparse_of(to: Framework) -> Callable[[Any, Any, Any, tuple[int, int]], Any]:
+    if to == "numpy":
+        from scipy.sparse import csr_array
+
+        return lambda data, indices, indptr, shape: csr_array((data, indices, indptr), shape)
+    if to == "jax":
+        from jax.experimental.sparse import BCSR
+
+        return lambda data, indices, indptr, shape: BCSR((data, indices, indptr), shape=shape)
+    import torch
+
+    of_torch = partial(torch.sparse_csr_tensor, check_invariants=False)
+    return lambda data, indices, indptr, shape: of_torch(indptr, indices, data, shape)
 
 
 def _jax_array(array: npt.NDArray[Any]) -> Any:

@@ -5,32 +5,37 @@ from __future__ import annotations
 import os
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
-import zarr
 
-from zarr_shardstore.access import EntryReader, ShardingMapping, ShardingStore, box_grids
-from zarr_shardstore.errors import SpecError, UnsupportedError
-from zarr_shardstore.interop.loader.copies import PIECE_NBYTES, PLAIN_KINDS, Array, Source
+from zarr_shardstore.errors import SpecError
+from zarr_shardstore.interop.loader.copies import PIECE_NBYTES, Array, Source
 from zarr_shardstore.interop.loader.engine import LoaderStats, Run, Task
 from zarr_shardstore.interop.loader.frameworks import (
+    Converter,
     Framework,
     arrays_of_dataset,
     converter_of,
     torch_dataset,
 )
-from zarr_shardstore.interop.loader.order import Draw, Samples, Share, Shuffle
+from zarr_shardstore.interop.loader.order import Draw, Ints, Samples, Share, Shuffle
 from zarr_shardstore.interop.loader.plan import (
     LOCAL_UNIT_NBYTES,
-    PART_NBYTES,
     UNIT_NBYTES,
     LoaderPlan,
     advice_of,
+)
+from zarr_shardstore.interop.loader.sources import (
+    Column,
+    check,
+    columns_of,
+    nbytes_of,
+    sources_of,
+    store_of,
 )
 
 _UNITS_AT_ONCE = 32
@@ -45,7 +50,8 @@ class ShardLoader:
     store
         A `ShardingStore`, or all that it takes. A URL may begin with ``shard::``.
     arrays : str, mapping of str to str
-        Path of an array; or paths by name, for batches that are dicts of aligned arrays.
+        Path of an array, or of a sparse matrix of AnnData, whose rows are the samples; or paths
+        by name, for batches that are dicts of aligned arrays.
     batch_size
         Samples of a batch.
     window : sequence of int, optional
@@ -76,7 +82,8 @@ class ShardLoader:
     transform : callable, optional
         Called in a thread with each batch; you get what it returns.
     to : {"numpy", "torch", "jax"}
-        Arrays of the batches. They share the memory that was decoded into, by DLPack.
+        Arrays of the batches. They share the memory that was decoded into, by DLPack. Sparse rows
+        become a ``csr_array`` of scipy, a sparse CSR tensor, or a ``BCSR``.
     n_threads : int, optional
         Threads that read and decode. By default one for each core.
 
@@ -85,7 +92,7 @@ class ShardLoader:
     SpecError
         If an argument is not valid, arrays are not aligned, or `prefetch_nbytes` is too small.
     UnsupportedError
-        If the chunks of an array differ in shape, or it is a sparse matrix.
+        If the chunks of an array differ in shape, or a sparse matrix has no rows one by one.
 
     Notes
     -----
@@ -129,48 +136,45 @@ class ShardLoader:
         to: Framework = "numpy",
         n_threads: int | None = None,
     ) -> None:
-        _check(batch_size >= 1, "batch_size is at least 1", batch_size)
-        _check(0 <= rank < world_size, "rank is in range(world_size)", (rank, world_size))
-        _check(shuffle in (False, "shards", "full"), "shuffle is False, 'shards', 'full'", shuffle)
-        _check(edges in ("drop", "shift"), "edges is 'drop' or 'shift'", edges)
-        _check(isinstance(seed, int) and seed >= 0, "seed is not negative", seed)
+        check(batch_size >= 1, "batch_size is at least 1", batch_size)
+        check(0 <= rank < world_size, "rank is in range(world_size)", (rank, world_size))
+        check(shuffle in (False, "shards", "full"), "shuffle is False, 'shards', 'full'", shuffle)
+        check(edges in ("drop", "shift"), "edges is 'drop' or 'shift'", edges)
+        check(isinstance(seed, int) and seed >= 0, "seed is not negative", seed)
         paths = {"": arrays} if isinstance(arrays, str) else dict(arrays)
-        _check(bool(paths), "arrays are at least one", arrays)
-        self._store = _open(store)
-        of = axes if isinstance(axes, Mapping) else dict.fromkeys(paths, axes)
-        _check(of.keys() <= paths.keys(), f"axes are of the arrays {[*paths]}", axes)
-        sources = [_source(self._store, path, window, of.get(n)) for n, path in paths.items()]
+        check(bool(paths), "arrays are at least one", arrays)
+        self._store = store_of(store)
+        columns = columns_of(self._store, paths, window, axes)
+        sources = sources_of(columns)
         first = sources[0]
-        extents = {tuple([source.shape[a] for a in source.axes]) for source in sources}
-        _check(len(extents) == 1, "arrays are equally long along the sampled axes", extents)
         lengths = [first.lengths[axis] for axis in first.axes]
         strides = lengths if stride is None else [*stride]
-        _check(len(strides) == len(lengths), "stride has a number for each axis", stride)
-        (extent,), shifts = extents, edges == "shift"
-        samples = Samples.of(extent, lengths, strides, positions=positions, shifts=shifts)
-        self._sample_nbytes = sum(source.sample_nbytes for source in sources)
-        self._batch_nbytes = batch_size * self._sample_nbytes
+        check(len(strides) == len(lengths), "stride has a number for each axis", stride)
+        shifts = edges == "shift"
+        samples = Samples.of(first.extent, lengths, strides, positions=positions, shifts=shifts)
+        sizes = nbytes_of(sources, samples.starts(np.arange(samples.n)))
         n_threads = n_threads or os.cpu_count() or 1
-        limit, pool = _limits(sources, self._batch_nbytes, n_threads, prefetch_nbytes, pool_nbytes)
+        batch_nbytes = int(np.sort(sizes)[-batch_size:].sum())
+        limit, pool = _limits(sources, batch_nbytes, n_threads, prefetch_nbytes, pool_nbytes)
         is_local = all(source.entries.can_block for source in sources)
         unit = LOCAL_UNIT_NBYTES if is_local else UNIT_NBYTES
-        each = self._sample_nbytes + PART_NBYTES * sum(s.n_parts for s in sources)
-        convert, allocate = converter_of(to, [source.dtype for source in sources])
-        names = None if isinstance(arrays, str) else [*paths]
+        are_sparse = any(source.indptr is not None for source in sources)
+        convert = converter_of(to, [source.dtype for source in sources], are_sparse)
+        found = columns if not isinstance(arrays, str) else columns[""]
         self._task = Task(
             sources=sources,
             samples=samples,
             share=Share.of(samples.n, batch_size, rank, world_size, drops=drop_last),
-            draw=Draw(shuffle, seed, max(1, pool // max(1, each))),
+            draw=Draw(shuffle, seed, pool),
             limit_nbytes=limit,
             unit_nbytes=min(unit, limit // _UNITS_AT_ONCE),
             n_threads=n_threads,
-            finish=partial(_finish, names, convert, transform),
-            allocate=allocate,
+            finish=partial(_finish, found, convert, transform),
+            allocate=convert.allocate,
         )
         of_batches = {"batch_size": batch_size, "world_size": world_size, "drop_last": drop_last}
         self._order_id = _order_id(self._task, **of_batches)
-        self._pool_nbytes, self._peak_nbytes = pool, prefetch_nbytes + 2 * self._batch_nbytes
+        self._peak_nbytes = prefetch_nbytes + 2 * batch_nbytes
         self._epoch = self._batch = 0
         self._is_fresh = True
         self._run: Run | None = None
@@ -199,7 +203,7 @@ class ShardLoader:
         store, paths, names = arrays_of_dataset(ds)
         wanted = [dims] if isinstance(dims, str) else [*dims]
         for name, of_variable in names.items():
-            _check(set(wanted) <= {*of_variable}, f"{name!r} has all of these dimensions", wanted)
+            check(set(wanted) <= {*of_variable}, f"{name!r} has all of these dimensions", wanted)
         axes = {name: [of.index(dim) for dim in wanted] for name, of in names.items()}
         window = None if isinstance(dims, str) else [*dims.values()]
         return cls(store, paths, window=window, axes=axes, **options)
@@ -233,7 +237,7 @@ class ShardLoader:
 
     def set_epoch(self, epoch: int) -> None:
         """Begin the next iteration with this epoch, as samplers of torch do."""
-        _check(epoch >= 0, "an epoch is not negative", epoch)
+        check(epoch >= 0, "an epoch is not negative", epoch)
         self._epoch, self._batch, self._is_fresh = epoch, 0, True
 
     def state_dict(self) -> dict[str, Any]:
@@ -290,12 +294,12 @@ class ShardLoader:
                 counts += (unit.n_chunks, len(reads), encoded, decoded)
             del bounds[:n]
         n_chunks, n_requests, nbytes_read, nbytes_decoded = counts.tolist()
-        delivered = len(numbers) * self._sample_nbytes
+        delivered = int(nbytes_of(sources, task.samples.starts(numbers)).sum())
         shard_nbytes = sum(source.shard_nbytes for source in sources)
         amplification = nbytes_decoded / delivered if delivered else 1.0
-        of_pool = task.draw.group_length * self._sample_nbytes / shard_nbytes
+        of_pool = task.pool_samples * delivered / max(1, len(numbers)) / shard_nbytes
         pool_shards = min(of_pool, len(shards) / len(sources))
-        advice = advice_of(sources[0], amplification, self._pool_nbytes, shard_nbytes)
+        advice = advice_of(sources[0], amplification, task.draw.pool_nbytes, shard_nbytes)
         read = (len(shards), n_chunks, n_requests, nbytes_read, delivered)
         price = (self._peak_nbytes, amplification, pool_shards, advice)
         return LoaderPlan(len(numbers), len(self), *read, *price)
@@ -323,7 +327,7 @@ def _limits(
         pool = min((prefetch - shared) // 3, prefetch - least)
         pool = max(pool, LOCAL_UNIT_NBYTES, chunk_nbytes)
     rule = f"prefetch_nbytes is at least {least + pool} for these batches, chunks and pool"
-    _check(prefetch >= least + pool, rule, prefetch)
+    check(prefetch >= least + pool, rule, prefetch)
     return prefetch - decoders, pool
 
 
@@ -332,6 +336,7 @@ def _order_id(task: Task, **of_batches: object) -> dict[str, Any]:
     first, draw = task.sources[0], task.draw
     tables = [zlib.crc32(np.ascontiguousarray(each).data) for each in task.samples.tables]
     sides = [(first.chunk_shape[axis], first.shards.sides[axis]) for axis in first.axes]
+    rows = [zlib.crc32(s.indptr.data) for s in task.sources if s.indptr is not None]
     return {
         **of_batches,
         "number of samples": task.samples.n,
@@ -341,78 +346,22 @@ def _order_id(task: Task, **of_batches: object) -> dict[str, Any]:
         and zlib.crc32(repr(sides).encode()),
         "shuffle": draw.shuffle,
         "seed": draw.seed,
-        "samples in pool_nbytes": draw.group_length,
+        "samples in pool_nbytes": task.pool_samples,
+        **({"checksum of sparse rows": zlib.crc32(repr(rows).encode())} if rows else {}),
     }
 
 
 def _finish(
-    names: Sequence[str] | None,
-    convert: Callable[[Array], Any],
+    columns: Column | Mapping[str, Column],
+    convert: Converter,
     transform: Callable[[Any], Any] | None,
     arrays: Sequence[Array],
+    starts: Ints,
 ) -> Any:
     """Return a batch, in a thread. It knows no loader, so a loader can be dropped."""
-    values = [*map(convert, arrays)]
-    batch = values[0] if names is None else dict(zip(names, values, strict=True))
+    left = iter(arrays)
+    if isinstance(columns, Column):
+        batch: Any = columns.value(left, starts, convert)
+    else:
+        batch = {name: each.value(left, starts, convert) for name, each in columns.items()}
     return batch if transform is None else transform(batch)
-
-
-def _source(store: Any, path: str, window: Any, axes: Any) -> Source:
-    entries = _entries(store, path)
-    reader, layout = entries.chunks, entries.layout
-    shape = reader.array.shape
-    are_rows = window is None and bool(shape)
-    window = () if window is None and not shape else (1,) if window is None else window
-    given = range(len(window)) if axes is None else [axes] if isinstance(axes, int) else axes
-    sampled = tuple([axis + len(shape) if axis < 0 else int(axis) for axis in given])
-    is_valid = len({*sampled} & {*range(len(shape))}) == len(sampled) == len(window)
-    rule = (
-        f"{path!r} has {len(shape)} dimensions, so `axes` are {len(window)} of these (axes={{…}})"
-    )
-    _check(is_valid, rule, given)
-    lengths = list(shape)
-    for axis, length in zip(sampled, window, strict=True):
-        lengths[axis] = int(length)
-    source = Source(
-        shape=shape,
-        chunk_shape=reader.chunk_shape,
-        itemsize=reader.dtype.itemsize,
-        axes=sampled,
-        lengths=tuple(lengths),
-        shards=box_grids.BoxGrid((1,) * len(shape)) if layout is None else layout.spec.boxes,
-        n_in_piece=1,
-        entries=entries,
-        dtype=reader.dtype.newbyteorder("=") if reader.dtype.kind in PLAIN_KINDS else reader.dtype,
-        sample_shape=tuple([n for i, n in enumerate(lengths) if not (are_rows and i in sampled)]),
-    )
-    return source.in_pieces()
-
-
-def _entries(store: Any, path: str) -> EntryReader:
-    try:
-        return EntryReader.of(store, path)
-    except SpecError:
-        kind = None
-        with suppress(Exception):
-            kind = zarr.open_group(store, path=path, mode="r").attrs.get("encoding-type")
-        if kind not in ("csr_matrix", "csc_matrix"):
-            raise
-        raise UnsupportedError(
-            f"{path!r} is a sparse matrix, {kind}: its rows are not rows of a grid of chunks. Read "
-            "it by annbatch, or store it dense"
-        ) from None
-
-
-def _check(is_valid: bool, rule: str, given: object) -> None:
-    if not is_valid:
-        raise SpecError(f"{rule}, got {given!r}")
-
-
-def _open(store: Any) -> Any:
-    if isinstance(store, ShardingMapping):
-        return store._store
-    if isinstance(store, ShardingStore):
-        return store
-    if isinstance(store, str):
-        store = store.removeprefix("shard::")
-    return ShardingStore(store, None, read_only=True)

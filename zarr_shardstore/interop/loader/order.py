@@ -106,14 +106,16 @@ class Draw(NamedTuple):
 
     shuffle: Shuffle
     seed: int
-    group_length: int
-    """Most samples of a group."""
+    pool_nbytes: int
+    """Most bytes of a group, which has one sample at least."""
 
-    def order(self, share: Share, epoch: int, shards: Ints, chunks: Ints) -> tuple[Ints, list[int]]:
+    def order(
+        self, share: Share, epoch: int, shards: Ints, chunks: Ints, nbytes: Ints
+    ) -> tuple[Ints, list[int]]:
         """Return the numbers of the samples of a rank in order, and the ends of their groups.
 
-        Samples have numbers of the shard and of the chunk that they begin in. Groups end between
-        shards, in a large shard between chunks, and in a large chunk anywhere.
+        Samples have numbers of the shard and of the chunk that they begin in, and a size. Groups
+        end between shards, in a large shard between chunks, and in a large chunk anywhere.
         """
         random = default_rng([self.seed, epoch])
         if self.shuffle == "full":
@@ -123,7 +125,7 @@ class Draw(NamedTuple):
         else:
             drawn = np.arange(len(shards))
         drawn = drawn[share.start : share.stop]
-        ends = cut(shards[drawn], chunks[drawn], self.group_length)
+        ends = cut(shards[drawn], chunks[drawn], np.cumsum(nbytes[drawn]), self.pool_nbytes)
         if self.shuffle == "shards":
             for i, (start, end) in enumerate(pairwise([0, *ends])):
                 # The start in the order of all ranks is different in each rank.
@@ -139,13 +141,21 @@ def _drawn(values: Ints, random: Generator) -> Ints:
     return ranks
 
 
-def cut(shards: Ints, chunks: Ints, most: int) -> list[int]:
-    """Return the ends of runs of at most so many, between shards or else chunks if possible."""
+def cut(shards: Ints, chunks: Ints, sums: Ints, most: int) -> list[int]:
+    """Return the ends of runs of at most this size, between shards or else chunks if possible.
+
+    `sums` are the sizes of all up to each. A run has one at least.
+    """
     ends, places = [0], [np.flatnonzero(np.diff(each)) + 1 for each in (shards, chunks)]
-    while len(shards) - ends[-1] > most:
-        end = ends[-1] + most
+    while (end := _end(sums, ends[-1], most)) < len(shards):
         befores = [
             each[: np.searchsorted(each, end, side="right")][-1:].tolist() for each in places
         ]
         ends.append(next((at for (*_, at) in filter(None, befores) if at > ends[-1]), end))
     return [*ends[1:], *[len(shards)][: len(shards)]]
+
+
+def _end(sums: Ints, start: int, most: int) -> int:
+    """Return the end of the longest run of at most this size."""
+    before = int(sums[start - 1]) if start else 0
+    return max(start + 1, int(sums.searchsorted(before + most, side="right")))

@@ -1,18 +1,20 @@
 """Plan of an epoch: the parts of chunks that each sample consists of, and units of reads; pure.
 
-A sample is a box of an array. A *part* is what one chunk contributes to one sample. A *unit* is a
-number of chunks that are read and decoded together, with the parts that samples need of them.
+A sample is a box of an array, or of a sparse matrix a row, which is a run of elements. A *part* is
+what one chunk contributes to one sample. A *unit* is a number of chunks that are read and decoded
+together, with the parts that samples need of them.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from zarr_shardstore.access import box_grids
 from zarr_shardstore.interop.loader.order import Ints, cut
@@ -38,10 +40,11 @@ class PlannedSamples(NamedTuple):
 
     starts: Ints
     """Starts of the samples, n x sampled axes."""
+    positions: Ints
     groups: Ints
     batches: Ints
     slots: Ints
-    """Group and batch of each sample, and its place in the batch."""
+    """Place of each sample in the order, its group and batch, and its first row in the batch."""
     turns: Ints
     """Ascending numbers in a group: chunks come by the first turn of their samples."""
 
@@ -51,13 +54,17 @@ class Parts(NamedTuple):
 
     batches: Ints
     slots: Ints
-    """Batch of each part, and its place in the batch."""
+    """Batch of each part, and the first row of its sample in the batch."""
     pieces: Ints
     """Ascending numbers of the pieces: chunks that are decoded at a time."""
     places: Ints
     """Place of the chunk of each part in its piece."""
+    positions: Ints
+    """Place of the sample of each part in the order."""
     offsets: Ints
     """Start of each sample relative to that of the chunk, n x ndim."""
+    n_rows: Ints
+    """Rows of each sample in the batch."""
 
 
 class Unit(NamedTuple):
@@ -93,13 +100,33 @@ class Geometry:
     """Cut of the grid of chunks into shards. Without shards each chunk counts as one."""
     n_in_piece: int
     """Chunks of a unit that are decoded at a time."""
+    indptr: Ints | None = field(default=None, kw_only=True)
+    """Of a sparse matrix: the first element of each row, and the end of the last row."""
+
+    @property
+    def extent(self) -> tuple[int, ...]:
+        """Size along the sampled axes."""
+        if self.indptr is not None:
+            return (len(self.indptr) - 1,)
+        return tuple([self.shape[axis] for axis in self.axes])
+
+    def elements(self, starts: Ints) -> Ints:
+        """Return the first element of each sample along the sampled axes."""
+        return starts if self.indptr is None else self.indptr[starts]
+
+    def n_rows(self, starts: Ints) -> Ints:
+        """Return the rows of each sample in the array of a batch: one, or its elements."""
+        if self.indptr is None:
+            return np.ones(len(starts), np.int64)
+        return self.indptr[starts[:, 0] + 1] - self.indptr[starts[:, 0]]
 
     @property
     def chunk_nbytes(self) -> int:
         return max(1, math.prod(self.chunk_shape) * self.itemsize)
 
     @property
-    def sample_nbytes(self) -> int:
+    def row_nbytes(self) -> int:
+        """Bytes of a sample, or of an element of a sparse matrix."""
         return math.prod(self.lengths) * self.itemsize
 
     @property
@@ -114,7 +141,9 @@ class Geometry:
 
     @property
     def n_parts(self) -> int:
-        """Number of chunks that a sample may touch."""
+        """Number of chunks that a sample may touch; a row of a sparse matrix seldom more."""
+        if self.indptr is not None:
+            return 2
         sides = zip(self.lengths, self.chunk_shape, self.grid, strict=True)
         return math.prod(min(n, (length + side - 2) // side + 1) for length, side, n in sides if n)
 
@@ -140,9 +169,12 @@ class Geometry:
         Chunks come group by group, by their first turn, and then shard by shard. A small shard is
         in one unit.
         """
-        if not len(samples.starts) or not self.sample_nbytes:
+        if not len(samples.starts) or not self.row_nbytes:
             return
-        chunks, sample_of, offsets = self._parts_of(samples.starts)
+        n_rows = self.n_rows(samples.starts)
+        chunks, sample_of, offsets = self._parts_of(self.elements(samples.starts), n_rows)
+        if not len(chunks):
+            return
         shards, shard, chunk = self.places(chunks, range(len(self.shape)))
         group, turn = samples.groups[sample_of], samples.turns[sample_of]
         if turn.any():
@@ -157,7 +189,7 @@ class Geometry:
 
         numbers, bounds = np.arange(len(chunks)), np.append(np.flatnonzero(is_chunk), len(order))
         at_groups = np.flatnonzero(is_new[is_chunk])
-        begins = np.union1d(at_groups, cut(np.cumsum(is_shard), numbers, self._most(unit_nbytes)))
+        begins = np.union1d(at_groups, self._cut(is_shard, unit_nbytes))
         at = numbers - np.repeat(begins[:-1], np.diff(begins))
         pieces = np.cumsum(at % self.n_in_piece == 0)
         chunk_of = np.repeat(numbers, np.diff(bounds))
@@ -167,7 +199,9 @@ class Geometry:
                 slots=samples.slots[sample_of[order]],
                 pieces=pieces[chunk_of],
                 places=(at % self.n_in_piece)[chunk_of],
+                positions=samples.positions[sample_of[order]],
                 offsets=offsets[order],
+                n_rows=n_rows[sample_of[order]],
             )
         )
 
@@ -182,14 +216,22 @@ class Geometry:
             batches, n = sorted({*some[2].tolist()}), i[1] - i[0]
             yield Unit(array, next(groups), batches, reads[slice(*j)], n, parts, of_parts, some)
 
-    def _parts_of(self, starts: Ints) -> tuple[Ints, Ints, Ints]:
+    def _parts_of(self, starts: Ints, n_rows: Ints) -> tuple[Ints, Ints, Ints]:
         """Return for each part of samples: its chunk, its sample, and the start of the sample
         relative to that of the chunk."""
         ndim, n = len(self.shape), len(starts)
         sides, lengths = np.array(self.chunk_shape, np.int64), np.array(self.lengths, np.int64)
         full = np.zeros((n, ndim), np.int64)
         full[:, list(self.axes)] = starts
+        if self.indptr is not None:
+            lengths = n_rows[:, None]
         first, last = full // sides, (full + lengths - 1) // sides
+        if self.indptr is not None:
+            each = np.where(n_rows, (last - first)[:, 0] + 1, 0)
+            sample_of = np.repeat(np.arange(n), each)
+            steps = np.arange(len(sample_of)) - np.repeat(np.cumsum(each) - each, each)
+            chunks = first[sample_of] + steps[:, None]
+            return chunks, sample_of, full[sample_of] - chunks * sides
         counts = ((last - first).max(axis=0) + 1).tolist()
         steps = np.indices(counts).reshape(ndim, -1 if ndim else 1).T
         chunks = np.repeat(first, len(steps), axis=0) + np.tile(steps, (n, 1))
@@ -198,12 +240,14 @@ class Geometry:
         chunks, sample_of = chunks[is_there], sample_of[is_there]
         return chunks, sample_of, full[sample_of] - chunks * sides
 
-    def _most(self, unit_nbytes: int) -> int:
-        """Return the most chunks of a unit."""
+    def _cut(self, is_shard: npt.NDArray[np.bool_], unit_nbytes: int) -> list[int]:
+        """Return the ends of units of chunks, of which some begin a shard."""
+        numbers = np.arange(len(is_shard))
         most = max(1, unit_nbytes // max(self.chunk_nbytes, 2 * _ENTRY_NBYTES))
         n = math.prod(self.shards.largest)
         # A store that is asked for more than half of a shard may read all of it.
-        return max(1, min(most, n // 2)) if n > most else most
+        most = max(1, min(most, n // 2)) if n > most else most
+        return cut(np.cumsum(is_shard), numbers, numbers + 1, most)
 
     def copies(self, parts: Parts) -> tuple[Parts, list[Ints]]:
         """Return parts in the order of their copies, and columns with a row for each copy.
@@ -214,21 +258,27 @@ class Geometry:
         """
         numbers = np.arange(len(parts.slots))
         if not self.are_rows:
-            return parts, [numbers, *(parts[i] for i in (2, 0, 1, 3, 4))]
-        rows = parts.places * self.chunk_shape[0] + parts.offsets[:, 0]
-        parts = parts._replace(places=rows)
-        are_small = self.sample_nbytes < SMALL_NBYTES
+            return parts, [numbers, *(parts[i] for i in (2, 0, 1, 3, 5))]
+        side, offsets = self.chunk_shape[0], parts.offsets[:, 0]
+        starts, stops = np.maximum(offsets, 0), np.minimum(offsets + parts.n_rows, side)
+        parts = parts._replace(
+            places=parts.places * side + starts,
+            slots=parts.slots + starts - offsets,
+            n_rows=stops - starts,
+        )
+        are_small = self.indptr is None and self.row_nbytes < SMALL_NBYTES
         if are_small:  # a stable order: rows of one batch keep theirs
             order = np.lexsort((parts.batches, parts.pieces))
             parts = Parts(*[each[order] for each in parts])
         steps = [np.diff(each, prepend=-1) for each in parts[:4]]
         is_first = (steps[0] != 0) | (steps[2] != 0)
-        is_jump = is_first | (steps[1] != 1) | (steps[3] != 1)
+        befores = np.append(0, parts.n_rows[:-1])
+        is_jump = is_first | (steps[1] != befores) | (steps[3] != befores)
         if not are_small:
             is_first = is_jump
         jumps, firsts = np.cumsum(is_jump), np.flatnonzero(is_first)
-        n_each = np.diff(firsts, append=len(numbers))
-        are_runs = jumps[firsts + n_each - 1] == jumps[firsts]
+        n_each = np.add.reduceat(parts.n_rows, firsts)
+        are_runs = np.diff(jumps[firsts], append=jumps[-1] + 1) == 1
         found = [each[firsts] for each in (parts.pieces, parts.batches, parts.slots, parts.places)]
         return parts, [firsts, *found, n_each, are_runs]
 

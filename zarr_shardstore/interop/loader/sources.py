@@ -1,0 +1,130 @@
+"""Arrays of a store as sources of samples: arrays with a grid of chunks, and sparse matrices."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from itertools import chain
+from typing import Any, NamedTuple
+
+import numpy as np
+import zarr
+
+from zarr_shardstore.access import EntryReader, ShardingMapping, ShardingStore, box_grids
+from zarr_shardstore.errors import SpecError, UnsupportedError
+from zarr_shardstore.interop.loader.copies import PLAIN_KINDS, Array, Source
+from zarr_shardstore.interop.loader.frameworks import Converter
+from zarr_shardstore.interop.loader.order import Ints
+
+
+class Column(NamedTuple):
+    """One value of each batch: an array, or rows of a sparse matrix."""
+
+    sources: list[Source]
+    """The array; or data and column numbers of the matrix."""
+    n_columns: int = 0
+
+    def value(self, arrays: Iterator[Array], starts: Ints, convert: Converter) -> Any:
+        """Return the value of a batch, of the next arrays, for samples with these starts."""
+        first = self.sources[0]
+        if first.indptr is None:
+            return convert.dense(next(arrays))
+        data, indices = next(arrays), next(arrays)
+        fits = indices.dtype.kind == "i" and len(data) <= np.iinfo(indices.dtype).max
+        indptr = np.zeros(len(starts) + 1, indices.dtype if fits else np.int64)
+        indptr[1:] = np.cumsum(first.n_rows(starts))
+        parts = map(convert.dense, (data, indices, indptr))
+        return convert.sparse(*parts, (len(starts), self.n_columns))
+
+
+def columns_of(store: Any, paths: Mapping[str, str], window: Any, axes: Any) -> dict[str, Column]:
+    """Return the values of batches by name."""
+    of = axes if isinstance(axes, Mapping) else dict.fromkeys(paths, axes)
+    check(of.keys() <= paths.keys(), f"axes are of the arrays {[*paths]}", axes)
+    columns = {n: _column(store, path, window, of.get(n)) for n, path in paths.items()}
+    extents = {column.sources[0].extent for column in columns.values()}
+    check(len(extents) == 1, "arrays are equally long along the sampled axes", extents)
+    return columns
+
+
+def sources_of(columns: Mapping[str, Column]) -> list[Source]:
+    return [*chain.from_iterable(column.sources for column in columns.values())]
+
+
+def nbytes_of(sources: Sequence[Source], starts: Ints) -> Ints:
+    """Return the size of each sample with these starts."""
+    sizes: Ints = sum((s.n_rows(starts) * s.row_nbytes for s in sources), np.zeros(1, np.int64))
+    return sizes
+
+
+def _column(store: Any, path: str, window: Any, axes: Any) -> Column:
+    try:
+        return Column([_source(EntryReader.of(store, path), path, window, axes)])
+    except SpecError:
+        group = None
+        with suppress(Exception):
+            group = zarr.open_group(store, path=path, mode="r")
+        kind = None if group is None else group.attrs.get("encoding-type")
+        if group is None or kind not in ("csr_matrix", "csc_matrix"):
+            raise
+    if kind == "csc_matrix":
+        raise UnsupportedError(
+            f"{path!r} is a sparse matrix that has its columns one by one, {kind}: store it as "
+            "csr_matrix, which has its rows one by one"
+        )
+    check(window is None and axes in (None, 0), f"samples of {path!r} are its rows", window or axes)
+    n_rows, n_columns = map(int, np.asarray(group.attrs["shape"]).tolist())
+    indptr = np.asarray(group["indptr"][:], np.int64)  # type: ignore[index]
+    names = [f"{path}/data".lstrip("/"), f"{path}/indices".lstrip("/")]
+    sources = [_source(EntryReader.of(store, name), name, None, 0) for name in names]
+    ends = [(len(indptr) - 1, *indptr[[0, -1]].tolist(), *s.shape) for s in sources]
+    expected = [(n_rows, 0, *s.shape, *s.shape) for s in sources]
+    if ends != expected or (np.diff(indptr) < 0).any() or sources[0].shape != sources[1].shape:
+        raise SpecError(f"{path!r} is not a sparse matrix: its indptr does not fit its elements")
+    return Column([replace(source, indptr=indptr) for source in sources], n_columns)
+
+
+def _source(entries: EntryReader, path: str, window: Any, axes: Any) -> Source:
+    reader, layout = entries.chunks, entries.layout
+    shape = reader.array.shape
+    are_rows = window is None and bool(shape)
+    window = () if window is None and not shape else (1,) if window is None else window
+    given = range(len(window)) if axes is None else [axes] if isinstance(axes, int) else axes
+    sampled = tuple([axis + len(shape) if axis < 0 else int(axis) for axis in given])
+    is_valid = len({*sampled} & {*range(len(shape))}) == len(sampled) == len(window)
+    rule = (
+        f"{path!r} has {len(shape)} dimensions, so `axes` are {len(window)} of these (axes={{…}})"
+    )
+    check(is_valid, rule, given)
+    lengths = list(shape)
+    for axis, length in zip(sampled, window, strict=True):
+        lengths[axis] = int(length)
+    source = Source(
+        shape=shape,
+        chunk_shape=reader.chunk_shape,
+        itemsize=reader.dtype.itemsize,
+        axes=sampled,
+        lengths=tuple(lengths),
+        shards=box_grids.BoxGrid((1,) * len(shape)) if layout is None else layout.spec.boxes,
+        n_in_piece=1,
+        entries=entries,
+        dtype=reader.dtype.newbyteorder("=") if reader.dtype.kind in PLAIN_KINDS else reader.dtype,
+        sample_shape=tuple([n for i, n in enumerate(lengths) if not (are_rows and i in sampled)]),
+    )
+    return source.in_pieces()
+
+
+def check(is_valid: bool, rule: str, given: object) -> None:
+    if not is_valid:
+        raise SpecError(f"{rule}, got {given!r}")
+
+
+def store_of(store: Any) -> Any:
+    if isinstance(store, ShardingMapping):
+        return store._store
+    if isinstance(store, ShardingStore):
+        return store
+    if isinstance(store, str):
+        store = store.removeprefix("shard::")
+    return ShardingStore(store, None, read_only=True)
