@@ -54,22 +54,25 @@ class Generation:
     Thread safety: may be used from any thread.
     """
 
-    __slots__ = ("absent", "arrays", "key_tables", "n_changes", "refused")
+    __slots__ = ("absent", "arrays", "key_tables", "n_changes", "refused", "states")
 
-    def __init__(self, n_changes: int, arrays: dict[Node, StoredArray] | None = None) -> None:
+    def __init__(self, n_changes: int) -> None:
         self.n_changes = n_changes
-        self.arrays = arrays or {}
+        self.arrays: dict[Node, StoredArray] = {}
+        self.states: dict[str, tuple[StoredArray, object]] = {}
+        """Array, and state of the file of its document that described it, by the document's key."""
         self.absent: dict[Node, None] = {}
         self.refused: set[Node] = set()
         """Arrays that another process has replaced, until their document is read again."""
         self.key_tables: tuple[KeyTable, ...] = ()
 
-    def put(self, node: Node, array: StoredArray | None) -> None:
+    def put(self, node: Node, array: StoredArray | None, state: object = None) -> None:
         """Cache the array at `node`, or that it is missing."""
         self.refused.discard(node)
         if array is not None:
             self.absent.pop(node, None)
             self.arrays[node] = array
+            self.states[document_key(node)] = (array, state)
             self.key_tables = ()
             return
         self.drop(node)
@@ -81,7 +84,13 @@ class Generation:
         """Forget what is at `node`."""
         self.absent.pop(node, None)
         if self.arrays.pop(node, None) is not None:
+            self.states.pop(document_key(node), None)
             self.key_tables = ()
+
+    def is_in_state(self, key: str, state: object) -> bool:
+        """Whether a document had this state when the array was read that is cached now."""
+        array, seen = self.states.get(key, (None, None))
+        return seen == state and array is not None and self.arrays.get(array.node) is array
 
     def add_key_table(self, layout: ArrayLayout) -> None:
         """Translate further keys of an array by a table."""
@@ -133,8 +142,6 @@ class ArrayCache:
         self.reader = reader
         self._policy = policy
         self._state_of = state_of
-        self.confirmed: dict[str, object] = {}
-        """State of the file of a document, by its key, in which it described the cached array."""
         self._generation = Generation(_n_changes)
         self.erased: dict[Node, ArrayLayout] = {}
         """Arrays whose document this store erased alone. One counts while its place is absent."""
@@ -179,14 +186,13 @@ class ArrayCache:
             keys = [document_key(node) for node in misses]
             replies = yield from read_documents(keys, together=generation.n_changes)
             for node, key, reply in zip(misses, keys, replies, strict=True):
-                self.confirmed[key] = reply.state
                 try:
                     doc = parse_document(node, reply.value)
                     found[node] = array = None if doc is None else self.reader.read(node, doc)
                 except ShardStoreError as error:
                     found[node] = error
                 else:
-                    generation.put(node, array)
+                    generation.put(node, array, reply.state)
         return found
 
     def confirm(self, keys: Iterable[str]) -> Flow[None]:
@@ -197,10 +203,10 @@ class ArrayCache:
         """
         for key in keys:
             state = self._state_of(key)
-            if state is None or self.confirmed.get(key) == state:
+            generation = self.current()
+            if state is None or generation.is_in_state(key, state):
                 continue
             node = node_of_document(key)
-            generation = self.current()
             cached = generation.arrays.get(node) if node is not None else None
             if node is None or cached is None:
                 continue
@@ -210,7 +216,7 @@ class ArrayCache:
                 generation.drop(node)
                 generation.refused.add(node)
                 raise _replaced(node)
-            self.confirmed[key] = state
+            generation.states[key] = (cached, state)
 
     def document_erased(self, node: Node, layout: ArrayLayout | None) -> None:
         """Note that the document of `node` was erased alone; its chunks may still be there."""
@@ -235,12 +241,13 @@ class ArrayCache:
         before = self._generation
         was_current = before.n_changes == _n_changes
         invalidate_documents()
-        kept: dict[Node, StoredArray] = {}
+        after = Generation(_n_changes)
         if was_current:  # the other documents are as this store knows them
-            kept = {n: a for n, a in list(before.arrays.items()) if not is_changed(n)}
+            after.arrays = {n: a for n, a in list(before.arrays.items()) if not is_changed(n)}
+            after.states = before.states.copy()
             if node is not None and array is not None:
-                kept[node] = array
-        self._generation = Generation(_n_changes, kept)
+                after.put(node, array)
+        self._generation = after
 
 
 def _replaced(node: Node) -> ShardConflictError:

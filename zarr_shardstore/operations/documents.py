@@ -42,19 +42,19 @@ class Documents:
     def to_user(
         self,
         key: str,
-        data: memoryview | None,
+        found: requests.Found,
         byte_range: ByteRange | None,
         generation: Generation,
     ) -> memoryview | None:
         """Return a stored document as users see it, and cache its array."""
-        node = node_of_document(key)
+        node, data = node_of_document(key), found.value
         if data is None:
             if node is not None:
                 generation.drop(node)
             return None
         value, array = self._view.to_user(key, data)
         if node is not None and not isinstance(array, ShardStoreError):
-            generation.put(node, array)
+            generation.put(node, array, found.state)
         elif node is not None:
             generation.drop(node)  # values raise the error
         start, stop = resolve_range(byte_range, len(value))

@@ -166,8 +166,7 @@ class Operations:
         )
         for i, found in zip(documents, whole, strict=True):
             byte_range = key_ranges[i][1]
-            values[i] = self.documents.to_user(keys[i], found.value, byte_range, generation)
-            self.arrays.confirmed[keys[i]] = found.state
+            values[i] = self.documents.to_user(keys[i], found, byte_range, generation)
         return values
 
     def get_groups(self, groups: Sequence[ShardReads]) -> Flow[list[Sequence[memoryview | None]]]:
