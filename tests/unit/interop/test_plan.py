@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 from hypothesis import given
@@ -91,3 +92,6 @@ def test_advice_has_numbers() -> None:
     tiny = Geometry((10_000,), (10,), 8, (0,), (1,), box_grids.BoxGrid((4,)), 1)
     assert "chunks of (10000,)" in advice_of(tiny, 1.0, 2**14, tiny.shard_nbytes)[0]
     assert advice_of(tiny, 1.0, 2**28, tiny.shard_nbytes) == [], "the pool holds all of it"
+    sparse = replace(good, shape=(9000,), chunk_shape=(900,), axes=(0,), lengths=(1,))
+    sparse = replace(sparse, shards=box_grids.BoxGrid((4,)), indptr=np.arange(0, 9001, 30))
+    assert "chunks of (30,) in place of (900,)" in advice_of(sparse, 9.0, 2**20, 7200)[0]

@@ -335,8 +335,11 @@ def advice_of(
     needs none of this.
     """
     better, nbytes, found = list(first.chunk_shape), first.chunk_nbytes, []
+    lengths = first.lengths
+    if first.indptr is not None:
+        lengths = (first.shape[0] // max(1, len(first.indptr) - 1),)
     if amplification > 1.25:
-        better = [max(1, min(pair)) for pair in zip(better, first.lengths, strict=True)]
+        better = [max(1, min(pair)) for pair in zip(better, lengths, strict=True)]
     elif math.prod(first.shape) * first.itemsize <= pool_nbytes:
         return []
     elif first.axes and not 2**16 <= nbytes <= 2**24:
