@@ -185,7 +185,7 @@ class ArrayCache:
             # Lookups into one generation may share one reply.
             keys = [document_key(node) for node in misses]
             replies = yield from read_documents(keys, together=generation.n_changes)
-            for node, key, reply in zip(misses, keys, replies, strict=True):
+            for node, reply in zip(misses, replies, strict=True):
                 try:
                     doc = parse_document(node, reply.value)
                     found[node] = array = None if doc is None else self.reader.read(node, doc)
