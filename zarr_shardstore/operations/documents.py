@@ -103,15 +103,15 @@ class Documents:
         """Return the document of an array as it is stored and by its chunks, and the array, which
         is cached now."""
         generation, key = self._arrays.current(), document_key(node)
-        ((data, *_),) = yield from read_documents([key])
-        if data is None:
+        (found,) = yield from read_documents([key])
+        if found.value is None:
             generation.drop(node)
             return None
-        document, array = self._view.to_user(key, data, "chunks")
+        document, array = self._view.to_user(key, found.value, "chunks")
         if isinstance(array, ShardStoreError):
             raise array
-        generation.put(node, array)
-        return None if array is None else (bytes(data), document, array)
+        generation.put(node, array, found.state)
+        return None if array is None else (bytes(found.value), document, array)
 
     # -------------------------------------------------------- compare-and-swap
 

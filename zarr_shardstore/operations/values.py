@@ -278,16 +278,12 @@ class Operations:
 
     def set_blocks(self, blocks: Sequence[EntryBlock]) -> Flow[None]:
         """As `set_many`, for chunks of whole boxes."""
-        if not self.buffer.is_active:
-            yield [requests.UpdateShard(block.shard, block) for block in blocks]
-            return
-        yield from self._perform(
-            [
-                (update, ChunkRef(update.key, block.shard, entry_id))
-                for block in blocks
-                for entry_id, update in block
-            ]
-        )
+        is_buffered = self.buffer.is_active
+        left = [b for b in blocks if not (is_buffered and self.buffer.put(b.shard, b))]
+        if left:
+            yield [requests.UpdateShard(block.shard, block) for block in left]
+        if is_buffered:
+            yield from self.flusher.flush_shards(self.buffer.due())
 
     def layout_of(self, key: str) -> Flow[ArrayLayout | None]:
         """Return the layout of the array of a chunk, if it is sharded and not otherwise changed."""
