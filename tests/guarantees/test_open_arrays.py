@@ -33,16 +33,37 @@ CHUNKS = [np.s_[i : i + 2, j : j + 2] for i in range(0, 16, 2) for j in range(0,
 NEW = 999
 
 
-def make(path: Path, chunks_per_shard: int | None, zarr_format: Any = 3) -> None:
+def make(path: Path, chunks_per_shard: int | None, zarr_format: Any = 3, **others: Any) -> None:
     store = ShardingStore(path, chunks_per_shard)
     options: Any = {"shape": (16, 16), "chunks": (2, 2), "dtype": "u2", "fill_value": 0}
-    options |= {"compressors": None}
+    options |= {"compressors": None, **others}
     zarr.create_array(store, name="a", zarr_format=zarr_format, **options)[...] = VALUES
 
 
-def replace(path: Path) -> None:
+def replace(path: Path, chunks_per_shard: int = 8, **others: Any) -> None:
     shutil.rmtree(path / "a")
-    make(path, 8)
+    make(path, chunks_per_shard, **others)
+
+
+def replace_chunks(path: Path) -> None:
+    """Keep chunks per shard, and the bytes of a chunk."""
+    replace(path, 2, chunks=(4, 1))
+
+
+def replace_small_chunks(path: Path) -> None:
+    replace(path, 2, chunks=(1, 1))
+
+
+def replace_type(path: Path) -> None:
+    replace(path, 2, dtype="f2")
+
+
+def replace_codecs(path: Path) -> None:
+    replace(path, 2, compressors="auto")
+
+
+def replace_format(path: Path) -> None:
+    replace(path, 2, zarr_format=2)
 
 
 def set_attributes(path: Path) -> None:
@@ -87,6 +108,11 @@ OTHER_ARRAYS: list[tuple[int | None, Callable[[Path], Any]]] = [
     (2, unshard_store),
     (2, to_native),
     (2, replace),
+    (2, replace_chunks),
+    (2, replace_small_chunks),
+    (2, replace_type),
+    (2, replace_codecs),
+    (2, replace_format),
     (None, shard),
     (None, replace),
 ]

@@ -6,6 +6,7 @@ import json
 import pickle
 from contextlib import nullcontext
 from itertools import product
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -509,24 +510,40 @@ def test_draft_hierarchies_list_what_is_held() -> None:
     assert inside[1] == ["1", "2", "4", "5"]
 
 
-def test_an_array_that_somebody_else_made_anew_is_not_damaged() -> None:
-    """What was held for the old one is not put into the new one, and that is said."""
-    base, store, z = make()
-    elsewhere = ShardingStore(base, chunks_per_shard=2)
+@pytest.mark.parametrize(
+    "new",
+    [
+        {"chunks_per_shard": 2, "shape": (8,)},
+        {"chunks": (2,)},
+        {"dtype": "i1"},
+        {"compressors": None},
+        {"zarr_format": 2},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("is_local", [True, False])
+def test_an_array_that_another_store_made_anew_is_not_damaged(
+    tmp_path: Path, new: dict[str, Any], is_local: bool
+) -> None:
+    """What was buffered for the old one is not put into the new one, and an error names it."""
+    base: Any = tmp_path if is_local else MemoryStore()
+    options: dict[str, Any] = {"name": "z", "shape": (16,), "chunks": (1,), "dtype": "u1"}
+    store = ShardingStore(base, chunks_per_shard=4)
+    z = zarr.create_array(store, **options)
+    options |= {"overwrite": True, **new}
+    elsewhere = ShardingStore(base, chunks_per_shard=options.pop("chunks_per_shard", 4))
 
     def block() -> None:
         with store.batch():
             z[:3] = 1
-            other = zarr.create_array(
-                elsewhere, name="z", shape=(8,), chunks=(1,), dtype="u1", overwrite=True
-            )
-            other[0] = 7
+            other: Any = zarr.create_array(elsewhere, **options)
+            other[...] = 7
 
     with pytest.raises(UnpublishedError, match="z/c/0") as caught:
         block()
     assert isinstance(caught.value.exceptions[0], ShardConflictError)
-    assert "declared it anew" in str(caught.value.exceptions[0])
-    assert stored(base) == [7] + [0] * 7
+    found: Any = zarr.open_array(ShardingStore(base), path="z", mode="r")
+    assert found[...].tolist() == [7] * options["shape"][0]
 
 
 def test_erased_directories_drop_what_is_held() -> None:

@@ -254,6 +254,23 @@ def test_another_writer_is_refused(tmp_path: Path) -> None:
     assert len(stored(ShardingStore(base))) == 9
 
 
+def test_rows_that_others_append_are_not_overwritten(tmp_path: Path) -> None:
+    """The next flush sees the end that another program has moved, before it stores a chunk."""
+    bases: tuple[Any, ...] = ({}, tmp_path)
+    for base in bases:
+        writer = ShardingStore(base, 2).append_frames("g/run", **NEVER)
+        writer.extend(frames(0, 3))
+        writer.flush()
+        assert ShardingStore(base).append_arrays({"g/run": frames(7, 9)}, axis=0) == 3
+        writer.extend(frames(3, 8))
+        with pytest.raises(ShardConflictError, match="has 5 frames, 3 were durable"):
+            writer.flush()
+        with pytest.raises(ShardConflictError, match="has 5 frames, 3 were durable"):
+            writer.close()
+        expected = np.concatenate([frames(0, 3), frames(7, 9)])
+        np.testing.assert_array_equal(stored(ShardingStore(base)), expected)
+
+
 def test_what_is_refused(tmp_path: Path) -> None:
     """Before anything is stored, with a sentence."""
     base: dict[str, bytes] = {}

@@ -7,6 +7,8 @@ import multiprocessing
 import os
 import pickle
 import signal
+import subprocess
+import sys
 import warnings
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -176,6 +178,13 @@ def test_nothing_old_is_read(tmp_path: Path) -> None:
     make_array(store, dtype="f8", compressors=None, chunks=(3, 3), overwrite=True)[:] = 0.5
     for each in (store, other):
         np.testing.assert_array_equal(each.read_chunks("a", [(0, 0)]), np.full((1, 3, 3), 0.5))
+    in_process = "import zarr; from zarr_shardstore import ShardingStore as S; "
+    in_process += f"zarr.create_array(S({str(tmp_path)!r}, (3, 2)), name='a', shape=(20, 7), "
+    in_process += "chunks=(1, 9), dtype='f8', compressors=None, overwrite=True)[:] = 0.25"
+    assert subprocess.run([sys.executable, "-c", in_process], check=False).returncode == 0
+    for each in (store, other):
+        np.testing.assert_array_equal(each.read_chunks("a", [(0, 0)])[0, 0, :7], np.full(7, 0.25))
+    make_array(store, dtype="f8", compressors=None, chunks=(3, 3), overwrite=True)[:] = 0.5
     with store.batch():
         zarr.open_array(store, path="a")[:] = 1.5
         assert store.read_chunks("a", [(1, 1)])[0, 0, 0] == 1.5

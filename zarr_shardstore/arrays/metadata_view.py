@@ -19,7 +19,8 @@ from zarr_shardstore.format.keys import draft_candidate
 from zarr_shardstore.format.shard import Bytes, IndexDamageError, index_of_shard
 from zarr_shardstore.metadata import declaration, documents
 from zarr_shardstore.metadata.declaration import Declared, View
-from zarr_shardstore.metadata.documents import Geometry, Node, document_key, node_of_document
+from zarr_shardstore.metadata.documents import Node, document_key, node_of_document
+from zarr_shardstore.metadata.geometry import Geometry
 from zarr_shardstore.metadata.transformer_list import (
     SHARDING,
     TransformerSpec,

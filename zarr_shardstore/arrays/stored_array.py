@@ -57,13 +57,14 @@ class StoredArray(NamedTuple):
         return (None, ()) if found is None else (found[0].layout, found[1])
 
     def has_same_chunks(self, other: StoredArray | None) -> bool:
-        """Whether both keep each chunk in the same place, where both arrays reach."""
+        """Whether both keep each chunk in the same place, with bytes that mean the same, where
+        both arrays reach."""
         if other is None or bool(self.stack) != bool(other.stack):
             return False
         if self.layout is not None and other.layout is not None:
             return self.layout.has_same_entries(other.layout)
-        mine, theirs = self.document.geometry, other.document.geometry
-        return mine is None or mine.has_same_chunks(theirs, but_last=True)
+        mine, theirs = self.document.meaning, other.document.meaning
+        return mine is None or (theirs is not None and mine.agrees_with(theirs))
 
     def coords_of(self, key: str) -> Coords | None:
         """Return the coordinates that a chunk key spells, also outside the grid."""
@@ -136,7 +137,8 @@ class ArrayReader:
         if only is not None and only.sharding is not None:
             parts = (geometry.encoding, grid_shape, only.sharding, index_key, nbytes)
             key = documents.document_key(node)
-            layout = ArrayLayout(node.path, prefix, *parts, document.n_adopted, key)
+            of_document = (document.n_adopted, document.meaning, key)
+            layout = ArrayLayout(node.path, prefix, *parts, *of_document)
             return (stacks.ShardingTransformer(layout, self.reading),)
         place = (node.path, prefix, geometry.encoding, grid_shape)
         shown = strip(documents.without_notes(doc), document.declaration)

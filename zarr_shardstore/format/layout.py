@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import product
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -33,6 +33,10 @@ def chunk_grid_shape(shape: Sequence[int], chunk_shape: Sequence[int]) -> Coords
 
 def is_inside(coords: Coords, grid_shape: Coords) -> bool:
     return all(c < n for c, n in zip(coords, grid_shape, strict=True))
+
+
+class Meaning(Protocol):
+    def agrees_with(self, other: Any) -> bool: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +58,8 @@ class ArrayLayout:
     """Bytes of a decoded chunk, if the data type has a fixed size."""
     n_adopted: int = field(default=0, compare=False)
     """Number of adopted shards along the first dimension, see `ShardRef.is_adopted`."""
+    meaning: Meaning | None = field(default=None, compare=False)
+    """What the bytes of a chunk mean, if the document says it."""
     document_key: str = field(default="", compare=False)
     """Key of the metadata document; ``""`` for an array without one."""
 
@@ -107,11 +113,14 @@ class ArrayLayout:
         return None if coords is None else self.shard(coords, key)
 
     def has_same_entries(self, other: ArrayLayout) -> bool:
-        """Whether both put each chunk into the same entry, perhaps of a grid that has grown."""
+        """Whether both put each chunk into the same entry, perhaps of a grid that has grown, and
+        its bytes mean the same."""
         if self is other:
             return True
         mine, theirs = (self.prefix, self.encoding), (other.prefix, other.encoding)
         if mine != theirs or self.spec.index != other.spec.index:
+            return False
+        if self.meaning and other.meaning and not self.meaning.agrees_with(other.meaning):
             return False
         if self.grid_shape is None or other.grid_shape is None:
             return self.spec == other.spec

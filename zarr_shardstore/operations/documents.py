@@ -51,6 +51,7 @@ class Documents:
         if data is None:
             if node is not None:
                 generation.drop(node)
+                generation.refused.discard(node)
             return None
         value, array = self._view.to_user(key, data)
         if node is not None and not isinstance(array, ShardStoreError):

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import replace
 from reprlib import repr as short
-from typing import Any, Literal, TypeAlias, cast
+from typing import Any, Literal, TypeAlias, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -42,6 +42,7 @@ from zarr_shardstore.zarr_hooks.box import ArrayBox
 from zarr_shardstore.zarr_hooks.box_jobs import BoxJob, SlabCodec
 from zarr_shardstore.zarr_hooks.chunk_codec import ChunkCodec
 
+T = TypeVar("T")
 Values: TypeAlias = Sequence[bytes | memoryview | None]
 
 _UNIT_NBYTES = 32 * 1024 * 1024
@@ -229,14 +230,18 @@ class DirectReads(EngineStore):
         >>> store.read_chunks("z", [(0, 1), (1, 1)]).shape
         (2, 2, 2)
         """
-        reader, wanted = self._reader(path, coords)
-        if not reader.is_even:
-            raise UnsupportedError(
-                f"the chunks of {path!r} differ in shape, so they are no array: use read_array"
-            )
-        result = reader.result((len(wanted), *reader.chunk_shape), out)
-        reader.read(self._encoded, wanted, result)
-        return result
+
+        def read() -> npt.NDArray[Any]:
+            reader, wanted = self._reader(path, coords)
+            if not reader.is_even:
+                raise UnsupportedError(
+                    f"the chunks of {path!r} differ in shape, so they are no array: use read_array"
+                )
+            result = reader.result((len(wanted), *reader.chunk_shape), out)
+            reader.read(self._encoded, wanted, result)
+            return result
+
+        return _again_if_replaced(read)
 
     @documented_like(read_chunks, "in a thread, which completes its work if you cancel the call")
     async def read_chunks_async(
@@ -246,8 +251,12 @@ class DirectReads(EngineStore):
 
     def read_encoded(self, path: str, coords: npt.ArrayLike) -> list[bytes | None]:
         """Return encoded chunks by coordinates, ``None`` for missing ones; see `read_chunks`."""
-        reader, wanted = self._reader(path, coords)
-        values = self._encoded(reader.keys(wanted))
+
+        def read() -> Sequence[bytes | memoryview | None]:
+            reader, wanted = self._reader(path, coords)
+            return self._encoded(reader.keys(wanted))
+
+        values = _again_if_replaced(read)
         return [None if value is None else bytes(value) for value in values]
 
     def _encoded(self, keys: list[str]) -> Sequence[bytes | memoryview | None]:
@@ -320,6 +329,15 @@ class DirectReads(EngineStore):
     def _stored_document(self, node: Node) -> bytes | None:
         (found,) = self._engine.driver.run(ask([Get(document_key(node))]))
         return None if found.value is None else bytes(found.value)
+
+
+def _again_if_replaced(read: Callable[[], T]) -> T:
+    """Read, and once more if another process has replaced the array since its document was read."""
+    try:
+        return read()
+    except ShardConflictError:
+        invalidate_documents()
+        return read()
 
 
 class DirectArrays(DirectReads, KeyValues):

@@ -10,7 +10,8 @@ import zarr
 
 from tests.support.bases import OtherMapping
 from zarr_shardstore import ShardingStore
-from zarr_shardstore.store.growing.frame_writer import FrameBuffer, GrowingArray
+from zarr_shardstore.store.growing.frame_writer import FrameBuffer
+from zarr_shardstore.store.growing.growing_array import GrowingArray
 
 
 def test_an_interrupt_after_a_block_is_appended() -> None:

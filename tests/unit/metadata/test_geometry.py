@@ -1,0 +1,76 @@
+"""What the bytes of chunks mean: documents of one array agree, those of others do not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from zarr_shardstore.metadata.documents import Node, parse_array
+from zarr_shardstore.metadata.geometry import ChunkMeaning
+
+BYTES = {"name": "bytes", "configuration": {"endian": "little"}}
+ZSTD = {"name": "zstd", "configuration": {"level": 3}}
+DOC: dict[str, Any] = {
+    "zarr_format": 3,
+    "node_type": "array",
+    "shape": [10],
+    "data_type": "uint16",
+    "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [2]}},
+    "chunk_key_encoding": {"name": "default"},
+    "codecs": [BYTES, ZSTD],
+    "fill_value": 0,
+}
+
+
+def sharded(codecs: list[Any]) -> dict[str, Any]:
+    index = [{"name": "bytes", "configuration": {"endian": "little"}}, {"name": "crc32c"}]
+    configuration = {"chunk_shape": [2], "codecs": codecs, "index_codecs": index}
+    grid = {"name": "regular", "configuration": {"chunk_shape": [4]}}
+    codec = {"name": "sharding_indexed", "configuration": configuration}
+    return {**DOC, "chunk_grid": grid, "codecs": [codec]}
+
+
+def meaning_of(doc: dict[str, Any], hierarchy: Any = "v3") -> ChunkMeaning:
+    parsed = parse_array(Node(hierarchy, "a"), doc)
+    assert parsed is not None
+    assert parsed.meaning is not None
+    return parsed.meaning
+
+
+SAME: list[dict[str, Any]] = [
+    {**DOC, "shape": [30], "attributes": {"a": 1}, "fill_value": 7},
+    {**DOC, "codecs": ["bytes", ZSTD]},
+    {**DOC, "codecs": [{"name": "bytes"}, {"name": "zstd"}]},
+    {**DOC, "codecs": [BYTES, {"name": "zstd", "configuration": {"level": 3, "checksum": False}}]},
+    {**DOC, "data_type": {"name": "uint16"}},
+    sharded([BYTES, ZSTD]),
+]
+OTHER: list[dict[str, Any]] = [
+    {**DOC, "data_type": "int16"},
+    {**DOC, "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [1]}}},
+    {**DOC, "codecs": [{"name": "bytes", "configuration": {"endian": "big"}}, ZSTD]},
+    {**DOC, "codecs": [BYTES]},
+    {**DOC, "codecs": [BYTES, {"name": "gzip", "configuration": {"level": 3}}]},
+    sharded([BYTES]),
+]
+
+
+@pytest.mark.parametrize("doc", SAME)
+def test_what_writers_leave_out_changes_no_meaning(doc: dict[str, Any]) -> None:
+    assert meaning_of(DOC).agrees_with(meaning_of(doc))
+    assert meaning_of(doc).agrees_with(meaning_of(DOC))
+
+
+@pytest.mark.parametrize("doc", OTHER)
+def test_another_type_shape_or_codec_is_another_meaning(doc: dict[str, Any]) -> None:
+    assert not meaning_of(DOC).agrees_with(meaning_of(doc))
+    assert not meaning_of(doc).agrees_with(meaning_of(DOC))
+
+
+def test_filters_that_are_null_are_none() -> None:
+    doc: dict[str, Any] = {"zarr_format": 2, "shape": [4], "chunks": [2], "dtype": "<u2"}
+    doc |= {"filters": None, "compressor": None, "order": "C", "fill_value": 0}
+    mine = meaning_of(doc, "v2")
+    assert mine.agrees_with(meaning_of({**doc, "filters": []}, "v2"))
+    assert not mine.agrees_with(meaning_of({**doc, "compressor": {"id": "zlib"}}, "v2"))
