@@ -8,15 +8,17 @@ from contextlib import contextmanager, suppress
 from typing import Any
 from unittest import mock
 
+import numpy as np
 import obstore
 import pytest
-from obstore.exceptions import GenericError, PreconditionError
+import zarr
+from obstore.exceptions import AlreadyExistsError, GenericError, PreconditionError
 from obstore.store import MemoryStore
 from zarr.storage import ObjectStore
 
-from tests.support.kit import tuned
+from tests.support.kit import forget, tuned
 from tests.support.shard_bytes import build_shard, places_in
-from zarr_shardstore import ShardConflictError, ShardingMapping
+from zarr_shardstore import ShardConflictError, ShardingMapping, ShardingStore, UnsupportedError
 
 KEYS = [f"data/root/a/c{i}" for i in range(4)]
 SHARD = "data/root/a/c0"
@@ -242,6 +244,59 @@ def test_a_connection_that_is_lost_while_another_writes() -> None:
     assert dict(mapping(base)) == {KEYS[0]: b"old", KEYS[1]: b"theirs", KEYS[3]: b"ours"}
 
 
+@pytest.mark.parametrize("erases", [False, True])
+@pytest.mark.parametrize("is_there", [False, True])
+@pytest.mark.parametrize("is_known", [False, True])
+def test_a_write_of_a_whole_shard_that_arrives_again(
+    is_known: bool, is_there: bool, erases: bool
+) -> None:
+    """It has a condition, so it changes no later shard: a client may have sent it twice."""
+    base = MemoryStore()
+    ours = mapping(base)
+    if is_there:
+        with ours.batch():
+            ours.update(dict.fromkeys(KEYS, b"old"))
+    if not is_known:
+        forget()
+    sent: list[tuple[Any, Any]] = []
+
+    async def put(real: Put, store: Any, mode: Any, key: str, value: Any) -> object:
+        sent.append((mode, value))
+        return await real(store, mode, key, value)
+
+    with instead_of_put(put), ours.batch():
+        for key in KEYS:
+            if erases:
+                ours.erase_values([key])
+            else:
+                ours[key] = b"ours"
+    assert dict(ours) == ({} if erases else dict.fromkeys(KEYS, b"ours"))
+    assert bool(sent) == (is_there or not erases)
+    mapping(base)[KEYS[1]] = b"later"
+    for mode, value in sent:
+        with pytest.raises((AlreadyExistsError, PreconditionError)):
+            obstore.put(base, SHARD, value, mode=mode)
+    assert mapping(base)[KEYS[1]] == b"later"
+
+
+def test_whole_shards_cost_few_requests() -> None:
+    """The first one of a new array is asked for; known ones are replaced at once."""
+    base = MemoryStore()
+    z = zarr.create_array(
+        ShardingStore(ObjectStore(base), 4), shape=(400,), chunks=(1,), dtype="u1"
+    )
+    with mock.patch.object(obstore, "get_async", wraps=obstore.get_async) as asked:
+        z[:4] = 1
+        assert asked.call_count == 1
+        z[4:] = 1
+        z[:] = 2
+        assert asked.call_count == 1
+        forget()
+        z[:200] = 3
+        assert asked.call_count == 51
+    assert (np.asarray(z[:]) == np.repeat([3, 2], 200)).all()
+
+
 # ------------------------------------------------------------------------ stores
 
 
@@ -265,35 +320,55 @@ def test_a_store_that_ignores_conditions() -> None:
 
 
 @contextmanager
-def without_etags() -> Iterator[None]:
-    """Replies of a server that sends none."""
+def other_etags(change: Callable[[Any], str | None]) -> Iterator[None]:
+    """Replies of a server or a proxy that sends none, or changes them."""
     get_async, put_async = obstore.get_async, obstore.put_async
 
     async def get(*args: Any, **options: Any) -> Any:
         reply = await get_async(*args, **options)
         value = await reply.bytes_async()
-        meta = {**reply.meta, "e_tag": None}
-        return mock.Mock(meta=meta, bytes_async=mock.AsyncMock(return_value=value))
+        meta = {**reply.meta, "e_tag": change(reply.meta["e_tag"])}
+        read = mock.AsyncMock(return_value=value)
+        return mock.Mock(meta=meta, bytes_async=read, attributes=reply.attributes)
 
     async def put(*args: Any, **options: Any) -> Any:
-        return {**await put_async(*args, **options), "e_tag": None}
+        reply = await put_async(*args, **options)
+        return {**reply, "e_tag": change(reply["e_tag"])}
 
     with mock.patch.multiple(obstore, get_async=get, put_async=put):
         yield
 
 
-def test_a_store_without_etags() -> None:
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [(lambda etag: None, "has no ETags"), (lambda etag: f"W/{etag}", "has weak ETags only")],
+    ids=["none", "weak"],
+)
+def test_a_store_without_etags(change: Callable[[str], str | None], why: str) -> None:
     """Its shards are replaced without conditions, after a warning."""
     base = MemoryStore()
     ours = mapping(base)
-    with without_etags():
+    with other_etags(change):
         ours[KEYS[0]] = b"old"
-        with pytest.warns(UserWarning, match="has no ETags.*one writer"):
+        with pytest.warns(UserWarning, match=f"{why}.*one writer"):
             ours[KEYS[1]] = b"new"
         ours[KEYS[2]] = b"newer"  # warnings are errors here
         del ours[KEYS[0]]
         assert dict(ours) == {KEYS[1]: b"new", KEYS[2]: b"newer"}
     assert dict(mapping(base)) == {KEYS[1]: b"new", KEYS[2]: b"newer"}
+
+
+def test_a_proxy_that_changes_etags_is_named() -> None:
+    """As Apache does when it compresses replies: no write is taken."""
+    base = MemoryStore()
+    mapping(base)[KEYS[0]] = b"old"
+    with (
+        other_etags(lambda etag: etag[:-1] + '-gzip"'),
+        tuned(conflict_pause_s=0.001, refused_s=0.05),
+        pytest.raises(UnsupportedError, match=r"-gzip.*Connect to the server directly"),
+    ):
+        mapping(base)[KEYS[1]] = b"new"
+    assert dict(mapping(base)) == {KEYS[0]: b"old"}
 
 
 def test_a_store_that_wants_etags_without_quotes() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 
@@ -34,6 +35,37 @@ def test_a_thread_that_never_leaves_is_not_waited_for_without_end() -> None:
     forever = SCRIPT.replace("time.sleep(0.3)", "time.sleep(1000)")
     done = subprocess.run([sys.executable, "-c", forever], capture_output=True, timeout=120)
     assert done.returncode == 0
+
+
+FORK = """
+import os, signal
+import obstore, zarr
+from zarr.storage import ObjectStore
+from zarr_shardstore import ShardingStore, UnsupportedError
+
+base = ObjectStore(obstore.store.MemoryStore())
+z = zarr.create_array(ShardingStore(base, 2), shape=(8,), chunks=(1,), dtype="u1")
+z[:] = 1
+child = os.fork()
+if not child:
+    signal.alarm(60)
+    for use in (lambda: z[:], lambda: z.__setitem__(0, 2), lambda: zarr.open(ShardingStore(base))):
+        try:
+            use()
+        except UnsupportedError as error:
+            print(error)
+    os._exit(0)
+assert os.waitpid(child, 0)[1] == 0
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
+def test_a_forked_child_does_not_wait_for_a_client_of_its_parent() -> None:
+    """A fork copies none of its threads, so no reply would come."""
+    command = [sys.executable, "-W", "ignore", "-c", FORK]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0
+    assert done.stdout.count("start processes by 'spawn'") == 3
 
 
 FRAMES = """

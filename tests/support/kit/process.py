@@ -22,6 +22,7 @@ _LIMITS = {
     "min_file_age_ns": "io.local.fs.MIN_AGE_NS",
     "conflict_wait_s": "io.driver.MAX_CONFLICT_S",
     "conflict_pause_s": "io.backends.obstore._LONGEST_PAUSE_S",
+    "refused_s": "io.backends.obstore._LONGEST_REFUSAL_S",
     "unsealed_shards": "io.local.open_shards._MAX_UNSEALED",
     "names_at_once": "io.local.files._NAMES_AT_ONCE",
     "keys_per_page": "shards.shard_listing.KEYS_PER_PAGE",
@@ -56,9 +57,10 @@ def tuned(**limits: float) -> Iterator[None]:
     Parameters
     ----------
     **limits
-        ``lock_wait_s``, ``busy_wait_s``, ``conflict_wait_s``, ``conflict_pause_s``: how long a
-        writer waits for a lock, for a file that Windows has open, repeats a conditional write, and
-        pauses in between. ``min_file_age_ns``: age at which a file is cached.
+        ``lock_wait_s``, ``busy_wait_s``, ``conflict_wait_s``, ``conflict_pause_s``, ``refused_s``:
+        how long a writer waits for a lock, for a file that Windows has open, repeats a conditional
+        write, pauses in between, and is refused in vain.
+        ``min_file_age_ns``: age at which a file is cached.
         ``unsealed_shards``: appended shards that stay unsealed.
         ``names_at_once``, ``keys_per_page``, ``indexes_per_round``: limits of a listing.
         ``pipeline_box_chunks``, ``pipeline_read_nbytes``, ``pipeline_write_nbytes``,

@@ -26,7 +26,15 @@ from zarr_shardstore.io.backends.fsspec_store import FsspecBackend
 from zarr_shardstore.io.backends.resolve import backend_of
 from zarr_shardstore.io.backends.store_traits import scope_of_store
 from zarr_shardstore.io.backends.zarr_store import ZarrBackend
-from zarr_shardstore.shards.requests import Exists, Get, GetSize, ListDir, Request
+from zarr_shardstore.shards.requests import (
+    Exists,
+    Get,
+    GetSize,
+    KeyCursor,
+    ListDir,
+    ListPage,
+    Request,
+)
 
 
 class Refusing(WrapperStore[MemoryStore]):
@@ -96,6 +104,50 @@ def test_a_store_that_nothing_protects_warns_once() -> None:
         m["data/root/a/c1"] = b"1"
     m["data/root/a/c2"] = b"2"  # warnings are errors here
     assert len(m) == 3
+
+
+class Keeping(Remote):
+    """It keeps its listings until they are dropped, as s3fs does."""
+
+    protocol = "keeping"
+    cachable = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kept: dict[Any, Any] = {}
+
+    def _keep(self, method: str, path: str, options: dict[str, Any]) -> Any:
+        key = (method, path, *options.items())
+        if key not in self.kept:
+            self.kept[key] = getattr(super(), method)(path, **options)
+        return self.kept[key]
+
+    def ls(self, path: str, **options: Any) -> Any:
+        return self._keep("ls", path, options)
+
+    def find(self, path: str, **options: Any) -> Any:
+        return self._keep("find", path, options)
+
+    def info(self, path: str, **options: Any) -> Any:
+        return self._keep("info", path, options)
+
+    def invalidate_cache(self, path: str | None = None) -> None:
+        self.kept.clear()
+
+
+async def test_listings_that_a_client_keeps_are_dropped() -> None:
+    """Another process stores objects between two listings."""
+    fs = Keeping()
+    store = FsspecStore(AsyncFileSystemWrapper(fs, asynchronous=True), path="/keeps")
+    backend = FsspecBackend(store)
+    fs.pipe_file("/keeps/g/a", b"0")
+    asked: list[Request] = [ListDir("g/"), GetSize("g/a"), ListPage(KeyCursor("g/"))]
+    assert await backend.perform_async(asked) == [["a"], 1, ["g/a"]]
+    Remote().pipe_file("/keeps/g/a", b"0123")
+    Remote().pipe_file("/keeps/g/b", b"0")
+    asked[-1] = ListPage(KeyCursor("g/"))
+    names, size, keys = await backend.perform_async(asked)
+    assert (sorted(names), size, sorted(keys)) == (["a", "b"], 4, ["g/a", "g/b"])
 
 
 def test_file_systems_of_two_threads_are_one() -> None:

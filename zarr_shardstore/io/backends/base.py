@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import re
 import threading
 from abc import ABC, abstractmethod
@@ -254,6 +255,15 @@ file systems know times to two seconds."""
 
 PART_NBYTES = 8 * 1024 * 1024
 """Size of a part of an upload; S3 takes 10,000 of them, 80 GB."""
+
+
+def check_no_fork(backend: object, process: int) -> None:
+    """Raise `UnsupportedError` in a child that was forked from this process."""
+    if os.getpid() != process:
+        raise UnsupportedError(
+            f"{backend!r} was used before this process was forked, and a fork copies none of the "
+            "threads of its client: start processes by 'spawn' or 'forkserver'"
+        )
 
 
 def write_stream(stream: Any, discard: Callable[[], object], parts: Parts) -> None:

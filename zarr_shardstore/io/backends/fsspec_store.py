@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 from collections.abc import Sequence
 from contextlib import aclosing, suppress
@@ -54,6 +55,8 @@ class FsspecBackend(ZarrBackend):
         fs: Any = getattr(store, "fs", None)
         self._is_web = "http" in getattr(fs, "protocol", ())
         self._has_inline_values = hasattr(fs, "references")
+        self._process = os.getpid()
+        self._has_threads = getattr(fs, "async_impl", False) and not hasattr(fs, "sync_fs")
 
     def lock(self, key: str) -> base.Lock | None:
         if not store_traits.is_in_memory(self.store) and self._options.locking != "none":
@@ -63,6 +66,8 @@ class FsspecBackend(ZarrBackend):
     # --------------------------------------------------------------- changes
 
     async def perform_async(self, batch: list[Request]) -> list[Any]:
+        if self._has_threads:
+            base.check_no_fork(self, self._process)
         self._check_changes(batch)
         return await super().perform_async(batch)
 
@@ -119,6 +124,12 @@ class FsspecBackend(ZarrBackend):
         root = getattr(self._inner, "path", "").rstrip("/")
         return f"{root}/{key}" if root else key
 
+    def _drop_listings(self) -> None:
+        """Let the next reply come from the base store: its client keeps listings for ever."""
+        fs: Any = getattr(self._inner, "fs", None)
+        if fs is not None and not self._read_only_kind:
+            getattr(fs, "sync_fs", fs).invalidate_cache()
+
     # --------------------------------------------------------------- reads
 
     async def _get_once(self, key: str, byte_range: ByteRange | None) -> Found:
@@ -141,6 +152,7 @@ class FsspecBackend(ZarrBackend):
                 # fsspec states the size of an inline value before it is decoded.
                 value = (await self._get_once(key, None)).value
                 return None if value is None else len(value)
+            self._drop_listings()
             if self._fs is not None:
                 info = await self._fs._info(self._path_of(key))
                 if info["type"] == "directory":
@@ -153,6 +165,7 @@ class FsspecBackend(ZarrBackend):
     # ------------------------------------------------------------ listings
 
     async def _names(self, prefix: str) -> list[str]:
+        self._drop_listings()
         paths = await self._paths_without_root("_ls", prefix)
         if paths is not None:
             below = [path.removeprefix(prefix) for path in paths if path.startswith(prefix)]
@@ -163,6 +176,7 @@ class FsspecBackend(ZarrBackend):
             return []
 
     async def _listed(self, prefix: str) -> Listed:
+        self._drop_listings()
         paths = await self._paths_without_root("_find", prefix)
         if paths is not None:
             for path in paths:

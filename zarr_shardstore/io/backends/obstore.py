@@ -4,7 +4,9 @@ An update is a compare-and-swap: a shard is replaced only if it is the one that 
 So writers of any number of processes and hosts lose no update. The rules of an update:
 
 1. Its reads of a key fix the expected version: an ETag, or none for a missing object. If two reads
-   differ the update runs again.
+   differ the update runs again. A shard that is replaced without a read has the version of the last
+   write here, or none while shards of a new array are written; else the version is asked for.
+   Larger ones have no condition: of an upload in parts the server repeats no effect.
 2. Its write has the condition ``If-Match`` with that ETag, or ``If-None-Match: *`` without one. A
    removal cannot have a condition: an emptied shard is replaced by one without entries, and an
    object that was missing is not removed.
@@ -21,8 +23,10 @@ So writers of any number of processes and hosts lose no update. The rules of an 
    in the ETag: some servers want it so. A spelling that is taken is kept. A second refusal is
    treated as in 5: the first may have been for a write of another client that is under way.
 8. The first replacement of an object is followed by a write that must be refused. A store that
-   takes it ignores conditions, and one without ETags has none: there is a warning, and later
-   updates are not optimistic.
+   takes it ignores conditions, and one without ETags, or with weak ones, has none: there is a
+   warning, and later updates are not optimistic.
+9. A server may refuse all writes: a proxy has changed its ETags. If for some seconds each refusal
+   leaves the expected version there, that is an error.
 
 Each reply has the size of the whole object: the flows of `shards.read` find truncated replies.
 """
@@ -31,23 +35,26 @@ from __future__ import annotations
 
 import asyncio
 import math
+import os
 import time
 import uuid
 from collections.abc import Hashable
 from contextlib import ExitStack, suppress
+from dataclasses import dataclass
 from typing import Any
 
 import obstore
 from obstore.exceptions import AlreadyExistsError, GenericError, NotModifiedError, PreconditionError
 from zarr.storage import ObjectStore
 
-from zarr_shardstore.errors import CorruptValueError
+from zarr_shardstore.errors import CorruptValueError, UnsupportedError
 from zarr_shardstore.format.consolidated_index import IndexCopy
 from zarr_shardstore.format.ranges import ByteRange, Range, StartFrom, Suffix, resolve_range
 from zarr_shardstore.format.shard import Bytes
 from zarr_shardstore.io.backends import base
 from zarr_shardstore.io.backends.zarr_store import Listed, ZarrBackend
 from zarr_shardstore.io.concurrency import backoff
+from zarr_shardstore.io.local.cached_files import index_cache
 from zarr_shardstore.io.remote_indexes import RemoteIndexes, Version
 from zarr_shardstore.shards import requests
 from zarr_shardstore.shards.requests import Found, FoundIndex, Recorded, Request
@@ -60,6 +67,22 @@ _WRITE_IDS_NBYTES = 16 * 32  # of the last 16 writes; S3 takes 2 KB of metadata
 _REFUSALS = AlreadyExistsError, PreconditionError, FileNotFoundError  # 409, 412 and 404
 _PARTS_AT_ONCE = 2  # of one upload; more hide no more latency behind one reader of chunks
 _MAX_KEYS_OF_DELETE = 1000  # keys in one request that deletes many objects (S3)
+_LONGEST_REFUSAL_S = 10.0  # while no other client has written
+_KNOWN_NBYTES = 1000  # memory of a known version, with its ids
+_ONE_PART_NBYTES = 5 * 1024 * 1024  # obstore uploads more in several parts
+
+
+@dataclass(slots=True, eq=False)
+class KnownVersion:
+    """Version that the last write here has stored, in the cache of indexes; ``None``: missing."""
+
+    version: Version | None
+    spec: None = None
+    was_used: bool = False
+
+    @property
+    def nbytes(self) -> int:
+        return _KNOWN_NBYTES
 
 
 class ObstoreBackend(ZarrBackend):
@@ -79,11 +102,14 @@ class ObstoreBackend(ZarrBackend):
         self._has_conditions = not self._is_web_server
         self._is_probed = False
         self._takes_quotes = True
+        self._refused_since = 0.0
+        """Time of the first of the refusals in a row that left the expected version there."""
 
     def optimistic(self) -> base.Backend | None:
         return _Optimistic(self) if self._has_conditions else None
 
     def upload(self, key: str, parts: base.Parts) -> None:
+        _check_that_threads_live(self)
         writer: Any = obstore.open_writer(
             self.store.store, key, buffer_size=base.PART_NBYTES, max_concurrency=_PARTS_AT_ONCE
         )
@@ -110,6 +136,7 @@ class ObstoreBackend(ZarrBackend):
         return await self.get(get) if is_other_range else found
 
     async def perform_async(self, batch: list[Request]) -> list[Any]:
+        _check_that_threads_live(self)
         keys = [request.key for request in batch if isinstance(request, requests.Delete)]
         if len(keys) == len(batch) > 1:
             # GCS stops at a missing object, and some servers take one key a request.
@@ -210,8 +237,54 @@ class ObstoreBackend(ZarrBackend):
                     self._takes_quotes = not took_quotes
                 else:
                     self._takes_quotes = took_quotes
+                    self._refused_in_vain(key, expected)
                     break
+            self._know(key, None)
+            self._know("", None)
             raise base.ReplacedMeanwhileError(key)
+
+    def _refused_in_vain(self, key: str, expected: Version | None) -> None:
+        """Note a refusal though no other client has written; raise an error after many (rule 9)."""
+        now = time.monotonic()
+        self._refused_since = self._refused_since or now
+        if expected is not None and now - self._refused_since > _LONGEST_REFUSAL_S:
+            raise UnsupportedError(
+                f"{self.store} refuses writes on the condition of the ETag that it gives, "
+                f"{expected.etag}: a proxy may have changed it. Connect to the server directly. "
+                f"{key!r} was not written"
+            )
+
+    def _known(self, key: str) -> KnownVersion | None:
+        known: KnownVersion | None = index_cache.get((KnownVersion, self.scope(key)), None)
+        return known
+
+    def _know(self, key: str, known: KnownVersion | None) -> None:
+        index_cache.forget((KnownVersion, self.scope(key)))
+        if known is not None:
+            index_cache.put((KnownVersion, self.scope(key)), known)
+
+    async def version_to_replace(self, key: str, *, may_guess: bool) -> Version | None:
+        """Return the version that a write of a whole object expects; ``None``: no object.
+
+        A wrong guess is refused, and the update runs again.
+        """
+        known = self._known(key) or (self._known("") if may_guess else None)
+        if known is not None:
+            return known.version
+        try:
+            reply = await obstore.get_async(self.store.store, key, options={"head": True})
+        except FileNotFoundError:
+            self._know("", KnownVersion(None))  # so are the next ones, in a new array
+            return None
+        return self.strong(key, _version_of(reply.meta, reply.attributes.get(_WRITE_ID)))
+
+    def strong(self, key: str, version: object) -> Version:
+        """Return a version that may be a condition; otherwise the driver runs the update again,
+        without conditions."""
+        if not isinstance(version, Version) or not version.is_strong:
+            self.give_up_conditions("has no ETags" if version is None else "has weak ETags only")
+            raise base.ReplacedMeanwhileError(key)
+        return version
 
     async def _read_back(self, key: str) -> Found:
         """Read an object, all of its bytes if it has no ids of writes."""
@@ -238,7 +311,10 @@ class ObstoreBackend(ZarrBackend):
             with suppress(*_REFUSALS):
                 await self._put_with({"e_tag": f'"{0:032}"'}, key, value, write_ids)
                 self.give_up_conditions("ignores the conditions of writes (If-Match)")
-        return None if etag is None else Version(etag, write_ids=write_ids)
+        self._refused_since = 0.0
+        stored = None if etag is None else Version(etag, write_ids=write_ids)
+        self._know(key, None if stored is None else KnownVersion(stored))
+        return stored
 
     async def _put_with(self, mode: Any, key: str, value: Bytes, write_ids: str) -> str | None:
         # In one part: multi-part uploads take no conditions.
@@ -269,6 +345,11 @@ class _Optimistic(base.Backend):
 
     async def _reply(self, request: Request) -> Any:
         match request:
+            case requests.Set(key, value) if len(value) <= _ONE_PART_NBYTES:
+                await self._expect_what_is_there(key, may_guess=True)
+            case requests.Delete(key, placeholder) if placeholder is not None:
+                await self._expect_what_is_there(key, may_guess=False)
+        match request:
             case requests.Delete(key) if self._expected.get(key, True) is None:
                 return None  # another writer may have stored one since
             case requests.Delete(key, placeholder) if placeholder and self._expected.get(key):
@@ -290,15 +371,29 @@ class _Optimistic(base.Backend):
                 self._expected.setdefault(key, None)
         return reply
 
+    async def _expect_what_is_there(self, key: str, *, may_guess: bool) -> None:
+        if key not in self._expected:
+            async with self._backend.slots.here():
+                version = await self._backend.version_to_replace(key, may_guess=may_guess)
+            self._expected[key] = version
+
     def _expect(self, key: str, found: Found | FoundIndex, *, is_there: bool) -> None:
-        version = found.version if is_there else None
-        if is_there and not isinstance(version, Version):
-            self._backend.give_up_conditions("has no ETags")
-            raise base.ReplacedMeanwhileError(key)  # the driver runs the update again, without them
+        version = self._backend.strong(key, found.version) if is_there else None
         # The first version may be back when the write comes, but not what was read in between.
         if key in self._expected and self._expected[key] != version:
             raise base.ReplacedMeanwhileError(key)
-        self._expected[key] = version  # type: ignore[assignment]
+        self._expected[key] = version
+
+
+_process: int | None = None
+"""Process in which obstore has its threads."""
+
+
+def _check_that_threads_live(backend: ObstoreBackend) -> None:
+    """Raise an error in a forked child, where a request would wait for ever."""
+    global _process
+    _process = _process or os.getpid()
+    base.check_no_fork(backend, _process)
 
 
 def _version_of(meta: Any, write_ids: str | None = None) -> Version | None:

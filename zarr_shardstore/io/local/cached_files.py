@@ -113,7 +113,7 @@ class IndexCache:
         self._items: OrderedDict[Hashable, Any] = OrderedDict()
         self.find = self._items.get  # its user sets `was_used`
 
-    def get(self, scope: Hashable, spec: ShardingSpec) -> Any:
+    def get(self, scope: Hashable, spec: ShardingSpec | None) -> Any:
         """Return the item of an object, if it was decoded with this spec."""
         item = self._items.get(scope)
         if item is None or item.spec != spec:
