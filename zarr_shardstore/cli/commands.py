@@ -198,7 +198,7 @@ def run_consolidate(
     else:
         paths = mapping.consolidate_index(path)
     if not paths:
-        raise SpecError(f"there is no sharded array in {store}")
+        raise SpecError(f"there is no sharded array with a stored shard in {store}")
     verb = "would be" if dry_run else "are"
     text = f"the indexes of {output.count(len(paths), 'array')} in {store} {verb} consolidated"
     output.print_report(as_json, {"paths": paths, "dry_run": dry_run}, text)

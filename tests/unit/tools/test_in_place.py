@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -166,3 +167,27 @@ def test_objects_beyond_the_edge_go_to_the_quarantine(
     else:
         assert kept == beyond
         assert f"objects beyond the edge of the array, {len(beyond)}, " in report.arrays[0].reason
+
+
+def test_a_directory_that_may_not_be_changed_leaves_the_array_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is found before any object is removed, and the next run continues."""
+    z: Any = zarr.create_array(
+        ShardingStore(tmp_path, 2), name="a", shape=(4, 4), chunks=(1, 1), dtype="i4"
+    )
+    z[...] = VALUES.reshape(4, 4)
+    forbidden = str(tmp_path / "a/c/1")
+    real = os.access
+
+    def access(path: Any, mode: int) -> bool:
+        return os.fspath(path) != forbidden and real(path, mode)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "access", access)
+        with pytest.raises(PermissionError, match="the array is as it was"):
+            reshard(tmp_path, 4)
+        assert (values(tmp_path) == VALUES.reshape(4, 4)).all()
+    reshard(tmp_path, 4)
+    assert (values(tmp_path) == VALUES.reshape(4, 4)).all()
+    assert check_store(tmp_path).findings == ()

@@ -137,7 +137,12 @@ def import_store(
             progress=progress,
             native=True,
         )
-    return report if is_zarr else _with_left(report, opened.parsed, recode=recode)
+    if is_zarr:
+        return report
+    if report.arrays and all(array.is_left for array in report.arrays):
+        each = "; ".join(f"{array.path!r}: {array.reason}" for array in report.arrays)
+        raise UnsupportedError(f"no array of {source!r} could be imported: {each}")
+    return _with_left(report, opened.parsed, recode=recode)
 
 
 def _with_left(report: ConversionReport, parsed: ParsedSource, *, recode: bool) -> ConversionReport:

@@ -16,7 +16,8 @@ staged and verified, and then exchanged for the old ones.
 
 1. The manifest is written, with state ``staging``.
 2. Tasks stage all values, read them back and compare.
-3. Staged values are made to survive a loss of power. The manifest gets state ``replacing``.
+3. Staged values are made to survive a loss of power. On local files each directory of old objects
+   must be one that this process may change. The manifest gets state ``replacing``.
 4. Documents and their copies get a conversion marker: every reader refuses the array.
 5. All old objects are deleted, because a new object may have the key of any old one. Objects
    beyond the edge of the array are moved to the quarantine. The manifest gets state ``moving``.
@@ -47,6 +48,7 @@ values to their own keys: no reader sees the array before its document is writte
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import operator
 import os
@@ -300,6 +302,11 @@ def replace_values(base: BaseStoreHandle, manifest: Manifest, step: OnStep) -> s
     """Exchange the objects of an array for the staged ones, which are all verified; call `step`
     with what was done, and the number of objects. Return a note for the report."""
     base.backend.persist()
+    if isinstance(base.backend, LocalBackend):
+        for directory, _, _ in os.walk(base.backend.path_of(manifest.prefix)):
+            if not os.access(directory, os.W_OK | os.X_OK):
+                text = "nothing can be removed there; the array is as it was, so run this again"
+                raise PermissionError(errno.EACCES, text, directory)
     return _finish(base, manifest.at_state(base, "replacing"), step)
 
 
