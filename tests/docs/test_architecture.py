@@ -43,18 +43,18 @@ def test_each_name_in_the_page_exists() -> None:
 
 
 ROOMS = {
-    "core": 21_749,
+    "core": 21_726,
     "core/format": 1_685,
-    "core/metadata": 1_228,
+    "core/metadata": 1_208,
     "core/shards": 2_468,
-    "core/arrays": 1_790,
+    "core/arrays": 1_787,
     "core/operations": 2_413,
     "core/io": 6_050,
     "core/zarr_hooks": 1_908,
     "core/store": 3_679,  # 86 lines read entries for the loader
     "tools": 9_376,  # 190 lines estimate what a conversion costs, 100 convert a part of a store
     "cli": 1_328,  # 100 lines: first screen, exit codes, tables of groups, estimates as text
-    "interop": 6_154,  # 1,380 lines are the loader
+    "interop": 6_155,  # 1,380 lines are the loader
 }
 """Lines that each room may have. The core is what is neither `tools`, `cli` nor `interop`."""
 

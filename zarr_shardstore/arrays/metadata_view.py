@@ -19,8 +19,7 @@ from zarr_shardstore.format.keys import draft_candidate
 from zarr_shardstore.format.shard import Bytes, IndexDamageError, index_of_shard
 from zarr_shardstore.metadata import declaration, documents
 from zarr_shardstore.metadata.declaration import Declared, View
-from zarr_shardstore.metadata.documents import Node, document_key, node_of_document
-from zarr_shardstore.metadata.geometry import Geometry
+from zarr_shardstore.metadata.documents import Geometry, Node, document_key, node_of_document
 from zarr_shardstore.metadata.transformer_list import (
     SHARDING,
     TransformerSpec,
@@ -275,7 +274,7 @@ class MetadataView:
             except (ShardStoreError, LookupError, TypeError):
                 continue  # the copy is damaged or of another array
             shown = self._document_to_user(member, array, "chunks")
-            shown = documents.with_length(shown, axis, length)
+            shown = declaration.with_length(shown, axis, length)
             if array.document.geometry is not None and array.document.geometry.sides:
                 shown["chunk_grid"] = longer["chunk_grid"]  # with the same chunks
             changed[name] = yield from self._stored_array(node, shown, _Stored(member, array))

@@ -30,8 +30,7 @@ from zarr_shardstore.errors import SpecError
 from zarr_shardstore.format import shard
 from zarr_shardstore.format.keys import Coords
 from zarr_shardstore.metadata.declaration import Declared
-from zarr_shardstore.metadata.documents import Node, chunk_nbytes
-from zarr_shardstore.metadata.geometry import Geometry
+from zarr_shardstore.metadata.documents import Geometry, Node, chunk_nbytes
 from zarr_shardstore.metadata.transformer_list import SHARDING, TransformerSpec
 from zarr_shardstore.metadata.transformer_list import sharding_transformer as spell_sharding
 

@@ -11,7 +11,7 @@ from zarr_shardstore.errors import SpecError
 from zarr_shardstore.format.arguments import whole_number
 from zarr_shardstore.format.box_grid import MAX_EDGES, BoxGrid, Side
 from zarr_shardstore.format.keys import Coords
-from zarr_shardstore.metadata.geometry import Geometry
+from zarr_shardstore.metadata.documents import Geometry
 
 _TOO_MANY = f"shards of listed lengths are at most {MAX_EDGES} along a dimension"
 

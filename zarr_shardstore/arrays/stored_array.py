@@ -63,8 +63,7 @@ class StoredArray(NamedTuple):
             return False
         if self.layout is not None and other.layout is not None:
             return self.layout.has_same_entries(other.layout)
-        mine, theirs = self.document.meaning, other.document.meaning
-        return mine is None or (theirs is not None and mine.agrees_with(theirs))
+        return self.document.geometry is None or self.document.has_same_chunks(other.document)
 
     def coords_of(self, key: str) -> Coords | None:
         """Return the coordinates that a chunk key spells, also outside the grid."""
@@ -137,7 +136,7 @@ class ArrayReader:
         if only is not None and only.sharding is not None:
             parts = (geometry.encoding, grid_shape, only.sharding, index_key, nbytes)
             key = documents.document_key(node)
-            of_document = (document.n_adopted, document.meaning, key)
+            of_document = (document.n_adopted, document, key)
             layout = ArrayLayout(node.path, prefix, *parts, *of_document)
             return (stacks.ShardingTransformer(layout, self.reading),)
         place = (node.path, prefix, geometry.encoding, grid_shape)

@@ -35,8 +35,8 @@ def is_inside(coords: Coords, grid_shape: Coords) -> bool:
     return all(c < n for c, n in zip(coords, grid_shape, strict=True))
 
 
-class Meaning(Protocol):
-    def agrees_with(self, other: Any) -> bool: ...
+class Document(Protocol):
+    def has_same_chunks(self, other: Any) -> bool: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +58,8 @@ class ArrayLayout:
     """Bytes of a decoded chunk, if the data type has a fixed size."""
     n_adopted: int = field(default=0, compare=False)
     """Number of adopted shards along the first dimension, see `ShardRef.is_adopted`."""
-    meaning: Meaning | None = field(default=None, compare=False)
-    """What the bytes of a chunk mean, if the document says it."""
+    document: Document | None = field(default=None, compare=False)
+    """The parsed document, which says what the bytes of a chunk mean."""
     document_key: str = field(default="", compare=False)
     """Key of the metadata document; ``""`` for an array without one."""
 
@@ -120,7 +120,7 @@ class ArrayLayout:
         mine, theirs = (self.prefix, self.encoding), (other.prefix, other.encoding)
         if mine != theirs or self.spec.index != other.spec.index:
             return False
-        if self.meaning and other.meaning and not self.meaning.agrees_with(other.meaning):
+        if self.document and other.document and not self.document.has_same_chunks(other.document):
             return False
         if self.grid_shape is None or other.grid_shape is None:
             return self.spec == other.spec

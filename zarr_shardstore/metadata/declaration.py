@@ -460,3 +460,31 @@ def cut_shards(
         each *= n_repeats
         chunks.append(tuple(chain.from_iterable(each)))
     return BoxGrid(tuple(entries)), BoxGrid(tuple(chunks))
+
+
+def with_length(doc: Mapping[str, Any], axis: int, length: int) -> dict[str, Any]:
+    """Return the document of an array, by its chunks, with another length along an axis. A list of
+    lengths that is too short gets a chunk of the rest, as in zarr."""
+    shape = doc["shape"]
+    new = {**doc, "shape": [*shape[:axis], length, *shape[axis + 1 :]]}
+    if format_of(doc) != "v3" or name_of(doc["chunk_grid"]) != "rectilinear":
+        return new
+    sides = list(sides_of_grid(doc) or ())
+    side = sides[axis]
+    if isinstance(side, tuple) and sum(side) < length:
+        sides[axis] = (*side, length - sum(side))
+    return with_grid(new, sides)
+
+
+def agree(mine: Any, theirs: Any) -> bool:
+    """Whether two members of documents mean the same. Writers may leave out defaults, so only
+    what both have counts."""
+    if isinstance(mine, Mapping) and isinstance(theirs, Mapping):
+        return all(agree(mine[name], theirs[name]) for name in mine.keys() & theirs.keys())
+    if isinstance(mine, Mapping) and isinstance(theirs, str):
+        return agree(mine.get("name"), theirs)
+    if isinstance(mine, str) and isinstance(theirs, Mapping):
+        return agree(theirs, mine)
+    if mine and theirs and isinstance(mine, list) and isinstance(theirs, list):
+        return len(mine) == len(theirs) and all(map(agree, mine, theirs))
+    return (mine or None) == (theirs or None)

@@ -32,12 +32,13 @@ import re
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
 from zarr_shardstore.errors import SpecError, UnfinishedConversionError, UnsupportedError
-from zarr_shardstore.format.box_grid import BoxGrid
+from zarr_shardstore.format.box_grid import BoxGrid, Side
 from zarr_shardstore.format.consolidated_index import (
     CONSOLIDATED_INDEX_MEMBER,
     declares_consolidated_index,
@@ -45,8 +46,6 @@ from zarr_shardstore.format.consolidated_index import (
 from zarr_shardstore.format.keys import DRAFT_DATA_ROOT, SEPARATORS, ChunkKeyEncoding, Coords
 from zarr_shardstore.metadata import declaration
 from zarr_shardstore.metadata.declaration import Declaration, Native, format_of, values_in
-from zarr_shardstore.metadata.geometry import ChunkMeaning
-from zarr_shardstore.metadata.geometry import Geometry as Geometry  # for those above
 from zarr_shardstore.metadata.transformer_list import CODEC_MEMBERS, TransformerSpec, name_of
 
 Hierarchy = Literal["draft", "v3", "v2"]
@@ -76,6 +75,9 @@ _DATA_TYPE = re.compile(
 )
 
 _MARKER = "zarr_shardstore.unfinished_conversion"
+_MEMBERS_OF_CHUNKS = (
+    "data_type", "codecs", "dtype", "compressor", "filters", "order", "chunk_memory_layout",
+)  # fmt: skip
 _MARKED = ("filters", "codecs", "storage_transformers")
 _MARKER_MESSAGE = "the array is being converted: run the same command again to finish it"
 
@@ -166,20 +168,6 @@ def dump_document(doc: Mapping[str, Any]) -> bytes:
     return json.dumps(doc, indent=2).encode()
 
 
-def with_length(doc: Mapping[str, Any], axis: int, length: int) -> dict[str, Any]:
-    """Return the document of an array, by its chunks, with another length along an axis. A list of
-    lengths that is too short gets a chunk of the rest, as in zarr."""
-    shape = doc["shape"]
-    new = {**doc, "shape": [*shape[:axis], length, *shape[axis + 1 :]]}
-    if format_of(doc) != "v3" or name_of(doc["chunk_grid"]) != "rectilinear":
-        return new
-    sides = list(declaration.sides_of_grid(doc) or ())
-    side = sides[axis]
-    if isinstance(side, tuple) and sum(side) < length:
-        sides[axis] = (*side, length - sum(side))
-    return declaration.with_grid(new, sides)
-
-
 # ------------------------------------------------------------------------------ notes
 
 
@@ -204,6 +192,56 @@ def adopted_files(doc: Mapping[str, Any]) -> list[Any]:
 # ------------------------------------------------------------------- parsed documents
 
 
+class Geometry(NamedTuple):
+    """Shape of an array and of its chunks, in elements, and the spelling of its chunk keys."""
+
+    shape: Coords
+    chunk_shape: Coords
+    """Shape of the chunks; where they differ, of the largest."""
+    encoding: ChunkKeyEncoding
+    sides: tuple[Side, ...] | None = None
+    """Lengths of the chunks along each dimension; ``None``: all chunks have one shape."""
+
+    @property
+    def chunks(self) -> BoxGrid:
+        """Cut of the array into chunks."""
+        return BoxGrid(self.sides or self.chunk_shape)
+
+    @property
+    def grid_shape(self) -> Coords:
+        """Number of chunks along each dimension, the last one perhaps cut by the edge."""
+        if self.sides is not None:
+            return self.chunks.shape(self.shape)
+        return tuple([-(-n // c) for n, c in zip(self.shape, self.chunk_shape, strict=True)])
+
+    def in_boxes(self, boxes: BoxGrid) -> Geometry:
+        """Return the geometry of boxes of these chunks, as of shards."""
+        sides: list[Side] = []
+        chunks = self.chunks
+        for dim, n_chunks in enumerate(self.grid_shape):
+            mine, theirs = chunks.sides[dim], boxes.sides[dim]
+            if isinstance(mine, int):  # the grid may be long: it is not counted
+                listed = (theirs,) if isinstance(theirs, int) else theirs
+                sides.append(tuple([mine * n for n in listed]))
+                continue
+            last = boxes.number(dim, max(n_chunks, 1) - 1)
+            ends = [boxes.bounds(dim, number)[1] for number in range(last + 1)]
+            starts = [chunks.bounds(dim, end)[0] for end in (0, *ends)]
+            sides.append(tuple([stop - start for start, stop in pairwise(starts)]))
+        merged = BoxGrid(tuple(sides))
+        return self._replace(chunk_shape=merged.largest, sides=merged.uneven)
+
+    def has_same_chunks(self, other: Geometry | None, *, but_last: bool = False) -> bool:
+        """Whether both cut the same chunks, where both arrays reach; or all `but_last` ones of
+        lists, as of an array that two writers have made longer."""
+        if other is None or self.encoding != other.encoding:
+            return False
+        if len(self.shape) != len(other.shape):
+            return False
+        both = [*map(min, self.shape, other.shape)]
+        return self.chunks.has_same_boxes(other.chunks, both, but_last=but_last)
+
+
 @dataclass(frozen=True, slots=True)
 class ArrayDocument:
     """Parsed document of an array: geometry of the chunks, and storage transformers."""
@@ -218,7 +256,17 @@ class ArrayDocument:
     has_consolidated_index: bool = field(default=False, compare=False)
     n_adopted: int = field(default=0, compare=False)
     """Number of shards along the first dimension that are adopted files."""
-    meaning: ChunkMeaning | None = field(default=None, compare=False)
+    members: Mapping[str, Any] = field(default_factory=dict, compare=False)
+    """Members that say what the bytes of a chunk mean: data type and codecs."""
+
+    def has_same_chunks(self, other: ArrayDocument) -> bool:
+        """Whether the same bytes are the same elements, where both arrays reach."""
+        mine, theirs = self.geometry, other.geometry
+        if mine is None or theirs is None:
+            return mine is theirs
+        return mine.has_same_chunks(theirs, but_last=True) and declaration.agree(
+            self.members, other.members
+        )
 
 
 def is_array_document(node: Node, doc: Mapping[str, Any]) -> bool:
@@ -242,8 +290,9 @@ def parse_array(
         )
     found = declaration.find_declaration(doc, native, texts)
     geometry = plain_geometry(node.hierarchy, doc)
+    members = {name: doc[name] for name in _MEMBERS_OF_CHUNKS if name in doc}
     if found is None:
-        return ArrayDocument(node, geometry, meaning=ChunkMeaning.of(geometry, doc))
+        return ArrayDocument(node, geometry, members=members)
     if geometry is None:
         raise UnsupportedError(f"it is sharded, and {unknown_geometry(doc)}")
     match found.how:
@@ -251,16 +300,15 @@ def parse_array(
             assert found.chunks is not None
             sides = found.chunks.uneven
             geometry = geometry._replace(chunk_shape=found.chunks.largest, sides=sides)
+            members["codecs"] = doc["codecs"][0]["configuration"]["codecs"]
         case "filters":
             cps = declaration.chunks_per_shard(found, len(geometry.shape))
             chunk_shape = tuple(s // n for s, n in zip(geometry.chunk_shape, cps, strict=True))
             geometry = geometry._replace(chunk_shape=chunk_shape)
     has_index = CONSOLIDATED_INDEX_MEMBER in doc and declares_consolidated_index(doc)
     n_adopted = len(adopted_files(doc)) if ADOPTED in doc else 0
-    meaning = ChunkMeaning.of(geometry, declaration.strip(doc, found.how))
-    return ArrayDocument(
-        node, geometry, found.how, found.transformers, has_index, n_adopted, meaning
-    )
+    notes = (has_index, n_adopted, members)
+    return ArrayDocument(node, geometry, found.how, found.transformers, *notes)
 
 
 def plain_geometry(hierarchy: Hierarchy, doc: Mapping[str, Any]) -> Geometry | None:

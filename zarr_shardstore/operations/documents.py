@@ -13,6 +13,7 @@ from zarr_shardstore.arrays.metadata_view import MetadataView
 from zarr_shardstore.arrays.stored_array import StoredArray
 from zarr_shardstore.errors import ShardConflictError, ShardStoreError
 from zarr_shardstore.format.ranges import ByteRange, resolve_range
+from zarr_shardstore.metadata.declaration import with_length
 from zarr_shardstore.metadata.documents import (
     Node,
     document_key,
@@ -20,7 +21,6 @@ from zarr_shardstore.metadata.documents import (
     keys_of_groups,
     node_of_document,
     parse_json,
-    with_length,
 )
 from zarr_shardstore.metadata.transformer_list import name_of
 from zarr_shardstore.operations.batch import Flusher

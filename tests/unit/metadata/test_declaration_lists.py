@@ -10,7 +10,13 @@ from zarr_shardstore.errors import SpecError, UnsupportedError
 from zarr_shardstore.format.box_grid import MAX_EDGES, BoxGrid
 from zarr_shardstore.format.shard import ZEP2_INDEX, ShardingSpec
 from zarr_shardstore.metadata import declaration, transformer_list
-from zarr_shardstore.metadata.declaration import Declared, cut_shards, sides_of_grid, with_grid
+from zarr_shardstore.metadata.declaration import (
+    Declared,
+    cut_shards,
+    sides_of_grid,
+    with_grid,
+    with_length,
+)
 from zarr_shardstore.metadata.documents import (
     Geometry,
     Node,
@@ -18,7 +24,6 @@ from zarr_shardstore.metadata.documents import (
     parse_array,
     plain_geometry,
     unknown_geometry,
-    with_length,
 )
 
 NODE = Node("v3", "a")

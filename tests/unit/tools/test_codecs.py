@@ -8,7 +8,7 @@ import pytest
 
 from zarr_shardstore.errors import SpecError, UnsupportedError
 from zarr_shardstore.format.keys import ChunkKeyEncoding
-from zarr_shardstore.metadata.geometry import Geometry
+from zarr_shardstore.metadata.documents import Geometry
 from zarr_shardstore.metadata.marker_codec import MarkerCodec
 from zarr_shardstore.tools.native.codecs import (
     Chain,

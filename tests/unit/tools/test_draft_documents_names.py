@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from zarr_shardstore.errors import SpecError, UnsupportedError
 from zarr_shardstore.format.keys import ChunkKeyEncoding
-from zarr_shardstore.metadata.geometry import Geometry
+from zarr_shardstore.metadata.documents import Geometry
 from zarr_shardstore.tools.native.codecs import codec_of_bytes, compressor_of_codec
 from zarr_shardstore.tools.native.data_types import (
     endian_of,

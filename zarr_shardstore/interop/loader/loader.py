@@ -106,6 +106,7 @@ class ShardLoader:
     Examples
     --------
     >>> import zarr
+    >>> from zarr_shardstore import ShardingStore, ShardLoader
     >>> store = ShardingStore({}, chunks_per_shard=(2, 1))
     >>> z = zarr.create_array(store, name="x", shape=(10, 3), chunks=(2, 3), dtype="u1")
     >>> z[:] = [[i, i, i] for i in range(10)]

@@ -4,9 +4,9 @@ An update is a compare-and-swap: a shard is replaced only if it is the one that 
 So writers of any number of processes and hosts lose no update. The rules of an update:
 
 1. Its reads of a key fix the expected version: an ETag, or none for a missing object. If two reads
-   differ the update runs again. A shard that is replaced without a read has the version of the last
-   write here, or none while shards of a new array are written; else the version is asked for.
-   Larger ones have no condition: of an upload in parts the server repeats no effect.
+   differ the update runs again. A whole shard needs no read: it replaces the version of the last
+   write here, or nothing if the last one that was asked for was missing. Otherwise the version is
+   asked for. An upload in parts has no condition: a server repeats no effect of it.
 2. Its write has the condition ``If-Match`` with that ETag, or ``If-None-Match: *`` without one. A
    removal cannot have a condition: an emptied shard is replaced by one without entries, and an
    object that was missing is not removed.
@@ -239,8 +239,8 @@ class ObstoreBackend(ZarrBackend):
                     self._takes_quotes = took_quotes
                     self._refused_in_vain(key, expected)
                     break
-            self._know(key, None)
-            self._know("", None)
+            self._remember(key, None)
+            self._remember("", None)
             raise base.ReplacedMeanwhileError(key)
 
     def _refused_in_vain(self, key: str, expected: Version | None) -> None:
@@ -258,7 +258,7 @@ class ObstoreBackend(ZarrBackend):
         known: KnownVersion | None = index_cache.get((KnownVersion, self.scope(key)), None)
         return known
 
-    def _know(self, key: str, known: KnownVersion | None) -> None:
+    def _remember(self, key: str, known: KnownVersion | None) -> None:
         index_cache.forget((KnownVersion, self.scope(key)))
         if known is not None:
             index_cache.put((KnownVersion, self.scope(key)), known)
@@ -274,7 +274,7 @@ class ObstoreBackend(ZarrBackend):
         try:
             reply = await obstore.get_async(self.store.store, key, options={"head": True})
         except FileNotFoundError:
-            self._know("", KnownVersion(None))  # so are the next ones, in a new array
+            self._remember("", KnownVersion(None))  # so are the next ones, in a new array
             return None
         return self.strong(key, _version_of(reply.meta, reply.attributes.get(_WRITE_ID)))
 
@@ -313,7 +313,7 @@ class ObstoreBackend(ZarrBackend):
                 self.give_up_conditions("ignores the conditions of writes (If-Match)")
         self._refused_since = 0.0
         stored = None if etag is None else Version(etag, write_ids=write_ids)
-        self._know(key, None if stored is None else KnownVersion(stored))
+        self._remember(key, None if stored is None else KnownVersion(stored))
         return stored
 
     async def _put_with(self, mode: Any, key: str, value: Bytes, write_ids: str) -> str | None:

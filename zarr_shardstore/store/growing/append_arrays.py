@@ -29,11 +29,11 @@ from zarr_shardstore.arrays.array_cache import invalidate_documents
 from zarr_shardstore.arrays.metadata_view import read_dimension_names
 from zarr_shardstore.errors import SpecError, UnsupportedError
 from zarr_shardstore.format.arguments import array_path
+from zarr_shardstore.metadata.declaration import with_length
 from zarr_shardstore.metadata.documents import (
     dump_document,
     parse_json,
     plain_geometry,
-    with_length,
 )
 from zarr_shardstore.shards.stack import in_shared_rounds
 from zarr_shardstore.store.direct_reads import ChunkReader, DirectArrays
