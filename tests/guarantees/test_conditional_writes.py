@@ -12,7 +12,12 @@ import numpy as np
 import obstore
 import pytest
 import zarr
-from obstore.exceptions import AlreadyExistsError, GenericError, PreconditionError
+from obstore.exceptions import (
+    AlreadyExistsError,
+    GenericError,
+    PermissionDeniedError,
+    PreconditionError,
+)
 from obstore.store import MemoryStore
 from zarr.storage import ObjectStore
 
@@ -356,6 +361,91 @@ def test_a_store_without_etags(change: Callable[[str], str | None], why: str) ->
         del ours[KEYS[0]]
         assert dict(ours) == {KEYS[1]: b"new", KEYS[2]: b"newer"}
     assert dict(mapping(base)) == {KEYS[1]: b"new", KEYS[2]: b"newer"}
+
+
+def test_generations_are_the_condition_on_gcs() -> None:
+    """Its client takes no ETag as a condition."""
+    get_async, put_async = obstore.get_async, obstore.put_async
+
+    def generation(etag: Any) -> str:
+        return "1" + str(etag).strip('"')
+
+    async def get(*args: Any, **options: Any) -> Any:
+        reply = await get_async(*args, **options)
+        value = await reply.bytes_async()
+        meta = {**reply.meta, "version": generation(reply.meta["e_tag"])}
+        read = mock.AsyncMock(return_value=value)
+        return mock.Mock(meta=meta, bytes_async=read, attributes=reply.attributes)
+
+    async def put(*args: Any, **options: Any) -> Any:
+        mode = options.get("mode")
+        if isinstance(mode, dict):
+            if "version" not in mode:
+                raise GenericError("Version required for conditional update")
+            if mode["version"] == "0":
+                raise PreconditionError("there is one")
+            options["mode"] = {"e_tag": f'"{mode["version"][1:]}"'}
+        reply = await put_async(*args, **options)
+        return {**reply, "version": generation(reply["e_tag"])}
+
+    base = MemoryStore()
+    with mock.patch.multiple(obstore, get_async=get, put_async=put):
+        for value in (b"0", b"1"):
+            forget()
+            ours = mapping(base)
+            with ours.batch():
+                ours.update(dict.fromkeys(KEYS, value))
+            mapping(base)[KEYS[1]] = b"part"
+    assert dict(mapping(base)) == {**dict.fromkeys(KEYS, b"1"), KEYS[1]: b"part"}
+
+
+@pytest.mark.parametrize(
+    "error",
+    [NotImplementedError("conditional_put"), GenericError("status code: 501 Not Implemented")],
+)
+def test_a_server_that_knows_no_conditions_is_written_to_without(error: Exception) -> None:
+    async def put(real: Put, store: Any, mode: Any, key: str, value: Any) -> object:
+        raise error
+
+    base = MemoryStore()
+    ours = mapping(base)
+    with (
+        instead_of_put(put),
+        pytest.warns(UserWarning, match="takes no conditions.*one writer"),
+        ours.batch(),
+    ):
+        ours.update(dict.fromkeys(KEYS, b"0"))
+    assert dict(mapping(base)) == dict.fromkeys(KEYS, b"0")
+
+
+def test_a_missing_shard_may_be_forbidden() -> None:
+    """S3 says so to those who may not list."""
+    get_async = obstore.get_async
+
+    async def get(*args: Any, **options: Any) -> Any:
+        try:
+            return await get_async(*args, **options)
+        except FileNotFoundError as error:
+            raise PermissionDeniedError(str(error)) from None
+
+    base = MemoryStore()
+    ours = mapping(base)
+    with mock.patch.object(obstore, "get_async", get), ours.batch():
+        ours.update(dict.fromkeys(KEYS, b"0"))
+    assert dict(mapping(base)) == dict.fromkeys(KEYS, b"0")
+
+
+def test_erased_arrays_leave_no_known_versions() -> None:
+    """An array that is made anew costs one look and its writes."""
+    store = ShardingStore(ObjectStore(MemoryStore()), 4)
+    for _ in range(2):
+        z = zarr.create_array(
+            store, name="a", shape=(400,), chunks=(1,), dtype="u1", overwrite=True
+        )
+        z[:4] = 1
+        with mock.patch.object(obstore, "put_async", wraps=obstore.put_async) as puts:
+            z[4:] = 1
+        assert puts.call_count == 99
 
 
 def test_a_proxy_that_changes_etags_is_named() -> None:

@@ -27,6 +27,7 @@ from tests.support.kit import CountingStore, FailingStore, Faults, forget, objec
 from tests.support.rounds import rounds
 from zarr_shardstore import (
     CorruptShardError,
+    CorruptValueError,
     ShardingMapping,
     ShardingStore,
     ShardLoader,
@@ -676,6 +677,17 @@ def test_a_matrix_without_rows_one_by_one_is_refused() -> None:
     array(store, (3, 2), (2, 2), name="z")
     with pytest.raises(SpecError, match="equally long"):
         ShardLoader(store, {"x": "X", "z": "z"}, batch_size=2)
+    columns = zarr.open_array(store, path="X/indices")
+    columns[2] = 7
+    with pytest.raises(CorruptValueError, match="outside of its 7"):
+        list(ShardLoader(store, "X", batch_size=2))
+    columns[2] = 3
+    matrix = zarr.open_group(store, path="X")
+    for shape in ([2, 7, 1], "2", [3, 7]):
+        matrix.attrs["shape"] = shape
+        with pytest.raises(SpecError, match="indptr does not fit"):
+            ShardLoader(store, "X", batch_size=2)
+    matrix.attrs["shape"] = [2, 7]
     zarr.open_array(store, path="X/indptr")[1] = 9
     with pytest.raises(SpecError, match="indptr does not fit"):
         ShardLoader(store, "X", batch_size=2)

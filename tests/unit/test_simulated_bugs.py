@@ -45,7 +45,7 @@ def equal_bytes_are_ours() -> Iterator[None]:
             try:
                 return await self._put(key, value, expected, "")
             except (AlreadyExistsError, PreconditionError, FileNotFoundError):
-                found = await self._read_back(key)
+                found = await self._get_once(key, None)
                 if found.value == memoryview(value):
                     return found.version
                 raise base.ReplacedMeanwhileError(key) from None

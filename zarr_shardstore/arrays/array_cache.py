@@ -244,7 +244,8 @@ class ArrayCache:
         after = Generation(_n_changes)
         if was_current:  # the other documents are as this store knows them
             after.arrays = {n: a for n, a in list(before.arrays.items()) if not is_changed(n)}
-            after.states = before.states.copy()
+            states = before.states.copy().items()
+            after.states = {key: s for key, s in states if s[0].node in after.arrays}
             if node is not None and array is not None:
                 after.put(node, array)
         self._generation = after

@@ -43,6 +43,8 @@ class Version:
     """Second of the last change, since 1970."""
     write_ids: str | None = None
     """Ids of the last writes, the latest first; ``None``: another program has stored the object."""
+    generation: str | None = None
+    """Condition of a write on GCS, in place of the ETag."""
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Version):

@@ -130,10 +130,11 @@ class Task(NamedTuple):
     @property
     def pool_samples(self) -> int:
         """Samples of a pool, by their average size."""
-        n, sizes = self.samples.n, self._sizes(self.samples.starts(np.arange(self.samples.n)))
-        return max(1, self.draw.pool_nbytes // max(1, int(sizes.sum()) // max(1, n)))
+        sizes = self._sizes(self.samples.starts(np.arange(self.samples.n)))
+        each = sizes if isinstance(sizes, int) else int(sizes.sum()) // max(1, len(sizes))
+        return max(1, self.draw.pool_nbytes // max(1, each))
 
-    def _sizes(self, starts: Ints) -> Ints:
+    def _sizes(self, starts: Ints) -> Ints | int:
         """Return the size of samples and of their parts in the plan."""
         n_parts = sum(source.n_parts for source in self.sources)
         return nbytes_of(self.sources, starts) + PART_NBYTES * n_parts
@@ -142,7 +143,7 @@ class Task(NamedTuple):
         """Return the batches of these samples from the first one on, by their numbers."""
         ends = np.append(0, self.share.batch_ends)[first:]
         starts = self.samples.starts(numbers[ends[0] :])
-        sums = [np.append(0, np.cumsum(s.n_rows(starts)))[ends - ends[0]] for s in self.sources]
+        sums = [s.rows_before(starts)[ends - ends[0]] for s in self.sources]
         n_rows = np.diff(sums, axis=1)
         nbytes = [source.row_nbytes for source in self.sources] @ n_rows
         columns = (ends[:-1], np.diff(ends), n_rows.T, nbytes, np.diff(ends))
@@ -163,7 +164,7 @@ class Task(NamedTuple):
         before = int(begins[batches[0]])  # of a batch that an earlier plan has begun
         starts, units = self.samples.starts(numbers[before : bounds[-1]]), list[Unit]()
         for i, source in enumerate(self.sources):
-            sums = np.append(0, np.cumsum(source.n_rows(starts)))
+            sums = source.rows_before(starts)
             slots = sums[positions - before] - sums[begins[batches] - before]
             of_plan = (starts[bounds[0] - before :], positions, groups, batches, slots, turns)
             units += source.units(i, PlannedSamples(*of_plan), self.unit_nbytes)

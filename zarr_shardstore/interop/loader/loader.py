@@ -155,7 +155,11 @@ class ShardLoader:
         samples = Samples.of(first.extent, lengths, strides, positions=positions, shifts=shifts)
         sizes = nbytes_of(sources, samples.starts(np.arange(samples.n)))
         n_threads = n_threads or os.cpu_count() or 1
-        batch_nbytes = int(np.sort(sizes)[-batch_size:].sum())
+        if isinstance(sizes, int):
+            batch_nbytes = batch_size * sizes
+        else:
+            most = min(batch_size, len(sizes))
+            batch_nbytes = int(np.partition(sizes, -most)[-most:].sum()) if most else 0
         limit, pool = _limits(sources, batch_nbytes, n_threads, prefetch_nbytes, pool_nbytes)
         is_local = all(source.entries.can_block for source in sources)
         unit = LOCAL_UNIT_NBYTES if is_local else UNIT_NBYTES
@@ -295,7 +299,8 @@ class ShardLoader:
                 counts += (unit.n_chunks, len(reads), encoded, decoded)
             del bounds[:n]
         n_chunks, n_requests, nbytes_read, nbytes_decoded = counts.tolist()
-        delivered = int(nbytes_of(sources, task.samples.starts(numbers)).sum())
+        sizes = nbytes_of(sources, task.samples.starts(numbers))
+        delivered = len(numbers) * sizes if isinstance(sizes, int) else int(sizes.sum())
         shard_nbytes = sum(source.shard_nbytes for source in sources)
         amplification = nbytes_decoded / delivered if delivered else 1.0
         of_pool = task.pool_samples * delivered / max(1, len(numbers)) / shard_nbytes

@@ -110,11 +110,12 @@ class Draw(NamedTuple):
     """Most bytes of a group, which has one sample at least."""
 
     def order(
-        self, share: Share, epoch: int, shards: Ints, chunks: Ints, nbytes: Ints
+        self, share: Share, epoch: int, shards: Ints, chunks: Ints, nbytes: Ints | int
     ) -> tuple[Ints, list[int]]:
         """Return the numbers of the samples of a rank in order, and the ends of their groups.
 
-        Samples have numbers of the shard and of the chunk that they begin in, and a size. Groups
+        Samples have numbers of the shard and of the chunk that they begin in, and one size, or a
+        size each. Groups
         end between shards, in a large shard between chunks, and in a large chunk anywhere.
         """
         random = default_rng([self.seed, epoch])
@@ -125,7 +126,12 @@ class Draw(NamedTuple):
         else:
             drawn = np.arange(len(shards))
         drawn = drawn[share.start : share.stop]
-        ends = cut(shards[drawn], chunks[drawn], np.cumsum(nbytes[drawn]), self.pool_nbytes)
+        most, sums = self.pool_nbytes, None
+        if isinstance(nbytes, int):
+            most = max(1, most // max(1, nbytes))
+        else:
+            sums = np.cumsum(nbytes[drawn])
+        ends = cut(shards[drawn], chunks[drawn], most, sums)
         if self.shuffle == "shards":
             for i, (start, end) in enumerate(pairwise([0, *ends])):
                 # The start in the order of all ranks is different in each rank.
@@ -141,10 +147,10 @@ def _drawn(values: Ints, random: Generator) -> Ints:
     return ranks
 
 
-def cut(shards: Ints, chunks: Ints, sums: Ints, most: int) -> list[int]:
-    """Return the ends of runs of at most this size, between shards or else chunks if possible.
+def cut(shards: Ints, chunks: Ints, most: int, sums: Ints | None = None) -> list[int]:
+    """Return the ends of runs of at most so many, between shards or else chunks if possible.
 
-    `sums` are the sizes of all up to each. A run has one at least.
+    With `sums`, the sizes of all up to each, `most` is a size. A run has one at least.
     """
     ends, places = [0], [np.flatnonzero(np.diff(each)) + 1 for each in (shards, chunks)]
     while (end := _end(sums, ends[-1], most)) < len(shards):
@@ -155,7 +161,9 @@ def cut(shards: Ints, chunks: Ints, sums: Ints, most: int) -> list[int]:
     return [*ends[1:], *[len(shards)][: len(shards)]]
 
 
-def _end(sums: Ints, start: int, most: int) -> int:
+def _end(sums: Ints | None, start: int, most: int) -> int:
     """Return the end of the longest run of at most this size."""
+    if sums is None:
+        return start + most
     before = int(sums[start - 1]) if start else 0
     return max(start + 1, int(sums.searchsorted(before + most, side="right")))

@@ -120,6 +120,12 @@ class Geometry:
             return np.ones(len(starts), np.int64)
         return self.indptr[starts[:, 0] + 1] - self.indptr[starts[:, 0]]
 
+    def rows_before(self, starts: Ints) -> Ints:
+        """Return the rows of all samples before each, and of all."""
+        if self.indptr is None:
+            return np.arange(len(starts) + 1)
+        return np.append(0, np.cumsum(self.n_rows(starts)))
+
     @property
     def chunk_nbytes(self) -> int:
         return max(1, math.prod(self.chunk_shape) * self.itemsize)
@@ -247,7 +253,7 @@ class Geometry:
         n = math.prod(self.shards.largest)
         # A store that is asked for more than half of a shard may read all of it.
         most = max(1, min(most, n // 2)) if n > most else most
-        return cut(np.cumsum(is_shard), numbers, numbers + 1, most)
+        return cut(np.cumsum(is_shard), numbers, most)
 
     def copies(self, parts: Parts) -> tuple[Parts, list[Ints]]:
         """Return parts in the order of their copies, and columns with a row for each copy.

@@ -12,7 +12,7 @@ import numpy as np
 import zarr
 
 from zarr_shardstore.access import EntryReader, ShardingMapping, ShardingStore, box_grids
-from zarr_shardstore.errors import SpecError, UnsupportedError
+from zarr_shardstore.errors import CorruptValueError, SpecError, UnsupportedError
 from zarr_shardstore.interop.loader.copies import PLAIN_KINDS, Array, Source
 from zarr_shardstore.interop.loader.frameworks import Converter
 from zarr_shardstore.interop.loader.order import Ints
@@ -31,6 +31,11 @@ class Column(NamedTuple):
         if first.indptr is None:
             return convert.dense(next(arrays))
         data, indices = next(arrays), next(arrays)
+        if len(indices) and not 0 <= indices.min() <= indices.max() < self.n_columns:
+            key = first.entries.chunks.node.path
+            raise CorruptValueError(
+                f"columns of the sparse matrix lie outside of its {self.n_columns}", key=key
+            )
         fits = indices.dtype.kind == "i" and len(data) <= np.iinfo(indices.dtype).max
         indptr = np.zeros(len(starts) + 1, indices.dtype if fits else np.int64)
         indptr[1:] = np.cumsum(first.n_rows(starts))
@@ -52,10 +57,11 @@ def sources_of(columns: Mapping[str, Column]) -> list[Source]:
     return [*chain.from_iterable(column.sources for column in columns.values())]
 
 
-def nbytes_of(sources: Sequence[Source], starts: Ints) -> Ints:
-    """Return the size of each sample with these starts."""
-    sizes: Ints = sum((s.n_rows(starts) * s.row_nbytes for s in sources), np.zeros(1, np.int64))
-    return sizes
+def nbytes_of(sources: Sequence[Source], starts: Ints) -> Ints | int:
+    """Return the size of each sample with these starts; if all are dense, the one size."""
+    dense = sum(source.row_nbytes for source in sources if source.indptr is None)
+    sparse = [s.n_rows(starts) * s.row_nbytes for s in sources if s.indptr is not None]
+    return sum(sparse, np.full(1, dense, np.int64)) if sparse else dense
 
 
 def _column(store: Any, path: str, window: Any, axes: Any) -> Column:
@@ -74,8 +80,10 @@ def _column(store: Any, path: str, window: Any, axes: Any) -> Column:
             "csr_matrix, which has its rows one by one"
         )
     check(window is None and axes in (None, 0), f"samples of {path!r} are its rows", window or axes)
-    n_rows, n_columns = map(int, np.asarray(group.attrs["shape"]).tolist())
-    indptr = np.asarray(group["indptr"][:], np.int64)  # type: ignore[index]
+    shape: Any = group.attrs.get("shape")
+    n_rows, n_columns = shape if isinstance(shape, list) and len(shape) == 2 else (-1, -1)
+    indptr = np.asarray(group["indptr"][...], np.int64).reshape(-1)  # type: ignore[index]
+    indptr = indptr if len(indptr) else np.zeros(1, np.int64)
     names = [f"{path}/data".lstrip("/"), f"{path}/indices".lstrip("/")]
     sources = [_source(EntryReader.of(store, name), name, None, 0) for name in names]
     ends = [(len(indptr) - 1, *indptr[[0, -1]].tolist(), *s.shape) for s in sources]

@@ -261,8 +261,8 @@ def check_no_fork(backend: object, process: int) -> None:
     """Raise `UnsupportedError` in a child that was forked from this process."""
     if os.getpid() != process:
         raise UnsupportedError(
-            f"{backend!r} was used before this process was forked, and a fork copies none of the "
-            "threads of its client: start processes by 'spawn' or 'forkserver'"
+            f"the client of {backend!r} was used before this process was forked, and a fork copies "
+            "none of its threads: start processes by 'spawn' or 'forkserver'"
         )
 
 

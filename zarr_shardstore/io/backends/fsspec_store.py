@@ -55,7 +55,7 @@ class FsspecBackend(ZarrBackend):
         fs: Any = getattr(store, "fs", None)
         self._is_web = "http" in getattr(fs, "protocol", ())
         self._has_inline_values = hasattr(fs, "references")
-        self._process = os.getpid()
+        self._process: int | None = None
         self._has_threads = getattr(fs, "async_impl", False) and not hasattr(fs, "sync_fs")
 
     def lock(self, key: str) -> base.Lock | None:
@@ -67,6 +67,7 @@ class FsspecBackend(ZarrBackend):
 
     async def perform_async(self, batch: list[Request]) -> list[Any]:
         if self._has_threads:
+            self._process = self._process or os.getpid()
             base.check_no_fork(self, self._process)
         self._check_changes(batch)
         return await super().perform_async(batch)
@@ -152,7 +153,6 @@ class FsspecBackend(ZarrBackend):
                 # fsspec states the size of an inline value before it is decoded.
                 value = (await self._get_once(key, None)).value
                 return None if value is None else len(value)
-            self._drop_listings()
             if self._fs is not None:
                 info = await self._fs._info(self._path_of(key))
                 if info["type"] == "directory":

@@ -36,15 +36,22 @@ from __future__ import annotations
 import asyncio
 import math
 import os
+import re
 import time
 import uuid
 from collections.abc import Hashable
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 import obstore
-from obstore.exceptions import AlreadyExistsError, GenericError, NotModifiedError, PreconditionError
+from obstore.exceptions import (
+    AlreadyExistsError,
+    GenericError,
+    NotModifiedError,
+    PermissionDeniedError,
+    PreconditionError,
+)
 from zarr.storage import ObjectStore
 
 from zarr_shardstore.errors import CorruptValueError, UnsupportedError
@@ -67,7 +74,7 @@ _WRITE_IDS_NBYTES = 16 * 32  # of the last 16 writes; S3 takes 2 KB of metadata
 _REFUSALS = AlreadyExistsError, PreconditionError, FileNotFoundError  # 409, 412 and 404
 _PARTS_AT_ONCE = 2  # of one upload; more hide no more latency behind one reader of chunks
 _MAX_KEYS_OF_DELETE = 1000  # keys in one request that deletes many objects (S3)
-_LONGEST_REFUSAL_S = 10.0  # while no other client has written
+_FEW_REFUSALS, _LONGEST_REFUSAL_S = 4, 10.0  # of one key, while no other client has written it
 _KNOWN_NBYTES = 1000  # memory of a known version, with its ids
 _ONE_PART_NBYTES = 5 * 1024 * 1024  # obstore uploads more in several parts
 
@@ -102,10 +109,11 @@ class ObstoreBackend(ZarrBackend):
         self._has_conditions = not self._is_web_server
         self._is_probed = False
         self._takes_quotes = True
-        self._refused_since = 0.0
-        """Time of the first of the refusals in a row that left the expected version there."""
+        self._in_vain: dict[str, list[float]] = {}
+        """Times of the refusals in a row that left the expected version there, by key."""
 
     def optimistic(self) -> base.Backend | None:
+        _check_that_threads_live(self)
         return _Optimistic(self) if self._has_conditions else None
 
     def upload(self, key: str, parts: base.Parts) -> None:
@@ -142,6 +150,7 @@ class ObstoreBackend(ZarrBackend):
             # GCS stops at a missing object, and some servers take one key a request.
             with suppress(Exception), ExitStack() as changes:
                 for key in keys:
+                    self._remember(key, None)
                     changes.enter_context(self._indexes.changing(key))
                 for i in range(0, len(keys), _MAX_KEYS_OF_DELETE):
                     part = keys[i : i + _MAX_KEYS_OF_DELETE]
@@ -149,7 +158,21 @@ class ObstoreBackend(ZarrBackend):
                 return [None] * len(keys)
         return await super().perform_async(batch)
 
+    async def delete(self, request: requests.Delete) -> None:
+        self._remember(request.key, None)
+        await super().delete(request)
+
+    async def delete_prefix(self, request: requests.DeletePrefix) -> None:
+        place, below = self._place, self._path + request.prefix
+        index_cache.forget_if(
+            lambda scope: (
+                scope[0] is KnownVersion and scope[1][0] == place and scope[1][1].startswith(below)
+            )
+        )
+        await super().delete_prefix(request)
+
     async def move(self, request: requests.Move) -> None:
+        self._remember(request.key, None)
         with suppress(FileNotFoundError):
             await obstore.rename_async(self.store.store, request.key, request.to)
 
@@ -212,14 +235,10 @@ class ObstoreBackend(ZarrBackend):
                     return await self._put(key, value, expected, write_ids)
                 except _REFUSALS:
                     pass
-                except GenericError as error:
+                except (NotImplementedError, GenericError) as error:
                     failure = error
-                try:
-                    found = await self._read_back(key)
-                except Exception:
-                    if failure is None:
-                        raise
-                    raise failure from None
+                    self._check_that_conditions_are_known(key, error)
+                found = await self._read_back(key, failure)
                 stored = found.version if isinstance(found.version, Version) else None
                 ids = None if stored is None else stored.write_ids
                 if write_id in (ids or ""):
@@ -228,6 +247,7 @@ class ObstoreBackend(ZarrBackend):
                     return stored
                 is_expected = found.value is None if expected is None else stored == expected
                 if not is_expected:
+                    self._in_vain.pop(key, None)
                     break
                 if failure is not None:
                     if not n_left:
@@ -240,14 +260,18 @@ class ObstoreBackend(ZarrBackend):
                     self._refused_in_vain(key, expected)
                     break
             self._remember(key, None)
-            self._remember("", None)
+            self._remember(_array_of(key), None)
             raise base.ReplacedMeanwhileError(key)
 
     def _refused_in_vain(self, key: str, expected: Version | None) -> None:
         """Note a refusal though no other client has written; raise an error after many (rule 9)."""
-        now = time.monotonic()
-        self._refused_since = self._refused_since or now
-        if expected is not None and now - self._refused_since > _LONGEST_REFUSAL_S:
+        now, times = time.monotonic(), self._in_vain.setdefault(key, [])
+        if times and now - times[-1] > 2 * _LONGEST_REFUSAL_S:
+            times.clear()
+        times.append(now)
+        is_long = len(times) > _FEW_REFUSALS and now - times[0] > _LONGEST_REFUSAL_S
+        if expected is not None and is_long:
+            del self._in_vain[key]
             raise UnsupportedError(
                 f"{self.store} refuses writes on the condition of the ETag that it gives, "
                 f"{expected.etag}: a proxy may have changed it. Connect to the server directly. "
@@ -268,13 +292,17 @@ class ObstoreBackend(ZarrBackend):
 
         A wrong guess is refused, and the update runs again.
         """
-        known = self._known(key) or (self._known("") if may_guess else None)
+        known = self._known(key) or (self._known(_array_of(key)) if may_guess else None)
         if known is not None:
             return known.version
         try:
             reply = await obstore.get_async(self.store.store, key, options={"head": True})
+        except PermissionDeniedError:  # S3 forbids missing objects to those who may not list
+            return None
         except FileNotFoundError:
-            self._remember("", KnownVersion(None))  # so are the next ones, in a new array
+            self._remember(
+                _array_of(key), KnownVersion(None)
+            )  # so are the next ones of a new array
             return None
         return self.strong(key, _version_of(reply.meta, reply.attributes.get(_WRITE_ID)))
 
@@ -282,16 +310,31 @@ class ObstoreBackend(ZarrBackend):
         """Return a version that may be a condition; otherwise the driver runs the update again,
         without conditions."""
         if not isinstance(version, Version) or not version.is_strong:
-            self.give_up_conditions("has no ETags" if version is None else "has weak ETags only")
-            raise base.ReplacedMeanwhileError(key)
+            why = "has no ETags" if version is None else "has weak ETags only"
+            self._give_up_and_repeat(key, why)
         return version
 
-    async def _read_back(self, key: str) -> Found:
-        """Read an object, all of its bytes if it has no ids of writes."""
-        found = await self._get_once(key, None)
+    def _check_that_conditions_are_known(self, key: str, error: Exception) -> None:
+        is_unknown = isinstance(error, NotImplementedError)
+        is_unknown |= not self._is_probed and bool(re.search(r"\b(400 Bad|501 Not)\b", str(error)))
+        if is_unknown:
+            self._give_up_and_repeat(key, "takes no conditions of writes")
+
+    async def _read_back(self, key: str, failure: Exception | None) -> Found:
+        """Return the version of an object after a write that was refused, or failed; and its bytes,
+        if they decide. If this fails, too, raise the failure of the write."""
+        try:
+            reply = await obstore.get_async(self.store.store, key, options={"head": True})
+            version = _version_of(reply.meta, reply.attributes.get(_WRITE_ID))
+            if failure is None or (version is not None and version.write_ids is not None):
+                return Found(memoryview(b""), version, reply.meta["size"])
+            found = await self._get_once(key, None)
+        except FileNotFoundError:
+            return Found(None, None)
+        except Exception as error:
+            raise failure or error from None
         nbytes = len(found.value or b"")
-        has_ids = isinstance(found.version, Version) and found.version.write_ids is not None
-        if found.value is not None and found.size != nbytes and not has_ids:
+        if found.value is not None and found.size != nbytes:
             raise CorruptValueError(
                 f"it has {found.size} bytes, and reading it gave {nbytes}", key=key
             )
@@ -304,25 +347,34 @@ class ObstoreBackend(ZarrBackend):
         if expected is not None:
             given = expected.etag or ""
             mode = {"e_tag": given if self._takes_quotes else given.strip('"')}
-        etag = await self._put_with(mode, key, value, write_ids)
+            if expected.generation is not None:
+                mode["version"] = expected.generation
+        reply = await self._put_with(mode, key, value, write_ids)
         if expected is not None and not self._is_probed:  # a new shard costs one request only
             self._is_probed = True
             # Any other ETag is to be refused, and nothing stored (rule 8).
             with suppress(*_REFUSALS):
-                await self._put_with({"e_tag": f'"{0:032}"'}, key, value, write_ids)
+                never = {"e_tag": f'"{0:032}"'} | ({"version": "0"} if "version" in mode else {})
+                await self._put_with(never, key, value, write_ids)
                 self.give_up_conditions("ignores the conditions of writes (If-Match)")
-        self._refused_since = 0.0
-        stored = None if etag is None else Version(etag, write_ids=write_ids)
+        self._in_vain.pop(key, None)
+        stored = None
+        if reply["e_tag"] is not None:
+            stored = Version(reply["e_tag"], write_ids=write_ids, generation=reply.get("version"))
         self._remember(key, None if stored is None else KnownVersion(stored))
         return stored
 
-    async def _put_with(self, mode: Any, key: str, value: Bytes, write_ids: str) -> str | None:
+    async def _put_with(self, mode: Any, key: str, value: Bytes, write_ids: str) -> Any:
         # In one part: multi-part uploads take no conditions.
         named: Any = {_WRITE_ID: write_ids}
-        reply = await obstore.put_async(
+        return await obstore.put_async(
             self.store.store, key, value, mode=mode, use_multipart=False, attributes=named
         )
-        return reply["e_tag"]
+
+    def _give_up_and_repeat(self, key: str, why: str) -> NoReturn:
+        """Let the driver run the update again, without conditions."""
+        self.give_up_conditions(why)
+        raise base.ReplacedMeanwhileError(key)
 
     def give_up_conditions(self, why: str) -> None:
         """Let later updates write without conditions, after a warning."""
@@ -401,7 +453,14 @@ def _version_of(meta: Any, write_ids: str | None = None) -> Version | None:
         return None
     modified = meta["last_modified"]
     modified_s = None if modified is None else int(modified.timestamp())
-    return Version(meta["e_tag"], meta["size"], modified_s, write_ids)
+    return Version(meta["e_tag"], meta["size"], modified_s, write_ids, meta.get("version"))
+
+
+def _array_of(key: str) -> str:
+    """Return the key of a shard without its coordinates, or something above it."""
+    while key and any(map(str.isdigit, key.rpartition("/")[2])):
+        key = key.rpartition("/")[0]
+    return key + "/"
 
 
 def _range_of(byte_range: ByteRange) -> Any:

@@ -143,6 +143,12 @@ class IndexCache:
             if isinstance(path, str) and path.startswith(directory):
                 self.forget(path)
 
+    def forget_if(self, is_unwanted: Callable[[Any], bool]) -> None:
+        """Drop the items whose scope, a tuple, is not wanted any more."""
+        for scope in list(self._items):
+            if isinstance(scope, tuple) and is_unwanted(scope):
+                self.forget(scope)
+
     @_synchronized
     def resize(self, max_nbytes: int) -> None:
         """Set another bound, and evict what exceeds it."""

@@ -303,10 +303,11 @@ def replace_values(base: BaseStoreHandle, manifest: Manifest, step: OnStep) -> s
     with what was done, and the number of objects. Return a note for the report."""
     base.backend.persist()
     if isinstance(base.backend, LocalBackend):
-        for directory, _, _ in os.walk(base.backend.path_of(manifest.prefix)):
-            if not os.access(directory, os.W_OK | os.X_OK):
-                text = "nothing can be removed there; the array is as it was, so run this again"
-                raise PermissionError(errno.EACCES, text, directory)
+        for keys in manifest.keys_below(base, manifest.prefix):
+            for directory in map(base.backend.path_of, {key.rpartition("/")[0] for key in keys}):
+                if not os.access(directory, os.W_OK | os.X_OK):
+                    text = "it may not be changed, and nothing was: permit it, and run this again"
+                    raise PermissionError(errno.EACCES, text, directory)
     return _finish(base, manifest.at_state(base, "replacing"), step)
 
 
