@@ -340,6 +340,38 @@ def test_a_shuffle_after_another_filter_is_not_copied(tmp_path: Path) -> None:
     equal_to_h5py(imported(path, recode=True)[0], path)
 
 
+@pytest.mark.parametrize("after", [b"\0", b"x"])
+def test_texts_that_end_at_a_zero(after: bytes, tmp_path: Path) -> None:
+    """HDF5 leaves out what lies after it; C writes such texts."""
+    path = tmp_path / "in.h5"
+    texts = [b"ab\0".ljust(6, after), b"cdefg\0", b"\0".ljust(6, after), b"abcdef"]
+    with h5py.File(path, "w") as file:
+        stored = h5py.h5t.C_S1.copy()
+        stored.set_size(6)
+        space = h5py.h5s.create_simple((4,))
+        dataset = h5py.h5d.create(file.id, b"names", stored, space)
+        raw = np.frombuffer(b"".join(texts), "V6").copy()
+        dataset.write(h5py.h5s.ALL, h5py.h5s.ALL, raw, mtype=stored)
+        file["fine"] = VALUES
+    if after == b"x":
+        assert list(left(imported(path, chunks_per_shard=2)[1])) == ["names"]
+        with h5py.File(path, "a") as file:
+            del file["fine"]
+        with pytest.raises(UnsupportedError, match="HDF5 converts its values"):
+            adopt(path, tmp_path / "adopted.zarr", link="copy")
+    equal_to_h5py(imported(path, recode=after == b"x", chunks_per_shard=2)[0], path)
+
+
+def test_changes_of_this_process_that_are_not_in_the_file_yet(tmp_path: Path) -> None:
+    path = tmp_path / "in.h5"
+    with h5py.File(path, "w") as file:
+        file["x"] = np.zeros(4)
+    with h5py.File(path, "r+") as file:
+        file["x"][:] = [1, 2, 3, 4]
+        group, _ = imported(path, chunks_per_shard=2)
+        assert group["x"][:].tolist() == [1, 2, 3, 4]
+
+
 @pytest.mark.parametrize("recode", [False, True])
 def test_a_chain_of_filters_on_which_hdf5_crashes_is_left(recode: bool, tmp_path: Path) -> None:
     """HDF5 2.0 writes over its heap where scale-offset follows another filter."""

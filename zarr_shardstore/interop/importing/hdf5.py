@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import base64
 import math
+import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -66,6 +67,18 @@ _OF_SCALES |= {"_NCProperties", "_Netcdf4Coordinates", "_Netcdf4Dimid", "_nc3_st
 _NOT_A_VARIABLE = b"This is a netCDF dimension but not a netCDF variable"
 _NON_COORDINATE = "_nc4_non_coord_"
 
+_MOST_TEXT_NBYTES = 64 * 1024 * 1024
+"""Size of texts of fixed length that are read to compare their bytes."""
+
+
+def _flush_file_of_this_process(h5py: Any, path: str) -> None:
+    """Store what this process has changed through h5py, as h5py would read it."""
+    for file in h5py.h5f.get_obj_ids(h5py.h5f.OBJ_ALL, h5py.h5f.OBJ_FILE):
+        with suppress(OSError):
+            is_it = os.path.samefile(os.fsdecode(file.name), path)
+            if is_it and file.get_intent() & h5py.h5f.ACC_RDWR:
+                h5py.h5f.flush(file)
+
 
 def parse_hdf5(files: SourceFiles, name: str, *, recode: bool) -> ParsedSource:
     """Find the groups and datasets of a file. Cost: a read of its metadata, not of its chunks."""
@@ -73,6 +86,8 @@ def parse_hdf5(files: SourceFiles, name: str, *, recode: bool) -> ParsedSource:
     path = file_path(url)
 
     def open_file() -> Any:
+        if path is not None:
+            _flush_file_of_this_process(h5py, path)
         files.size(url)  # notes the state of the file before its first read
         return h5py.File(files.open(url) if path is None else path, "r")
 
@@ -357,7 +372,7 @@ class Parser:
         if plist.get_layout() == h5py.h5d.VIRTUAL or plist.get_external_count():
             raise UnsupportedError("its values lie in other files (virtual or external)")
         if isinstance(stored, h5t.TypeStringID):
-            is_same = stored.get_strpad() != h5t.STR_SPACEPAD
+            is_same = stored.get_strpad() != h5t.STR_SPACEPAD and self._ends_are_zeros(dataset)
         elif isinstance(stored, h5t.TypeEnumID):
             is_same = stored.get_super() == h5t.py_create(
                 np.dtype("i1") if dtype.kind == "b" else np.dtype(dtype.str)
@@ -367,6 +382,17 @@ class Parser:
             is_same = is_same or stored == h5t.py_create(dtype)
         if not is_same:
             raise UnsupportedError(f"HDF5 converts its values to {dtype}: its bytes are others")
+
+    def _ends_are_zeros(self, dataset: Any) -> bool:
+        """Whether texts have only zeros after the zero that ends them, which HDF5 leaves out."""
+        stored = dataset.id.get_type()
+        if stored.get_strpad() != self.h5py.h5t.STR_NULLTERM or stored.get_size() == 1:
+            return True
+        if dataset.nbytes > _MOST_TEXT_NBYTES or not dataset.size:
+            return not dataset.size
+        raw = np.empty(dataset.shape, f"V{stored.get_size()}")
+        dataset.id.read(self.h5py.h5s.ALL, self.h5py.h5s.ALL, raw, mtype=stored)
+        return raw.tobytes() == np.ascontiguousarray(dataset[()]).tobytes()
 
     def _dimension_names(self, dataset: Any) -> list[str | None]:
         """Return the name of the scale of each dimension, or its label, or ``None``."""
