@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import zarr
-from zarr.codecs import BloscCodec, GzipCodec, ZstdCodec
+from zarr.codecs import BloscCodec, Crc32cCodec, GzipCodec, ZstdCodec
 from zarr.storage import MemoryStore
 
 from tests.support.checked_stores import KINDS, VALUES, Kind
@@ -393,3 +393,32 @@ def test_a_cut_shard_that_was_full(order: Any, codec: Any) -> None:
         assert cut[key] == damaged[key]
     with pytest.raises(SpecError, match="order is"):
         repair_store(check_store(base), order="morton code")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("has_checksum", [False, True])
+def test_a_wrong_checksum_below_the_shards_and_a_replica(
+    tmp_path: Path, has_checksum: bool
+) -> None:
+    """A chunk that differs from the replica may be the damaged one. It gets no checksum."""
+    options: dict[str, Any] = {"shape": (16,), "chunks": (2,), "dtype": "u2"}
+    options |= {"compressors": [Crc32cCodec()] if has_checksum else None}
+    for name in ("damaged", "replica"):
+        transformers = ["sharding", "crc32c"]
+        store = ShardingStore(tmp_path / name, 4, storage_transformers=transformers)
+        zarr.create_array(store, **options)[:] = np.arange(1, 17)
+        store.close()
+    path = tmp_path / "damaged/c/0"
+    data = bytearray(path.read_bytes())
+    data[1] ^= 0x40  # in a chunk
+    path.write_bytes(data)
+    report = check_store(tmp_path / "damaged", level="decode")
+    replica = tmp_path / "replica"
+    (action,) = repair_store(report, source=replica, dry_run=False).actions
+    if not has_checksum:
+        assert action.did == "left"
+        assert path.read_bytes() == data
+        (action,) = repair_store(report, source=replica, keep="drop", dry_run=False).actions
+    assert (action.did, action.n_kept, action.n_fetched) == ("rewritten", 3, 1)
+    found: Any = zarr.open_array(ShardingStore(tmp_path / "damaged"), mode="r")
+    assert (found[:] == np.arange(1, 17)).all()
+    assert check_store(tmp_path / "damaged", level="decode").is_clean

@@ -309,6 +309,13 @@ class _Repair:
         data, text = _decoded(checker.grid.below, key, data)
         kept = salvage(checker, shard, memoryview(data), **self._evidence(checker, shard))
         n_kept = len(kept.entries)
+        if text and self.replica is not None and not checker.has_checksum:
+            doubtful = self.replica.differing(checker, shard, kept.entries)
+            if doubtful and self.keep == "salvage":
+                text += f"{len(doubtful)} differ from the replica, whose chunks keep='drop' takes"
+                return RepairAction(key, "left", text)
+            kept.entries |= doubtful
+            n_kept -= len(doubtful)
         for i in kept.lost if self.replica is not None else ():
             coords = coords_of_entry(shard, i)
             fetched = self.replica.chunk(checker, shard.chunk_key(i), coords)  # type: ignore[union-attr]

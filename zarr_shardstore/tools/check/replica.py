@@ -11,6 +11,7 @@ from zarr_shardstore.access import (
     BaseStoreHandle,
     StoreLike,
     chunk_keys,
+    layouts,
     metadata,
     open_base,
     requests,
@@ -19,7 +20,7 @@ from zarr_shardstore.access import (
 from zarr_shardstore.errors import ShardStoreError
 from zarr_shardstore.tools.check.chunks import transcoder
 from zarr_shardstore.tools.check.findings import Level
-from zarr_shardstore.tools.check.objects import ArrayChecker
+from zarr_shardstore.tools.check.objects import ArrayChecker, coords_of_entry
 from zarr_shardstore.tools.inspect.find import arrays_at
 
 
@@ -54,6 +55,17 @@ class Replica:
             if checker.problem_of(key, new) is None:
                 return new
         return None
+
+    def differing(
+        self, checker: ArrayChecker, shard: layouts.ShardRef, entries: Mapping[int, Any]
+    ) -> dict[int, memoryview]:
+        """Return the chunks of the replica that are not as these entries of a shard."""
+        found: dict[int, memoryview] = {}
+        for i, value in entries.items():
+            new = self.chunk(checker, shard.chunk_key(i), coords_of_entry(shard, i))
+            if new is not None and new != value:
+                found[i] = memoryview(new)
+        return found
 
 
 def checker_of(
