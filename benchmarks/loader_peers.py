@@ -213,6 +213,22 @@ def images(n: int, repeats: int, place: str, in_chunk: int) -> None:
             report(f"{place}, {in_chunk} in a chunk", cases, n, n * SIDE * SIDE * 2, repeats)
 
 
+def cases_of_cells(
+    store: Any, x: Any, obs: Any, row_nbytes: int = 0
+) -> dict[str, Callable[[], Iterable[int]]]:
+    cases: dict[str, Callable[[], Iterable[int]]] = {}
+    for shuffle in (False, True):
+        order = "shuffled" if shuffle else "in order"
+        cases[f"this, {order}"] = partial(
+            with_shardstore, store, "shards" if shuffle else False, batch_size=512,
+            arrays={"x": "X", "y": "obs/label"}, n_threads=2,
+        )  # fmt: skip
+        cases[f"annbatch, sharded, {order}"] = partial(
+            with_annbatch, x, shuffle, 64, 512, obs, row_nbytes
+        )
+    return cases
+
+
 def cells(repeats: int, n: int = 40_000, n_genes: int = 2_000) -> None:
     """AnnData: a dense X of float32, and a column of obs."""
     import anndata as ad
@@ -229,16 +245,7 @@ def cells(repeats: int, n: int = 40_000, n_genes: int = 2_000) -> None:
         z[:] = x
         array = zarr.open_array(str(path), path="X", mode="r")
         column = ad.io.read_elem(zarr.open_group(str(path), mode="r")["obs"])
-        cases: dict[str, Callable[[], Iterable[int]]] = {}
-        for shuffle in (False, True):
-            order = "shuffled" if shuffle else "in order"
-            cases[f"this, {order}"] = partial(
-                with_shardstore, store, "shards" if shuffle else False, batch_size=512,
-                arrays={"x": "X", "y": "obs/label"}, n_threads=2,
-            )  # fmt: skip
-            cases[f"annbatch, sharded, {order}"] = partial(
-                with_annbatch, array, shuffle, 64, 512, column
-            )
+        cases = cases_of_cells(store, array, column)
         report("local, AnnData: dense X, a column of obs", cases, n, x.nbytes, repeats)
 
 
@@ -262,16 +269,7 @@ def sparse_cells(repeats: int, n: int = 30_000, n_genes: int = 20_000) -> None:
         ad.io.write_elem(root, "X", x, dataset_kwargs={"chunks": (32_768,)})
         matrix = ad.io.sparse_dataset(zarr.open_group(str(path), path="X", mode="r"))
         column = ad.io.read_elem(zarr.open_group(str(path), mode="r")["obs"])
-        cases: dict[str, Callable[[], Iterable[int]]] = {}
-        for shuffle in (False, True):
-            order = "shuffled" if shuffle else "in order"
-            cases[f"this, {order}"] = partial(
-                with_shardstore, store, "shards" if shuffle else False, batch_size=512,
-                arrays={"x": "X", "y": "obs/label"}, n_threads=2,
-            )  # fmt: skip
-            cases[f"annbatch, sharded, {order}"] = partial(
-                with_annbatch, matrix, shuffle, 64, 512, column, 8_000
-            )
+        cases = cases_of_cells(store, matrix, column, row_nbytes=8_000)
         nbytes = x.data.nbytes + x.indices.nbytes
         report("local, AnnData: sparse X, a column of obs", cases, n, nbytes, repeats)
 

@@ -324,17 +324,24 @@ def test_a_store_that_ignores_conditions() -> None:
     assert dict(m) == {KEYS[2]: b"2"}
 
 
-@contextmanager
-def other_etags(change: Callable[[Any], str | None]) -> Iterator[None]:
-    """Replies of a server or a proxy that sends none, or changes them."""
-    get_async, put_async = obstore.get_async, obstore.put_async
+def with_meta(change: Callable[[Any], dict[str, Any]]) -> Callable[..., Awaitable[Any]]:
+    """Return a read of obstore whose replies have some other metadata."""
+    get_async = obstore.get_async
 
     async def get(*args: Any, **options: Any) -> Any:
         reply = await get_async(*args, **options)
-        value = await reply.bytes_async()
-        meta = {**reply.meta, "e_tag": change(reply.meta["e_tag"])}
-        read = mock.AsyncMock(return_value=value)
+        read = mock.AsyncMock(return_value=await reply.bytes_async())
+        meta = {**reply.meta, **change(reply.meta)}
         return mock.Mock(meta=meta, bytes_async=read, attributes=reply.attributes)
+
+    return get
+
+
+@contextmanager
+def other_etags(change: Callable[[Any], str | None]) -> Iterator[None]:
+    """Replies of a server or a proxy that sends none, or changes them."""
+    get = with_meta(lambda meta: {"e_tag": change(meta["e_tag"])})
+    put_async = obstore.put_async
 
     async def put(*args: Any, **options: Any) -> Any:
         reply = await put_async(*args, **options)
@@ -365,17 +372,12 @@ def test_a_store_without_etags(change: Callable[[str], str | None], why: str) ->
 
 def test_generations_are_the_condition_on_gcs() -> None:
     """Its client takes no ETag as a condition."""
-    get_async, put_async = obstore.get_async, obstore.put_async
+    put_async = obstore.put_async
 
     def generation(etag: Any) -> str:
         return "1" + str(etag).strip('"')
 
-    async def get(*args: Any, **options: Any) -> Any:
-        reply = await get_async(*args, **options)
-        value = await reply.bytes_async()
-        meta = {**reply.meta, "version": generation(reply.meta["e_tag"])}
-        read = mock.AsyncMock(return_value=value)
-        return mock.Mock(meta=meta, bytes_async=read, attributes=reply.attributes)
+    get = with_meta(lambda meta: {"version": generation(meta["e_tag"])})
 
     async def put(*args: Any, **options: Any) -> Any:
         mode = options.get("mode")

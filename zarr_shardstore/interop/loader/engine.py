@@ -123,21 +123,19 @@ class Task(NamedTuple):
         starts = self.samples.starts(np.arange(self.samples.n))
         chunks = first.elements(starts)[:, :n_axes]
         chunks = chunks // np.array([first.chunk_shape[axis] for axis in axes], np.int64)
-        return self.draw.order(
-            self.share, epoch, *first.places(chunks, axes)[1:], self._sizes(starts)
-        )
+        return self.draw.order(self.share, epoch, *first.places(chunks, axes)[1:], self._sizes())
 
     @property
     def pool_samples(self) -> int:
         """Samples of a pool, by their average size."""
-        sizes = self._sizes(self.samples.starts(np.arange(self.samples.n)))
+        sizes = self._sizes()
         each = sizes if isinstance(sizes, int) else int(sizes.sum()) // max(1, len(sizes))
         return max(1, self.draw.pool_nbytes // max(1, each))
 
-    def _sizes(self, starts: Ints) -> Ints | int:
+    def _sizes(self) -> Ints | int:
         """Return the size of samples and of their parts in the plan."""
         n_parts = sum(source.n_parts for source in self.sources)
-        return nbytes_of(self.sources, starts) + PART_NBYTES * n_parts
+        return nbytes_of(self.sources, self.samples) + PART_NBYTES * n_parts
 
     def batches(self, numbers: Ints, first: int) -> dict[int, _Batch]:
         """Return the batches of these samples from the first one on, by their numbers."""

@@ -153,7 +153,7 @@ class ShardLoader:
         check(len(strides) == len(lengths), "stride has a number for each axis", stride)
         shifts = edges == "shift"
         samples = Samples.of(first.extent, lengths, strides, positions=positions, shifts=shifts)
-        sizes = nbytes_of(sources, samples.starts(np.arange(samples.n)))
+        sizes = nbytes_of(sources, samples)
         n_threads = n_threads or os.cpu_count() or 1
         if isinstance(sizes, int):
             batch_nbytes = batch_size * sizes
@@ -299,7 +299,7 @@ class ShardLoader:
                 counts += (unit.n_chunks, len(reads), encoded, decoded)
             del bounds[:n]
         n_chunks, n_requests, nbytes_read, nbytes_decoded = counts.tolist()
-        sizes = nbytes_of(sources, task.samples.starts(numbers))
+        sizes = nbytes_of(sources, task.samples, numbers)
         delivered = len(numbers) * sizes if isinstance(sizes, int) else int(sizes.sum())
         shard_nbytes = sum(source.shard_nbytes for source in sources)
         amplification = nbytes_decoded / delivered if delivered else 1.0

@@ -15,7 +15,7 @@ from zarr_shardstore.access import EntryReader, ShardingMapping, ShardingStore, 
 from zarr_shardstore.errors import CorruptValueError, SpecError, UnsupportedError
 from zarr_shardstore.interop.loader.copies import PLAIN_KINDS, Array, Source
 from zarr_shardstore.interop.loader.frameworks import Converter
-from zarr_shardstore.interop.loader.order import Ints
+from zarr_shardstore.interop.loader.order import Ints, Samples
 
 
 class Column(NamedTuple):
@@ -57,11 +57,18 @@ def sources_of(columns: Mapping[str, Column]) -> list[Source]:
     return [*chain.from_iterable(column.sources for column in columns.values())]
 
 
-def nbytes_of(sources: Sequence[Source], starts: Ints) -> Ints | int:
-    """Return the size of each sample with these starts; if all are dense, the one size."""
+def nbytes_of(
+    sources: Sequence[Source], samples: Samples, numbers: Ints | None = None
+) -> Ints | int:
+    """Return the size of each sample, or of those with some numbers; if all are dense, the one
+    size."""
     dense = sum(source.row_nbytes for source in sources if source.indptr is None)
-    sparse = [s.n_rows(starts) * s.row_nbytes for s in sources if s.indptr is not None]
-    return sum(sparse, np.full(1, dense, np.int64)) if sparse else dense
+    sparse = [source for source in sources if source.indptr is not None]
+    if not sparse:
+        return dense
+    starts = samples.starts(np.arange(samples.n) if numbers is None else numbers)
+    sizes = (source.n_rows(starts) * source.row_nbytes for source in sparse)
+    return sum(sizes, np.full(1, dense, np.int64))
 
 
 def _column(store: Any, path: str, window: Any, axes: Any) -> Column:

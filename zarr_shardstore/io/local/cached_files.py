@@ -102,7 +102,8 @@ class CachedIndex:
 
 
 class IndexCache:
-    """Indexes by the identity of their object; second-chance eviction, the oldest first.
+    """Indexes, and known versions, by the identity of their object; second-chance eviction, the
+    oldest first.
 
     An item has a `spec`, its `nbytes`, and `was_used`. Thread safety: may be used from any thread.
     """
