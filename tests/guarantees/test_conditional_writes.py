@@ -420,6 +420,28 @@ def test_a_server_that_knows_no_conditions_is_written_to_without(error: Exceptio
     assert dict(mapping(base)) == dict.fromkeys(KEYS, b"0")
 
 
+def test_a_slow_upload_does_not_end_the_conditions() -> None:
+    """S3 replies 400 to it. The store still refuses what it has not read."""
+    base = MemoryStore()
+    ours = mapping(base)
+    ours[KEYS[0]] = b"old"
+    left = [1]
+
+    async def put(real: Put, store: Any, mode: Any, key: str, value: Any) -> object:
+        if left:
+            left.pop()
+            raise GenericError("status code: 400 Bad Request: RequestTimeout")
+        return await real(store, mode, key, value)
+
+    with instead_of_put(put), quick_retries():
+        ours[KEYS[1]] = b"new"
+    assert not left
+    with others_first(base, [KEYS[2]]):
+        ours[KEYS[3]] = b"last"
+    expected = {KEYS[0]: b"old", KEYS[1]: b"new", KEYS[2]: b"theirs", KEYS[3]: b"last"}
+    assert dict(mapping(base)) == expected
+
+
 def test_a_missing_shard_may_be_forbidden() -> None:
     """S3 says so to those who may not list."""
     get_async = obstore.get_async

@@ -300,9 +300,7 @@ class ObstoreBackend(ZarrBackend):
         except PermissionDeniedError:  # S3 forbids missing objects to those who may not list
             return None
         except FileNotFoundError:
-            self._remember(
-                _array_of(key), KnownVersion(None)
-            )  # so are the next ones of a new array
+            self._remember(_array_of(key), KnownVersion(None))  # perhaps the array is new
             return None
         return self.strong(key, _version_of(reply.meta, reply.attributes.get(_WRITE_ID)))
 
@@ -315,9 +313,10 @@ class ObstoreBackend(ZarrBackend):
         return version
 
     def _check_that_conditions_are_known(self, key: str, error: Exception) -> None:
-        is_unknown = isinstance(error, NotImplementedError)
-        is_unknown |= not self._is_probed and bool(re.search(r"\b(400 Bad|501 Not)\b", str(error)))
-        if is_unknown:
+        # Not 400: S3 also replies so to an upload that was slow.
+        if isinstance(error, NotImplementedError) or (
+            not self._is_probed and re.search(r"\b501 Not\b", str(error))
+        ):
             self._give_up_and_repeat(key, "takes no conditions of writes")
 
     async def _read_back(self, key: str, failure: Exception | None) -> Found:
