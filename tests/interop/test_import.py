@@ -277,6 +277,17 @@ def test_a_fault_of_one_variable_leaves_that_one(recode: bool, tmp_path: Path) -
     }
 
 
+def test_an_import_of_no_array_names_each_fault(tmp_path: Path) -> None:
+    """Those that show only while values are decoded, and those of the file's header."""
+    path, store = tmp_path / "in.h5", MemoryStore()
+    with h5py.File(path, "w") as file:
+        file["compound"] = np.zeros(3, [("a", "i4")])
+        file["group/no text"] = np.array([b"\xff"], object)
+    with pytest.raises(UnsupportedError, match="only its groups were: 'compound': .* 'group/no t"):
+        import_store(path, store, recode=True, chunks_per_shard=2)
+    assert store._store_dict.keys() == {"zarr.json", "group/zarr.json"}
+
+
 def test_the_command_says_that_something_was_left(tmp_path: Path) -> None:
     """In its table, and by status 3; 0 if nothing was."""
     path = tmp_path / "in.h5"

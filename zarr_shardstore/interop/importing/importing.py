@@ -139,10 +139,13 @@ def import_store(
         )
     if is_zarr:
         return report
-    if report.arrays and all(array.is_left for array in report.arrays):
+    report = _with_left(report, opened.parsed, recode=recode)
+    if report.arrays and report.n_left == len(report.arrays):
         each = "; ".join(f"{array.path!r}: {array.reason}" for array in report.arrays)
-        raise UnsupportedError(f"no array of {source!r} could be imported: {each}")
-    return _with_left(report, opened.parsed, recode=recode)
+        raise UnsupportedError(
+            f"no array of {source!r} could be imported, only its groups were: {each}"
+        )
+    return report
 
 
 def _with_left(report: ConversionReport, parsed: ParsedSource, *, recode: bool) -> ConversionReport:
