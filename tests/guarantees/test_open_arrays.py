@@ -126,11 +126,18 @@ def other() -> Iterator[Executor]:
         yield executor
 
 
+@pytest.mark.parametrize("forgets", [False, True])
 @pytest.mark.parametrize("view", ["chunks", "shards"])
 @pytest.mark.parametrize(("before", "change"), OTHER_ARRAYS)
 def test_an_open_array_that_became_another_one_is_refused(
-    tmp_path: Path, other: Executor, before: int | None, change: Callable[[Path], Any], view: Any
+    tmp_path: Path,
+    other: Executor,
+    before: int | None,
+    change: Callable[[Path], Any],
+    view: Any,
+    forgets: bool,
 ) -> None:
+    """Also if the process reads all documents again, as after each change of one of them."""
     make(tmp_path, before)
     store = ShardingStore(tmp_path, view=view)
     z: Any = zarr.open_array(store, path="a")
@@ -138,6 +145,8 @@ def test_an_open_array_that_became_another_one_is_refused(
     other.submit(change, tmp_path).result()
 
     for chunk in CHUNKS:
+        if forgets:
+            zarr.create_group(store, path="other", overwrite=True)
         try:
             found = z[chunk]
         except (ShardStoreError, ValueError):  # or a shard is decoded as a chunk
@@ -145,6 +154,8 @@ def test_an_open_array_that_became_another_one_is_refused(
         assert (found == VALUES[chunk]).all()
     expected = VALUES.copy()
     for chunk, value in zip(CHUNKS, [NEW, 0] * 32, strict=True):  # zeros erase chunks
+        if forgets:
+            zarr.create_group(store, path="other", overwrite=True)
         with suppress(ShardStoreError):
             z[chunk] = value
             expected[chunk] = value

@@ -168,7 +168,7 @@ class ArrayCache:
             if array is not None or node in generation.absent:
                 found[node] = array
             elif node in generation.refused:
-                found[node] = _replaced(node)
+                found[node] = replaced(node.path)
         misses = [node for node in nodes if node not in found]
         # A document is not expected where the option declares arrays of the draft. So ask whether
         # it exists: the writer of a whole shard reads no value.
@@ -215,7 +215,7 @@ class ArrayCache:
             if doc is None or not cached.has_same_chunks(self.reader.read(node, doc)):
                 generation.drop(node)
                 generation.refused.add(node)
-                raise _replaced(node)
+                raise replaced(node.path)
             generation.states[key] = (cached, state)
 
     def document_erased(self, node: Node, layout: ArrayLayout | None) -> None:
@@ -251,9 +251,10 @@ class ArrayCache:
         self._generation = after
 
 
-def _replaced(node: Node) -> ShardConflictError:
+def replaced(path: str) -> ShardConflictError:
+    """Return the error of an array that is no longer the one that was opened."""
     return ShardConflictError(
-        f"another process has converted, replaced or removed the array {node.path!r} since it was "
+        f"another process has converted, replaced or removed the array {path!r} since it was "
         "opened here: open it again"
     )
 

@@ -132,15 +132,18 @@ class Operations:
                 if documents:
                     yield from self.arrays.confirm(documents)
                 return values
+        knew_arrays = bool(generation.arrays)
         owners = yield from self._owners(keys)
         chunks = [owner for owner in owners if isinstance(owner, ChunkRef)]
         if len(chunks) == len(keys) and not self.buffer.is_active:
             values = yield from read_entries(chunks, self._reading, byte_ranges)
         else:
             values = yield from self._get_any(key_ranges, owners, generation)
-        if missing := [i for i, value in enumerate(values) if value is None]:
-            # Otherwise the documents were read just now.
-            yield from self._confirm_arrays(keys[i] for i in missing)
+        if knew_arrays:  # their documents were read long ago, an index perhaps just now
+            documents |= {chunk.shard.layout.document_key for chunk in chunks}
+            pairs = zip(keys, owners, values, strict=True)
+            others = [k for k, o, v in pairs if v is None or isinstance(o, TransformedKey)]
+            yield from self.arrays.confirm(documents | self.catalog.documents_above(others))
         return values
 
     def _get_any(

@@ -35,6 +35,7 @@ from zarr_shardstore.io.concurrency import (
     n_threads,
     run_within,
 )
+from zarr_shardstore.metadata.documents import ArrayDocument, Node
 from zarr_shardstore.shards.read import ShardReads
 from zarr_shardstore.shards.updates import EntryBlock
 from zarr_shardstore.zarr_hooks.box import Array, ArrayBox, ShardBox, blocks_of, cut
@@ -80,6 +81,8 @@ class TakesBoxes(Protocol):
     """Methods of stores that read and write entries of shards."""
 
     async def _layout_of(self, key: str, *, reads: bool) -> ArrayLayout | None: ...
+
+    async def _document_at(self, node: Node) -> ArrayDocument | None: ...
 
     async def _get_groups(
         self, groups: Sequence[ShardReads], prototype: BufferPrototype

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib import import_module
 from operator import itemgetter
@@ -30,9 +30,12 @@ from zarr.core.metadata import ArrayMetadata
 from zarr.registry import register_pipeline
 from zarr.storage import FsspecStore, StorePath
 
+from zarr_shardstore.arrays.array_cache import replaced
 from zarr_shardstore.errors import ShardConflictError
+from zarr_shardstore.format.layout import ArrayLayout
 from zarr_shardstore.io.buffers import own_bytes, to_buffer_of
 from zarr_shardstore.io.driver import MAX_CONFLICT_S
+from zarr_shardstore.metadata.documents import ArrayDocument
 from zarr_shardstore.shards.requests import swap
 from zarr_shardstore.telemetry import warn
 from zarr_shardstore.zarr_hooks import array_jobs
@@ -122,6 +125,11 @@ class ShardedCodecPipeline(BatchedCodecPipeline):
 
     shards_argument: ShardsArgument | None = None
     """Set for an array that addresses shards; the pipeline then has the codecs of its chunks."""
+    seen: list[ArrayDocument] = field(default_factory=list, compare=False, repr=False)
+    """The document at the last operation, of a sharded array."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "seen": []}
 
     @classmethod
     def from_array_metadata_and_store(cls, array_metadata: ArrayMetadata, store: Store) -> Self:
@@ -174,11 +182,12 @@ class ShardedCodecPipeline(BatchedCodecPipeline):
             chunks = replace(self, shards_argument=None)
             return await self.shards_argument.read(chunks, batch, out, drop_axes)
         store, codec = self._store_of(batch), ChunkCodec.of(list(self))
+        layout = await self._checked_layout(store, batch, reads=True)
         if store is None or codec is None:
             return await super().read(batch, out, drop_axes)
         array: Any = out.as_ndarray_like()
         plain = codec.plain(batch[0][1]) if isinstance(array, np.ndarray) else None
-        box = await _box_of(store, codec, batch, array, drop_axes, reads=True)
+        box = _box_of(store, codec, batch, array, drop_axes, layout)
         if box is not None:
             return statuses((await box.read()).ravel().tolist())
         is_present = dict.fromkeys(range(len(batch)), False)
@@ -195,10 +204,11 @@ class ShardedCodecPipeline(BatchedCodecPipeline):
             await self.shards_argument.write(chunks, batch, value, drop_axes)
             return
         store, codec = self._store_of(batch), ChunkCodec.of(list(self))
+        layout = await self._checked_layout(store, batch, reads=False)
         if store is None or codec is None:
             await super().write(batch, value, drop_axes)
             return
-        box = await _box_of(store, codec, batch, value.as_ndarray_like(), drop_axes, reads=False)
+        box = _box_of(store, codec, batch, value.as_ndarray_like(), drop_axes, layout)
         if box is not None:
             is_complete = np.array(list(map(itemgetter(4), batch)))
             batch = [batch[i] for i in await box.write(is_complete)]
@@ -249,21 +259,46 @@ class ShardedCodecPipeline(BatchedCodecPipeline):
         is_one = all(type(path) is StorePath and path.store is store for path, *_ in batch)
         return store if is_one else None
 
+    async def _checked_layout(
+        self, store: TakesWholeOperations | None, batch: Batch, *, reads: bool
+    ) -> ArrayLayout | None:
+        """Return the layout of the array if it is sharded, and refuse another array."""
+        if not isinstance(store, TakesBoxes):
+            return None
+        layout = await store._layout_of(batch[0][0].path, reads=reads)
+        if layout is not None:
+            self.check(cast(ArrayDocument, layout.document))
+        elif self.seen:  # the array has no shards now, or the key is not one of its keys
+            self.check(await store._document_at(self.seen[0].node))
+        return layout
 
-async def _box_of(
+    def check(self, document: ArrayDocument | None) -> None:
+        """Refuse an array that was removed, or made anew, since the last operation.
+
+        Raises
+        ------
+        ShardConflictError
+            If its chunks have another shape, data type, or codecs.
+        """
+        for before in self.seen:
+            if before is not document and not (document and before.has_same_chunks(document)):
+                raise replaced(before.node.path)
+        if document is not None:
+            self.seen[:] = [document]
+
+
+def _box_of(
     store: TakesWholeOperations,
     codec: ChunkCodec,
     batch: Batch,
     array: Any,
     drop_axes: Axes,
-    *,
-    reads: bool,
+    layout: ArrayLayout | None,
 ) -> BoxJob | None:
     """Return the operation on the box that the chunks are, if they are one."""
     is_array = isinstance(array, np.ndarray) and not drop_axes
     if not is_array or len(batch) < MIN_CHUNKS or not isinstance(store, TakesBoxes):
         return None
-    layout = await store._layout_of(batch[0][0].path, reads=reads)
     box = None if layout is None else ArrayBox.of_batch(batch, layout)
     slabs = SlabCodec.of(codec, batch[0][1])
     return None if box is None else BoxJob.of(store, box, slabs, array)

@@ -179,7 +179,7 @@ class ShardsArgument(NamedTuple):
         self, pipeline: CodecPipeline, batch: Batch, out: NDBuffer, drop_axes: Axes
     ) -> Any:
         """Read all parts of shards, by the pipeline of the chunks."""
-        refs = await self._refs(batch)
+        refs = await self._refs(pipeline, batch)
         if None in refs:
             usual: Any = self.usual
             return await usual.read(_without_mark(batch), out, drop_axes)
@@ -214,7 +214,7 @@ class ShardsArgument(NamedTuple):
         self, pipeline: CodecPipeline, batch: Batch, value: NDBuffer, drop_axes: Axes
     ) -> None:
         """Write all parts of shards, by the pipeline of the chunks; each shard is one commit."""
-        refs = await self._refs(batch)
+        refs = await self._refs(pipeline, batch)
         if None in refs:
             await self.usual.write(_without_mark(batch), value, drop_axes)
             return
@@ -240,10 +240,12 @@ class ShardsArgument(NamedTuple):
 
         await run_within(MAX_NBYTES_AT_ONCE, ((s.nbytes, s) for s in shards), write_shard)
 
-    async def _refs(self, batch: Batch) -> Sequence[ShardRef | None]:
+    async def _refs(self, pipeline: Any, batch: Batch) -> Sequence[ShardRef | None]:
         """Return the shards; a ``None`` if the stored document leaves sharding to zarr."""
         keys = [path.path.removesuffix(SHARD_MARK) for path, *_ in batch]
         refs: Sequence[ShardRef | None] = await batch[0][0].store._shards_of(keys) if batch else []
+        for ref in refs[:1]:
+            pipeline.check(None if ref is None else ref.layout.document)
         return refs
 
     def _shards(self, refs: Sequence[ShardRef | None], batch: Batch) -> Iterator[_Shard]:
