@@ -127,6 +127,14 @@ class CorruptValueError(ShardStoreError):
 class ShardConflictError(ShardStoreError):
     """Error of a write that another writer prevented; you may retry the write."""
 
+    @classmethod
+    def of_replaced(cls, path: str) -> Self:
+        """Return the error of an array that is no longer the one that was opened."""
+        return cls(
+            f"another process has converted, replaced or removed the array {path!r} since it was "
+            "opened here: open it again"
+        )
+
 
 class UnpublishedError(ShardStoreError, ExceptionGroup[Exception]):
     """Error of a batch that ended and could not store some of its shards. All others are stored.

@@ -168,7 +168,7 @@ class ArrayCache:
             if array is not None or node in generation.absent:
                 found[node] = array
             elif node in generation.refused:
-                found[node] = replaced(node.path)
+                found[node] = ShardConflictError.of_replaced(node.path)
         misses = [node for node in nodes if node not in found]
         # A document is not expected where the option declares arrays of the draft. So ask whether
         # it exists: the writer of a whole shard reads no value.
@@ -215,7 +215,7 @@ class ArrayCache:
             if doc is None or not cached.has_same_chunks(self.reader.read(node, doc)):
                 generation.drop(node)
                 generation.refused.add(node)
-                raise replaced(node.path)
+                raise ShardConflictError.of_replaced(node.path)
             generation.states[key] = (cached, state)
 
     def document_erased(self, node: Node, layout: ArrayLayout | None) -> None:
@@ -249,14 +249,6 @@ class ArrayCache:
             if node is not None and array is not None:
                 after.put(node, array)
         self._generation = after
-
-
-def replaced(path: str) -> ShardConflictError:
-    """Return the error of an array that is no longer the one that was opened."""
-    return ShardConflictError(
-        f"another process has converted, replaced or removed the array {path!r} since it was "
-        "opened here: open it again"
-    )
 
 
 _n_changes = 0

@@ -30,7 +30,6 @@ from zarr.core.metadata import ArrayMetadata
 from zarr.registry import register_pipeline
 from zarr.storage import FsspecStore, StorePath
 
-from zarr_shardstore.arrays.array_cache import replaced
 from zarr_shardstore.errors import ShardConflictError
 from zarr_shardstore.format.layout import ArrayLayout
 from zarr_shardstore.io.buffers import own_bytes, to_buffer_of
@@ -282,7 +281,7 @@ class ShardedCodecPipeline(BatchedCodecPipeline):
         """
         for before in self.seen:
             if before is not document and not (document and before.has_same_chunks(document)):
-                raise replaced(before.node.path)
+                raise ShardConflictError.of_replaced(before.node.path)
         if document is not None:
             self.seen[:] = [document]
 
