@@ -13,7 +13,7 @@ A change starts another one, so a reply from before the change is never a hit af
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import TypeAlias
 
 from zarr_shardstore.arrays.policy import ShardingPolicy
@@ -87,10 +87,11 @@ class Generation:
             self.states.pop(document_key(node), None)
             self.key_tables = ()
 
-    def is_in_state(self, key: str, state: object) -> bool:
-        """Whether a document had this state when the array was read that is cached now."""
+    def in_state(self, key: str, state: object) -> StoredArray | None:
+        """Return the cached array, if its document had this state when it was read."""
         array, seen = self.states.get(key, (None, None))
-        return seen == state and array is not None and self.arrays.get(array.node) is array
+        is_cached = array is not None and self.arrays.get(array.node) is array
+        return array if is_cached and seen == state else None
 
     def add_key_table(self, layout: ArrayLayout) -> None:
         """Translate further keys of an array by a table."""
@@ -195,28 +196,40 @@ class ArrayCache:
                     generation.put(node, array, reply.state)
         return found
 
-    def confirm(self, keys: Iterable[str]) -> Flow[None]:
-        """Raise `ShardConflictError` if a document, by its key, has become that of another array.
+    def confirm(self, documents: Mapping[str, ArrayLayout | None]) -> Flow[None]:
+        """Raise `ShardConflictError` if a document, by its key, has become another array's.
+
+        An array has the layout that is given, or else is the one in the cache.
 
         Cost: a look at each file, and a read if the file has changed. Documents that are no local
         files are not looked at.
         """
-        for key in keys:
-            state = self._state_of(key)
-            generation = self.current()
-            if state is None or generation.is_in_state(key, state):
+        for key, layout in documents.items():
+            state, generation = self._state_of(key), self.current()
+            known = generation.in_state(key, state)
+            if known and (layout is None or layout is (known.layout or known.sharding[0])):
                 continue
-            node = node_of_document(key)
-            cached = generation.arrays.get(node) if node is not None else None
-            if node is None or cached is None:
+            node = None if state is None else node_of_document(key)
+            if node is None:
                 continue
-            (found,) = yield from read_documents([key])
-            doc = parse_document(node, found.value)
-            if doc is None or not cached.has_same_chunks(self.reader.read(node, doc)):
+            if node in generation.refused:
+                raise ShardConflictError.of_replaced(node.path)
+            cached = generation.arrays.get(node)
+            if cached is None and layout is None:
+                continue
+            (reply,) = yield from read_documents([key])
+            doc = parse_document(node, reply.value)
+            now = None if doc is None else self.reader.read(node, doc)
+            is_same = cached is not None and cached.has_same_chunks(now)
+            if cached is not None and is_same:
+                generation.states[key] = (cached, state)
+            elif cached is not None:
                 generation.drop(node)
                 generation.refused.add(node)
+            if layout is not None:
+                is_same = node in self.erased if now is None else now.has_entries_of(layout)
+            if not is_same:
                 raise ShardConflictError.of_replaced(node.path)
-            generation.states[key] = (cached, state)
 
     def document_erased(self, node: Node, layout: ArrayLayout | None) -> None:
         """Note that the document of `node` was erased alone; its chunks may still be there."""

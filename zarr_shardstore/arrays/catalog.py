@@ -93,16 +93,17 @@ class Catalog:
                     return layout.chunk_of_key(key)
         return None
 
-    def documents_above(self, keys: Iterable[str]) -> set[str]:
+    def documents_above(self, keys: Iterable[str]) -> dict[str, ArrayLayout | None]:
         """Return the keys of the documents of the cached arrays of which keys spell chunks."""
-        arrays, found = self.arrays.current().arrays, set[str]()
+        arrays = self.arrays.current().arrays
+        found: dict[str, ArrayLayout | None] = {}
         for key in keys:
             path = key
             while path:
                 path = path.rpartition("/")[0]
                 for node in flat_nodes(path, or_draft=True):
                     if node in arrays and arrays[node].coords_of(key) is not None:
-                        found.add(document_key(node))
+                        found[document_key(node)] = None
         return found
 
     def shards_of(

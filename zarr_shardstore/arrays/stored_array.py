@@ -11,7 +11,7 @@ packages add theirs by an entry point. The object takes the configuration (a map
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.metadata import entry_points
 from reprlib import repr as short
 from typing import Any, NamedTuple, TypeAlias
@@ -63,7 +63,14 @@ class StoredArray(NamedTuple):
             return False
         if self.layout is not None and other.layout is not None:
             return self.layout.has_same_entries(other.layout)
+        if self.document.transformers != other.document.transformers:
+            return False
         return self.document.geometry is None or self.document.has_same_chunks(other.document)
+
+    def has_entries_of(self, layout: ArrayLayout) -> bool:
+        """Whether the array keeps each chunk in the entry that a layout names."""
+        mine, _ = self.sharding
+        return mine is not None and mine.has_same_entries(layout)
 
     def coords_of(self, key: str) -> Coords | None:
         """Return the coordinates that a chunk key spells, also outside the grid."""
@@ -152,7 +159,12 @@ class ArrayReader:
                     raise
                 passed_over.append(transformer.name)
             else:
-                stack.append(factory(transformer.configuration, context))
+                made = factory(transformer.configuration, context)
+                if isinstance(made, stacks.ShardingTransformer):
+                    key = documents.document_key(node)
+                    layout = replace(made.layout, document=document, document_key=key)
+                    made = replace(made, layout=layout)
+                stack.append(made)
         if passed_over:  # values can be read, but not written
             stack.insert(0, stacks.ReadOnlyTransformer(node.path, tuple(passed_over)))
         if sum(isinstance(transformer, stacks.ShardingTransformer) for transformer in stack) > 1:

@@ -23,7 +23,7 @@ from zarr_shardstore.arrays.catalog import Catalog, InvalidChunkKey, Transformed
 from zarr_shardstore.arrays.metadata_view import MetadataView
 from zarr_shardstore.arrays.policy import ShardingPolicy
 from zarr_shardstore.arrays.stored_array import ArrayReader, StoredArray
-from zarr_shardstore.errors import SpecError
+from zarr_shardstore.errors import CorruptShardError, SpecError
 from zarr_shardstore.format.keys import check_key, check_prefix
 from zarr_shardstore.format.layout import ArrayLayout, ChunkRef, ShardRef
 from zarr_shardstore.format.ranges import ByteRange, Range, column_of_ranges
@@ -110,7 +110,8 @@ class Operations:
         # Transformers below a sharding store whole shards only.
         appends = self._strategy == "append" and not request.below
         commit = self._append if appends else self._rewrite
-        yield from self.arrays.confirm([request.shard.layout.document_key])
+        layout = request.shard.layout
+        yield from self.arrays.confirm({layout.document_key: layout})
         flow = write_buffer.commit_with_buffered(request.shard, groups, commit, self.buffer)
         if request.below:
             flow = stack.run_through((*request.below, stack.InCommit()), flow)
@@ -123,8 +124,17 @@ class Operations:
     ) -> Flow[list[memoryview | None]]:
         """Return values or ranges, ``None`` if missing; two rounds if documents are cached."""
         keys = [key for key, _ in key_ranges]
+        try:
+            return (yield from self._get_many(keys, key_ranges))
+        except CorruptShardError:  # or these are shards of another array
+            yield from self._confirm_arrays(keys)
+            raise
+
+    def _get_many(
+        self, keys: Sequence[str], key_ranges: Sequence[tuple[str, ByteRange | None]]
+    ) -> Flow[list[memoryview | None]]:
         byte_ranges = column_of_ranges([byte_range for _, byte_range in key_ranges])
-        generation, documents = self.arrays.current(), set[str]()
+        generation, documents = self.arrays.current(), dict[str, ArrayLayout]()
         if generation.key_tables and not self.buffer.is_active:  # usually: a shorter way
             groups = generation.reads_by_shard(keys, byte_ranges)
             if sum(len(group.positions) for group in groups) == len(keys):
@@ -140,10 +150,11 @@ class Operations:
         else:
             values = yield from self._get_any(key_ranges, owners, generation)
         if knew_arrays:  # their documents were read long ago, an index perhaps just now
-            documents |= {chunk.shard.layout.document_key for chunk in chunks}
+            layouts = [chunk.shard.layout for chunk in chunks]
+            documents |= {layout.document_key: layout for layout in layouts}
             pairs = zip(keys, owners, values, strict=True)
             others = [k for k, o, v in pairs if v is None or isinstance(o, TransformedKey)]
-            yield from self.arrays.confirm(documents | self.catalog.documents_above(others))
+            yield from self.arrays.confirm({**self.catalog.documents_above(others), **documents})
         return values
 
     def _get_any(
@@ -177,8 +188,14 @@ class Operations:
         ends = list(accumulate(map(len, groups)))
         for end, group in zip(ends, groups, strict=True):
             group.positions = list(range(end - len(group), end))
-        documents = set[str]()
-        values = yield from read_groups(groups, sum(map(len, groups)), self._reading, documents)
+        documents = dict[str, ArrayLayout]()
+        try:
+            n_values = sum(map(len, groups))
+            values = yield from read_groups(groups, n_values, self._reading, documents)
+        except CorruptShardError:
+            layouts = [group.shard.layout for group in groups]
+            yield from self.arrays.confirm({layout.document_key: layout for layout in layouts})
+            raise
         yield from self.arrays.confirm(documents)
         return [values[end - len(group) : end] for end, group in zip(ends, groups, strict=True)]
 

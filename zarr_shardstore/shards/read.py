@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import repeat
 
-from zarr_shardstore.format.layout import ChunkRef, ShardRef
+from zarr_shardstore.format.layout import ArrayLayout, ChunkRef, ShardRef
 from zarr_shardstore.format.ranges import (
     ByteRange,
     Range,
@@ -130,11 +130,12 @@ def read_groups(
     groups: Sequence[ShardReads],
     n_values: int,
     options: ReadOptions,
-    documents: set[str] | None = None,
+    documents: dict[str, ArrayLayout] | None = None,
 ) -> Flow[list[memoryview | None]]:
     """Read as `read_entries`, with the reads grouped already; each shard is in one group.
 
-    The documents of the arrays whose indexes were requested are added to `documents`.
+    The layouts of the arrays whose indexes were requested are added to `documents`, by the keys of
+    their documents.
     """
     values: list[memoryview | None] = [None] * n_values
     first, max_at_once = 0, options.max_shards_at_once
@@ -150,7 +151,7 @@ def _read_in_two_rounds(
     pending: Sequence[ShardReads],
     values: list[memoryview | None],
     options: ReadOptions,
-    documents: set[str] | None,
+    documents: dict[str, ArrayLayout] | None,
 ) -> Flow[None]:
     """Fill `values` for some groups of reads, each of one shard."""
     for attempt in range(_N_ATTEMPTS_IN_TWO_ROUNDS):
@@ -164,7 +165,8 @@ def _read_in_two_rounds(
         ]
         if documents is not None:
             pairs = zip(pending, replies, strict=True)
-            documents |= {r.shard.layout.document_key for r, found in pairs if found.was_requested}
+            layouts = [r.shard.layout for r, found in pairs if found.was_requested]
+            documents |= {layout.document_key: layout for layout in layouts}
         pending = yield from _read_spans(pending, replies, values, options)
         if not pending:
             return
