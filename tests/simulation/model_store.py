@@ -25,7 +25,7 @@ import asyncio
 import heapq
 import random
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import Context, copy_context
 from dataclasses import dataclass, field
@@ -400,12 +400,19 @@ def _found(server: Server, path: str) -> Object:
     return found
 
 
+async def _listed(client: Client, prefix: str | None = None) -> AsyncIterator[list[dict[str, Any]]]:
+    """``list``, in one page and one moment."""
+    objects = client.server.objects.items()
+    yield [each.meta(key) for key, each in sorted(objects) if key.startswith(prefix or "")]
+
+
 @contextmanager
 def installed(loop: Loop) -> Iterator[None]:
     """Let zarr and this package speak to the model."""
     calls: dict[str, Any] = {
         call.__name__: call for call in (get_async, head_async, put_async, delete_async)
     }
+    calls["list"] = _listed
     before, uniform = {name: getattr(obstore, name) for name in calls}, random.uniform
     running = asyncio._get_running_loop()
     vars(obstore).update(calls)  # mock.patch would take a tenth of a short run

@@ -17,6 +17,7 @@ from tests.support.rounds import rounds
 from tests.support.shard_calls import (
     SHARDS,
     Call,
+    Compact,
     Erase,
     Exists,
     Patch,
@@ -40,6 +41,7 @@ ALL: Sequence[Call] = [Set(tuple((key, b"all") for key in KEYS))]
 ADD: Sequence[Call] = [Update(KEYS[:1], 1)]
 ADD_TOO: Sequence[Call] = [Update(KEYS[:1], 2)]
 ERASE: Sequence[Call] = [Erase(KEYS[:1])]
+ERASE_ALL: Sequence[Call] = [Erase(tuple(KEYS))]
 FILL: Sequence[Call] = [SetIfMissing(KEYS[1], b"filled")]
 PATCH: Sequence[Call] = [Patch(((KEYS[0], 1, b"patch"),))]
 READ: Sequence[Call] = [Read(tuple((key, 0, 1000) for key in KEYS))]
@@ -55,6 +57,7 @@ SMALL = {
     "two reads beside a writer": Scenario([PATCH, [*READ, *READ]], OLD, is_warm=True, n_faults=1),
     "an eraser beside a writer": Scenario([ERASE, TWO], OLD, is_warm=True, n_faults=1),
     "two erasers, then nothing is left": Scenario([ERASE, ERASE], Set(OLD.items[:1]), n_faults=1),
+    "a compaction beside an eraser and a writer": Scenario([[Compact()], [*ERASE_ALL, *TWO]], OLD),
     "group commit that ends as it began": Scenario([ONE, ERASE, TWO], processes=(0, 0, 1)),
     "one writer, bad network": Scenario([ADD], OLD, n_faults=3),
     "late requests": Scenario([ADD, TWO], OLD, n_faults=1, faults=["late"]),

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import zarr
 from zarr.core.sync import sync
+from zarr.storage import ObjectStore
 
 from tests.support.bases import BASES, put
 from tests.support.kit import objects_of
@@ -27,6 +28,7 @@ from zarr_shardstore import (
     ShardingStore,
     SpecError,
     UnsupportedError,
+    check_store,
     register_storage_transformer,
 )
 from zarr_shardstore.transformers import (
@@ -99,6 +101,19 @@ def test_arrays_read_and_write_through_a_stack(base: Any, stack: Any, form: str)
     assert z.attrs["a"] == 1
     n_objects, n_chunks = len(chunk_keys(objects_of(base))), 5 * 5
     assert (n_objects < n_chunks) == (stack != ["crc32c"])
+
+
+@pytest.mark.parametrize("stack", STACKS, ids=str)
+def test_whole_shards_are_erased_and_written_again(stack: Any) -> None:
+    """An object store replaces them by shards without entries."""
+    base = ObjectStore(pytest.importorskip("obstore").store.MemoryStore())
+    z = make(base, stack, "v3")
+    for value in (0, 8, 0, 9):
+        z[4:] = value
+        for found in (z, reopen(base, "v3")):
+            np.testing.assert_array_equal(found[:4], DATA[:4])
+            np.testing.assert_array_equal(found[4:], value)
+    assert check_store(base, level="decode").is_clean
 
 
 @pytest.mark.parametrize("stack", STACKS, ids=str)

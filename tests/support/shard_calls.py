@@ -21,6 +21,7 @@ __all__ = [
     "DOCUMENTS",
     "SHARDS",
     "Call",
+    "Compact",
     "Erase",
     "Exists",
     "GetSize",
@@ -165,7 +166,12 @@ class GetSize:
     key: str
 
 
-Call: TypeAlias = "Set | SetIfMissing | Patch | Update | Erase | Read | Exists | GetSize"
+@dataclass(frozen=True, slots=True)
+class Compact:
+    """``compact`` of the whole store, which changes no value."""
+
+
+Call: TypeAlias = "Set | SetIfMissing | Patch | Update | Erase | Read | Exists | GetSize | Compact"
 Program: TypeAlias = "Sequence[Call]"
 """What one client does, one after the other."""
 
@@ -234,6 +240,8 @@ def restricted(event: Event[Call], keys: Collection[str]) -> Event[Call] | None:
             is_empty = updated[0] not in keys
         case SetIfMissing(key) | Exists(key) | GetSize(key):
             is_empty = key not in keys
+        case Compact():
+            is_empty = True
     return None if is_empty else Event(event.client, call, event.invoked, event.responded, result)
 
 
@@ -266,6 +274,8 @@ async def perform(store: ShardingStore, call: Call) -> object:
             await store.delete(key)
         case Erase(keys):
             await store._set_or_erase([(key, None) for key in keys])
+        case Compact():
+            await store.compact()
         case Read(ranges):
             requests = [(key, RangeByteRequest(start, stop)) for key, start, stop in ranges]
             found = await store.get_partial_values(default_buffer_prototype(), requests)
@@ -310,6 +320,8 @@ def perform_on(mapping: Any, call: Call, refusal: type[Exception] = SpecError) -
             return tuple(mapping.get_partial_values(parts))
         case Exists(key):
             return key in mapping
+        case Compact():
+            mapping.compact()
         case _:
             raise TypeError(call)
     return None

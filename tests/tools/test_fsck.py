@@ -280,6 +280,20 @@ def changed_document(base: dict[str, bytes], key: str, **members: Any) -> None:
     base[key] = json.dumps({**json.loads(base[key]), **members}).encode()
 
 
+@pytest.mark.parametrize(("zarr_format", "member"), [(3, "data_type"), (3, "codecs"), (2, "dtype")])
+def test_a_document_without_a_member_that_zarr_requires(zarr_format: Any, member: str) -> None:
+    base: dict[str, bytes] = {}
+    options: Any = {"shape": (4,), "chunks": (1,), "dtype": "u2", "zarr_format": zarr_format}
+    zarr.create_array(ShardingStore(base, chunks_per_shard=2), **options)[:] = 1
+    key = "zarr.json" if zarr_format == 3 else ".zarray"
+    doc = json.loads(base[key])
+    del doc[member]
+    base[key] = json.dumps(doc).encode()
+    found = check_store(base, level="index").findings
+    assert [(each.kind, each.severity, each.key) for each in found] == [("document", "error", key)]
+    assert member in found[0].message
+
+
 def array_of_v2(base: dict[str, bytes]) -> None:
     zarr.create_array(
         ShardingStore(base), name="p", shape=(9,), chunks=(3,), dtype="u2", zarr_format=2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
@@ -307,6 +308,30 @@ def test_lost_chunks_come_from_a_replica(name: str, replica: str, tmp_path: Path
         assert action.n_fetched > 0
         assert action.lost == ()
         restore_quarantine(base, repaired.quarantine)
+
+
+def test_a_replica_comes_before_an_older_index(tmp_path: Path) -> None:
+    """The older index names the chunks that were there before; some were replaced since."""
+    options: Any = {"shape": (16, 8), "chunks": (1, 8), "dtype": "u2", "fill_value": 0}
+    options |= {"compressors": [GzipCodec(), Crc32cCodec()]}
+    store = ShardingStore(tmp_path / "s", chunks_per_shard=16)
+    z: Any = zarr.create_array(store, **options)
+    for i in range(10):
+        z[i] = np.arange(8) * 7 + i
+    store.close()
+    store = ShardingStore(tmp_path / "s")
+    z = zarr.open_array(store)
+    z[2], z[5] = 900, 901
+    store.close()
+    shutil.copytree(tmp_path / "s", tmp_path / "replica")
+    expected = zarr.open_array(tmp_path / "replica", mode="r")[...]
+    shard = tmp_path / "s/c/0/0"
+    shard.write_bytes(shard.read_bytes()[:-200])
+    report = check_store(tmp_path / "s", level="decode")
+    repaired = repair_store(report, source=tmp_path / "replica", dry_run=False)
+    (action,) = repaired.actions
+    assert "older index" in action.message
+    assert np.array_equal(zarr.open_array(tmp_path / "s", mode="r")[...], expected)
 
 
 def test_replicas_that_do_not_count(tmp_path: Path) -> None:

@@ -307,6 +307,7 @@ def parse_array(
             cps = declaration.chunks_per_shard(found, len(geometry.shape))
             chunk_shape = tuple(s // n for s, n in zip(geometry.chunk_shape, cps, strict=True))
             geometry = geometry._replace(chunk_shape=chunk_shape)
+            members["filters"] = declaration.strip(doc, "filters")["filters"]
     has_index = CONSOLIDATED_INDEX_MEMBER in doc and declares_consolidated_index(doc)
     n_adopted = len(adopted_files(doc)) if ADOPTED in doc else 0
     notes = (has_index, n_adopted, members)

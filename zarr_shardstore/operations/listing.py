@@ -212,7 +212,8 @@ class Listing:
             if found:
                 below = yield [ListDir(f"{prefix}{name}/") for name in found]
                 for name, names in zip(found, below, strict=True):
-                    kinds[name] = "both" if names else "key"
+                    others = {*names} - {name, prefix + name}  # fsspec may list a file in itself
+                    kinds[name] = "both" if others else "key"
         keys = [prefix + name for name, kind in kinds.items() if kind != "prefix"]
         return keys, [f"{prefix}{name}/" for name, kind in kinds.items() if kind != "key"]
 

@@ -171,4 +171,5 @@ def compact_shard(shard: ShardRef, *, order: EntryOrder) -> Flow[None]:
     if found.value is None:
         return
     entries = _split(shard, found.value)
-    yield [Set(shard.key, build_shard(entries, spec, order)) if entries else Delete(shard.key)]
+    build = partial(build_shard, entries, spec, order)
+    yield [Set(shard.key, build()) if entries else Delete(shard.key, placeholder=build)]

@@ -133,11 +133,18 @@ class ValueTransformer(StorageTransformer, ABC):
             case SetPartial(key, pieces):
                 return self._modify(key, lambda old: apply_pieces(key, old, pieces))
             case Modify(key, change, placeholder, may_wait):
-                below = placeholder and (lambda: self.encode(key, placeholder()))
+                below = self._encoded(key, placeholder)
                 return self._modify(key, change)._replace(placeholder=below, may_wait=may_wait)
-            case Exists() | Delete():
+            case Delete(key, placeholder):
+                return Delete(key, self._encoded(key, placeholder))
+            case Exists():
                 return request
         raise TypeError(f"a transformer does not perform {request!r}")
+
+    def _encoded(
+        self, key: str, placeholder: Callable[[], Bytes] | None
+    ) -> Callable[[], Bytes] | None:
+        return None if placeholder is None else lambda: self.encode(key, placeholder())
 
     def _modify(self, key: str, change: Change) -> Modify:
         def changed(stored: Bytes | None) -> Bytes | None:
@@ -174,7 +181,9 @@ class InCommit(StorageTransformer):
             if isinstance(request, SetPartial | Modify):
                 (found,) = yield [Get(request.key)]
                 new = new_value(request, found.value)
-                batch[i] = Delete(request.key) if new is None else Set(request.key, new)
+                placeholder = request.placeholder if isinstance(request, Modify) else None
+                gone = Delete(request.key, placeholder)
+                batch[i] = gone if new is None else Set(request.key, new)
         return (yield batch)
 
 

@@ -525,6 +525,10 @@ def test_compaction_removes_a_shard_without_entries_and_leaves_a_missing_one() -
     recorder = Recorder({KEY: build_shard({}, DRAFT_SPEC)})
     recorder.run(compact_shard(shard_of(), order="C"))
     assert recorder.objects == {}
+    ((removed,),) = recorder.batches[-1:]
+    assert isinstance(removed, Delete)
+    assert removed.placeholder is not None  # for a store with conditions
+    assert removed.placeholder() == build_shard({}, DRAFT_SPEC)
     recorder.run(compact_shard(shard_of(), order="C"))
     assert len(recorder.batches[-1]) == 1
     shard = b"dead" + build_shard({0: b"x"}, DRAFT_SPEC)

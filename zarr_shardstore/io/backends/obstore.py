@@ -390,6 +390,8 @@ class _Optimistic(base.Backend):
     def __init__(self, backend: ObstoreBackend) -> None:
         self._backend = backend
         self._expected: dict[str, Version | None] = {}
+        self._values: dict[str, Any] = {}
+        """Whole values that were read."""
 
     def scope(self, key: str) -> Hashable:
         return self._backend.scope(key)
@@ -405,6 +407,8 @@ class _Optimistic(base.Backend):
                 return None  # another writer may have stored one since
             case requests.Delete(key, placeholder) if placeholder and self._expected.get(key):
                 request = requests.Set(key, placeholder())
+                if request.value == self._values.get(key):
+                    return None
         match request:
             case requests.Set(key, value) if key in self._expected:
                 async with self._backend.slots.here():
@@ -413,8 +417,10 @@ class _Optimistic(base.Backend):
                 return None
         (reply,) = await self._backend.perform_async([request])
         match request:
-            case requests.Get(key):
+            case requests.Get(key, byte_range):
                 self._expect(key, reply, is_there=reply.value is not None)
+                if byte_range is None:
+                    self._values[key] = reply.value
             case requests.GetIndex():
                 is_there = reply.decoded is not None or reply.damage is not None
                 self._expect(request.key, reply, is_there=is_there)

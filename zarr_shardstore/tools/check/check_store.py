@@ -53,6 +53,12 @@ from zarr_shardstore.tools.inspect import find
 from zarr_shardstore.tools.inspect.conversions import is_locked, unfinished_conversions
 from zarr_shardstore.tools.native.draft_documents import node_of_meta_key
 
+_REQUIRED: dict[str, set[str]] = {
+    "v3": {"data_type", "fill_value", "codecs"},
+    "v2": {"dtype", "fill_value", "order"},
+}
+"""Members without which zarr opens no array; those of its geometry are parsed anyway."""
+
 _OBJECTS_PER_TASK = 64
 _NBYTES_PER_TASK = 16 * 1024 * 1024
 
@@ -220,6 +226,9 @@ class _Check:
             yield finding(kind, key, str(error), **more)
             return
         self.checkers[node] = checker
+        missing = sorted(_REQUIRED.get(node.hierarchy, set()) - found.doc.keys())
+        if missing:
+            yield finding("document", key, f"Zarr requires {', '.join(missing)}", **more)
         if checker.unchecked and self.level != "index":
             yield finding("unchecked", key, checker.unchecked, **more)
 

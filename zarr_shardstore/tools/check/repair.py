@@ -316,10 +316,11 @@ class _Repair:
                 return RepairAction(key, "left", text)
             kept.entries |= doubtful
             n_kept -= len(doubtful)
-        for i in kept.lost if self.replica is not None else ():
+        for i in (*kept.lost, *kept.older) if self.replica is not None else ():
             coords = coords_of_entry(shard, i)
             fetched = self.replica.chunk(checker, shard.chunk_key(i), coords)  # type: ignore[union-attr]
             if fetched is not None:
+                n_kept -= i in kept.entries
                 kept.entries[i] = memoryview(fetched)
         n_fetched = len(kept.entries) - n_kept
         lost = tuple(coords_of_entry(shard, i) for i in kept.lost if i not in kept.entries)

@@ -57,6 +57,8 @@ class Salvage:
     """False if no valid index says which chunks there were."""
     text: str = "its index is valid"
     """Source of the entries."""
+    older: list[int] = field(default_factory=list)
+    """Entries that an older index names: their chunks may have been replaced since."""
     n_unnamed: int = 0
     """Chunks that seem whole, but may be any of the lost ones."""
 

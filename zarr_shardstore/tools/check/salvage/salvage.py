@@ -134,17 +134,19 @@ def _without_index(shard: DamagedShard, order: shard_format.EntryOrder | None) -
         found.entries, missing = named
         texts.append(f"entries of {text} name {len(found.entries)} chunks")
     in_grid = set(shard.shard.entries_of().tolist())
-    known, n_older = found.entries.keys() | missing, 0
+    known = found.entries.keys() | missing
     for index in islice(older_indexes(shard), _MAX_OLDER):
         older = shard.through(index, shard.spec, without=known)
-        n_older += len(older.entries)
+        found.older += older.entries
         found.entries |= older.entries
         if older.entries:  # otherwise it may be one of another shard, inside a chunk
             known = set(range(shard.n)).difference(older.lost)
         if in_grid <= known:
             break
-    if n_older:
-        texts.append(f"an older index names {n_older} chunks: older values of some may be back")
+    if found.older:
+        texts.append(
+            f"an older index names {len(found.older)} chunks: older values of some may be back"
+        )
     if len(in_grid) == 1 and shard.frames == [(shard.first, shard.data_stop)]:
         order = order or "C"  # of a single chunk there is only one order
     if order is not None:
