@@ -20,7 +20,7 @@ from zarr_shardstore.format.keys import SHARD_MARK
 from zarr_shardstore.format.layout import ArrayLayout, ShardRef
 from zarr_shardstore.io.buffers import as_view, buffer_class_of, own_bytes, range_of, to_buffer_of
 from zarr_shardstore.io.concurrency import one_ahead
-from zarr_shardstore.metadata.documents import ArrayDocument, Node
+from zarr_shardstore.metadata.documents import ArrayDocument, Node, node_of_document
 from zarr_shardstore.operations.listing import as_directory, raise_first
 from zarr_shardstore.operations.locate import shard_ids
 from zarr_shardstore.shards.read import ShardReads
@@ -80,11 +80,20 @@ class WholeOperations(EngineStore):
             return chunk.shard.layout
         return await self._run(operations.layout_of(key), only_reads=True)
 
-    async def _document_at(self, node: Node) -> ArrayDocument | None:
-        found = await self._run(self._engine.operations.arrays.lookup([node]), only_reads=True)
-        (array,) = found.values()
-        if isinstance(array, ShardStoreError):
-            raise array
+    async def _document_of(self, key: str, node: Node | None) -> ArrayDocument | None:
+        """Return the document at `node`, or of the cached array with this chunk key."""
+        operations = self._engine.operations
+        if node is None:
+            documents = operations.catalog.documents_above([key])
+            node = node_of_document(next(iter(documents), ""))
+        if node is None:
+            return None
+        array: Any = operations.arrays.current().arrays.get(node)
+        if array is None:
+            found = await self._run(operations.arrays.lookup([node]), only_reads=True)
+            (array,) = found.values()
+            if isinstance(array, ShardStoreError):
+                raise array
         return None if array is None else array.document
 
     async def _get_groups(

@@ -125,7 +125,7 @@ class ShardedCodecPipeline(BatchedCodecPipeline):
     shards_argument: ShardsArgument | None = None
     """Set for an array that addresses shards; the pipeline then has the codecs of its chunks."""
     seen: list[ArrayDocument] = field(default_factory=list, compare=False, repr=False)
-    """The document at the last operation, of a sharded array."""
+    """The document at the last operation."""
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "seen": []}
@@ -264,12 +264,14 @@ class ShardedCodecPipeline(BatchedCodecPipeline):
         """Return the layout of the array if it is sharded, and refuse another array."""
         if not isinstance(store, TakesBoxes):
             return None
-        layout = await store._layout_of(batch[0][0].path, reads=reads)
+        key = batch[0][0].path
+        layout = await store._layout_of(key, reads=reads)
         if layout is not None:
             self.check(cast(ArrayDocument, layout.document))
-        elif self.seen:  # the array has no shards now, or the key is not one of its keys
-            self.check(await store._document_at(self.seen[0].node))
-        return layout
+            return layout
+        node = self.seen[0].node if self.seen else None
+        self.check(await store._document_of(key, node))
+        return None
 
     def check(self, document: ArrayDocument | None) -> None:
         """Refuse an array that was removed, or made anew, since the last operation.
@@ -280,7 +282,10 @@ class ShardedCodecPipeline(BatchedCodecPipeline):
             If its chunks have another shape, data type, or codecs.
         """
         for before in self.seen:
-            if before is not document and not (document and before.has_same_chunks(document)):
+            if before is document:
+                return
+            is_gone = document is None and before.declaration is not None
+            if is_gone or (document and not before.has_same_chunks(document)):
                 raise ShardConflictError.of_replaced(before.node.path)
         if document is not None:
             self.seen[:] = [document]
