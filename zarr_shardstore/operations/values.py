@@ -124,31 +124,27 @@ class Operations:
     ) -> Flow[list[memoryview | None]]:
         """Return values or ranges, ``None`` if missing; two rounds if documents are cached."""
         keys = [key for key, _ in key_ranges]
-        try:
-            return (yield from self._get_many(keys, key_ranges))
-        except CorruptShardError:  # or these are shards of another array
-            yield from self._confirm_arrays(keys)
-            raise
-
-    def _get_many(
-        self, keys: Sequence[str], key_ranges: Sequence[tuple[str, ByteRange | None]]
-    ) -> Flow[list[memoryview | None]]:
         byte_ranges = column_of_ranges([byte_range for _, byte_range in key_ranges])
         generation, documents = self.arrays.current(), dict[str, ArrayLayout]()
-        if generation.key_tables and not self.buffer.is_active:  # usually: a shorter way
+        knew_arrays = bool(generation.arrays)
+        groups: list[ShardReads] = []
+        if generation.key_tables and not self.buffer.is_active:
             groups = generation.reads_by_shard(keys, byte_ranges)
-            if sum(len(group.positions) for group in groups) == len(keys):
+        try:
+            if groups and sum(len(group.positions) for group in groups) == len(keys):
                 values = yield from read_groups(groups, len(keys), self._reading, documents)
                 if documents:
                     yield from self.arrays.confirm(documents)
-                return values
-        knew_arrays = bool(generation.arrays)
-        owners = yield from self._owners(keys)
-        chunks = [owner for owner in owners if isinstance(owner, ChunkRef)]
-        if len(chunks) == len(keys) and not self.buffer.is_active:
-            values = yield from read_entries(chunks, self._reading, byte_ranges)
-        else:
-            values = yield from self._get_any(key_ranges, owners, generation)
+                return values  # usually: a shorter way
+            owners = yield from self._owners(keys)
+            chunks = [owner for owner in owners if isinstance(owner, ChunkRef)]
+            if len(chunks) == len(keys) and not self.buffer.is_active:
+                values = yield from read_entries(chunks, self._reading, byte_ranges)
+            else:
+                values = yield from self._get_any(key_ranges, owners, generation)
+        except CorruptShardError:  # or these are shards of another array
+            yield from self._confirm_arrays(keys)
+            raise
         if knew_arrays:  # their documents were read long ago, an index perhaps just now
             layouts = [chunk.shard.layout for chunk in chunks]
             documents |= {layout.document_key: layout for layout in layouts}
