@@ -16,10 +16,14 @@ from zarr_shardstore import ShardingStore
 store = ShardingStore(MemoryStore(), 2)
 
 def leave_late():  # as a thread of obstore does, between its reply and the end of its call
+    begun.release()
     time.sleep(0.3)
     print("left", flush=True)
 
+begun = _thread.allocate_lock()
+begun.acquire()
 _thread.start_new_thread(leave_late, ())
+begun.acquire()
 """
 
 

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import multiprocessing
 import shutil
+import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, ProcessPoolExecutor
 from contextlib import nullcontext, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ import numpy as np
 import pytest
 import zarr
 from zarr.core.sync import sync
+from zarr.storage import LocalStore
 
 from zarr_shardstore import (
     ShardingStore,
@@ -194,6 +197,43 @@ def test_an_open_array_that_became_another_one_is_refused(
     again: Any = zarr.open_array(ShardingStore(tmp_path), path="a")
     assert (again[...] == expected).all()
     assert np.array_equal(zarr.open_array(store, path="a")[...], expected)
+
+
+def consolidated(path: Path, change: Callable[[Path], Any]) -> None:
+    change(path)
+    with warnings.catch_warnings(action="ignore"):  # v3 does not specify it
+        zarr.consolidate_metadata(LocalStore(path))
+
+
+def from_consolidated(store: ShardingStore) -> Any:
+    """Open the array by the copy of its document alone, as xarray does."""
+    group: Any = zarr.open_group(store, mode="r", use_consolidated=True)
+    return group["a"]
+
+
+def test_an_array_that_was_replaced_is_opened_again_by_consolidated_metadata(
+    tmp_path: Path, other: Executor
+) -> None:
+    zarr.create_group(LocalStore(tmp_path))
+    consolidated(tmp_path, partial(make, chunks_per_shard=2))
+    store = ShardingStore(tmp_path)
+    z = from_consolidated(store)
+    assert (z[:2] == VALUES[:2]).all()
+    other.submit(consolidated, tmp_path, replace_type).result()
+    with pytest.raises(ShardStoreError, match="open it again"):
+        z[8:]
+    again = from_consolidated(store)
+    assert (again.dtype, again[...].tolist()) == ("f2", VALUES.tolist())
+
+
+def test_an_array_that_was_missing_is_opened_by_consolidated_metadata(
+    tmp_path: Path, other: Executor
+) -> None:
+    zarr.create_group(LocalStore(tmp_path))
+    store = ShardingStore(tmp_path)
+    assert not sync(store.exists("a/c/0/0"))
+    other.submit(consolidated, tmp_path, partial(make, chunks_per_shard=2)).result()
+    assert (from_consolidated(store)[...] == VALUES).all()
 
 
 def test_an_open_array_that_was_removed_is_no_array_of_fill_values(

@@ -541,7 +541,8 @@ def test_positions_and_strings() -> None:
     for options in wrong:
         with pytest.raises(SpecError):
             ShardLoader(store, "x", batch_size=1, **options)
-    assert list(ShardLoader(store, "x", batch_size=1, window=(51, 1))) == []
+    for none in ({"window": (51, 1)}, {"positions": []}):
+        assert list(ShardLoader(store, "x", batch_size=1, **none)) == []
 
 
 def test_axes_of_an_unknown_array_are_refused() -> None:

@@ -13,6 +13,7 @@ A change starts another one, so a reply from before the change is never a hit af
 from __future__ import annotations
 
 import errno
+import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import TypeAlias
 
@@ -34,6 +35,9 @@ from zarr_shardstore.synchronized import synchronized
 
 _MAX_ABSENT = 65_536
 """Most cached places without an array: stray numeric keys could make any number."""
+
+_ABSENT_S = 5.0
+"""Time after which a document that was missing is read again."""
 
 _MAX_ERASED = 1024
 _MAX_KEY_TABLES = 8
@@ -61,7 +65,8 @@ class Generation:
         self.arrays: dict[Node, StoredArray] = {}
         self.states: dict[str, tuple[StoredArray, object]] = {}
         """Array, and state of the file of its document that described it, by the document's key."""
-        self.absent: dict[Node, None] = {}
+        self.absent: dict[Node, float] = {}
+        """Places without an array, and when this was seen: another process may make one."""
         self.refused: set[Node] = set()
         """Arrays that another process has replaced, until their document is read again."""
         self.key_tables: tuple[KeyTable, ...] = ()
@@ -76,7 +81,7 @@ class Generation:
             self.key_tables = ()
             return
         self.drop(node)
-        self.absent[node] = None
+        self.absent[node] = time.monotonic()
         while len(self.absent) > _MAX_ABSENT:
             self.absent.pop(next(iter(self.absent)), None)
 
@@ -86,6 +91,16 @@ class Generation:
         if self.arrays.pop(node, None) is not None:
             self.states.pop(document_key(node), None)
             self.key_tables = ()
+
+    def is_absent(self, node: Node) -> bool:
+        """Whether there was no array a moment ago."""
+        seen = self.absent.get(node)
+        return seen is not None and time.monotonic() - seen < _ABSENT_S
+
+    def forget_doubts(self) -> None:
+        """Read documents again that were missing, or those of arrays that were replaced."""
+        self.absent.clear()
+        self.refused.clear()
 
     def in_state(self, key: str, state: object) -> StoredArray | None:
         """Return the cached array, if its document had this state when it was read."""
@@ -166,7 +181,7 @@ class ArrayCache:
         found: dict[Node, CachedArray] = {}
         for node in nodes:
             array = generation.arrays.get(node)
-            if array is not None or node in generation.absent:
+            if array is not None or generation.is_absent(node):
                 found[node] = array
             elif node in generation.refused:
                 found[node] = ShardConflictError.of_replaced(node.path)

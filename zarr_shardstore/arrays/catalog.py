@@ -186,7 +186,7 @@ class Catalog:
             states: dict[Node, _State] = {}
             for node in nodes:
                 array = read.get(node) or generation.arrays.get(node)
-                is_known = array is not None or node in read or node in generation.absent
+                is_known = array is not None or node in read or generation.is_absent(node)
                 states[node] = array if is_known else "unread"
             return states
 

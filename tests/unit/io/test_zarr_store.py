@@ -25,7 +25,7 @@ from zarr_shardstore.io.backends import fsspec_store
 from zarr_shardstore.io.backends.fsspec_store import FsspecBackend
 from zarr_shardstore.io.backends.resolve import backend_of
 from zarr_shardstore.io.backends.store_traits import scope_of_store
-from zarr_shardstore.io.backends.zarr_store import ZarrBackend
+from zarr_shardstore.io.backends.zarr_store import ZarrBackend, unless_missing
 from zarr_shardstore.shards.requests import (
     Exists,
     Get,
@@ -262,3 +262,19 @@ async def test_a_listing_with_slashes_after_directories() -> None:
 
     base = Slashes(MemoryStore({"d/a": cpu.Buffer.from_bytes(b"1")}))
     assert await ZarrBackend(base).perform_async([ListDir("")]) == [["d"]]
+
+
+@pytest.mark.parametrize(
+    "cause", [ConnectionError("down"), TimeoutError(), FileNotFoundError(), None]
+)
+async def test_a_failure_that_fsspec_calls_a_missing_file(cause: Exception | None) -> None:
+    """Its web client does so for the size of a file, whatever the server has answered."""
+
+    async def size() -> int:
+        raise FileNotFoundError("x") from cause
+
+    if cause is None or isinstance(cause, FileNotFoundError):
+        assert await unless_missing(size(), None) is None
+    else:
+        with pytest.raises(type(cause)):
+            await unless_missing(size(), None)

@@ -57,6 +57,7 @@ class Samples(NamedTuple):
                 tables.append(np.minimum(np.arange(0, stop, stride), end)[:, None])
             return cls(tuple(tables))
         given = np.asarray(positions)
+        given = given.astype(np.int64) if not given.size else given  # an empty list has no type
         given = given.reshape(-1, 1) if given.ndim == 1 and len(last) == 1 else given
         if given.ndim != 2 or given.shape[1] != len(last) or given.dtype.kind not in "iu":
             given_as = f"{given.shape} of {given.dtype}"

@@ -16,7 +16,13 @@ from zarr.storage import FsspecStore
 from zarr_shardstore.errors import UnsupportedError
 from zarr_shardstore.format.ranges import ByteRange
 from zarr_shardstore.io.backends import base, store_traits
-from zarr_shardstore.io.backends.zarr_store import CHANGES, Listed, ZarrBackend, visible
+from zarr_shardstore.io.backends.zarr_store import (
+    CHANGES,
+    Listed,
+    ZarrBackend,
+    unless_missing,
+    visible,
+)
 from zarr_shardstore.shards import requests
 from zarr_shardstore.shards.requests import Found, Request
 from zarr_shardstore.synchronized import in_forked_child
@@ -148,19 +154,17 @@ class FsspecBackend(ZarrBackend):
         return await self._size(request.key) is not None
 
     async def _size(self, key: str) -> int | None:
-        with suppress(FileNotFoundError):
-            if self._has_inline_values:
-                # fsspec states the size of an inline value before it is decoded.
-                value = (await self._get_once(key, None)).value
-                return None if value is None else len(value)
-            if self._fs is not None:
-                info = await self._fs._info(self._path_of(key))
-                if info["type"] == "directory":
-                    return None
-                if info.get("size") is not None:
-                    return int(info["size"])
-            return await super()._size(key)
-        return None
+        if self._has_inline_values:
+            # fsspec states the size of an inline value before it is decoded.
+            value = (await self._get_once(key, None)).value
+            return None if value is None else len(value)
+        if self._fs is not None:
+            info = await unless_missing(self._fs._info(self._path_of(key)), None)
+            if info is None or info["type"] == "directory":
+                return None
+            if info.get("size") is not None:
+                return int(info["size"])
+        return await super()._size(key)
 
     # ------------------------------------------------------------ listings
 

@@ -233,6 +233,9 @@ class ObstoreBackend(ZarrBackend):
                 failure: Exception | None = None
                 try:
                     return await self._put(key, value, expected, write_ids)
+                except FileNotFoundError:
+                    if expected is None:  # it names no object: the bucket is missing
+                        raise
                 except _REFUSALS:
                     pass
                 except (NotImplementedError, GenericError) as error:

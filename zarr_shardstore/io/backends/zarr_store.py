@@ -140,7 +140,7 @@ class ZarrBackend(base.Backend):
     async def exists(self, request: requests.Exists) -> bool:
         if "exists" not in self.lacks:
             try:
-                return await _unless_missing(self.store.exists(request.key), False)
+                return await unless_missing(self.store.exists(request.key), False)
             except NotImplementedError:
                 self.lacks.add("exists")
         return await self._size(request.key) is not None
@@ -272,9 +272,7 @@ class ZarrBackend(base.Backend):
 
     async def _size(self, key: str) -> int | None:
         """Return the size of an object in bytes; ``None`` if there is none."""
-        size = None
-        with suppress(FileNotFoundError):
-            size = await _unless_missing(self.store.getsize(key), None)
+        size = await unless_missing(self.store.getsize(key), None)
         # icechunk returns 0 for a missing chunk, and fsspec for a directory.
         return None if size == 0 and (await self._get_once(key, None)).value is None else size
 
@@ -381,9 +379,20 @@ def visible(names: list[str]) -> list[str]:
     return [name for name in names if not is_hidden(name) and "/" not in name]
 
 
-async def _unless_missing(reply: Awaitable[T], default: T) -> T:
+async def unless_missing(reply: Awaitable[T], default: T) -> T:
+    """Return a reply, or `default` for an object that is missing.
+
+    fsspec's web client calls an object missing after any failure, which it names as the cause.
+    """
     try:
         return await reply
+    except FileNotFoundError as error:
+        cause = error.__cause__
+        is_of_web = type(cause).__module__.startswith("aiohttp")
+        is_failure = is_of_web or isinstance(cause, ConnectionError | TimeoutError)
+        if cause is not None and is_failure and getattr(cause, "status", 0) not in (404, 410):
+            raise cause from None
+        return default
     except Exception as error:
         if remedy_of(error) != "missing":
             raise
