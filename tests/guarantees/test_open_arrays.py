@@ -226,6 +226,23 @@ def test_an_array_that_was_replaced_is_opened_again_by_consolidated_metadata(
     assert (again.dtype, again[...].tolist()) == ("f2", VALUES.tolist())
 
 
+def test_rows_that_are_appended_in_a_batch_are_stored_at_once(
+    tmp_path: Path, other: Executor
+) -> None:
+    """Those of another process, which share their chunk, stay."""
+    make(tmp_path, 2, shape=(16, 16), chunks=(4, 16))
+    store = ShardingStore(tmp_path)
+    rows = VALUES[:1]
+    with store.batch():
+        store.write_array("a", np.s_[12:], VALUES[12:])
+        assert store.append_arrays({"a": rows}) == 16
+        other.submit(append, tmp_path).result()
+        z: Any = zarr.open_array(store, path="a")
+        z[17] = z[17]
+    found: Any = zarr.open_array(ShardingStore(tmp_path), path="a")[...]
+    assert np.array_equal(found, np.concatenate([VALUES, rows, VALUES]))
+
+
 def test_an_array_that_was_missing_is_opened_by_consolidated_metadata(
     tmp_path: Path, other: Executor
 ) -> None:

@@ -16,7 +16,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from reprlib import repr as short
 from typing import Any, NamedTuple
 
@@ -31,13 +31,14 @@ from zarr_shardstore.errors import SpecError, UnsupportedError
 from zarr_shardstore.format.arguments import array_path
 from zarr_shardstore.metadata.declaration import with_length
 from zarr_shardstore.metadata.documents import (
+    Node,
     dump_document,
     parse_json,
     plain_geometry,
 )
 from zarr_shardstore.shards.stack import in_shared_rounds
 from zarr_shardstore.store.direct_reads import ChunkReader, DirectArrays
-from zarr_shardstore.store.engine import documented_like
+from zarr_shardstore.store.engine import ShardingEngine, documented_like
 
 
 class _Slab(NamedTuple):
@@ -138,8 +139,9 @@ class AppendArrays(DirectArrays):
         try:
             flows = [grow(slab, lambda n: max(n, stop)) for slab in others]
             found = [reserved, *run(in_shared_rounds(flows))]
+            store = self._without_batch([slab.reader.node for slab in slabs])
             for slab, (_, document) in zip(slabs, found, strict=True):
-                self._write_rows(slab, document, start)
+                store._write_rows(slab, document, start)
             pairs = zip(slabs, found, strict=True)
             ends = {s.reader.node: (s.axis, with_length(d, s.axis, stop)) for s, (_, d) in pairs}
             run(documents.grow_copies(ends))
@@ -153,6 +155,17 @@ class AppendArrays(DirectArrays):
         self, arrays: Mapping[str, npt.ArrayLike], axis: int | str = 0
     ) -> int:
         return await asyncio.to_thread(self.append_arrays, arrays, axis)
+
+    def _without_batch(self, nodes: Iterable[Node]) -> Any:
+        """Return a store that a batch of this one does not buffer: rows are stored when the call
+        returns, and merged with the rows of other writers."""
+        engine = self._engine
+        if not engine.operations.buffer.is_active:
+            return self
+        for node in nodes:
+            engine.driver.run(engine.operations.flusher.flush_array(node))
+        itself: Any = self
+        return itself._of(ShardingEngine(self.base, engine.options), read_only=False)
 
     def _write_rows(self, slab: _Slab, document: Mapping[str, Any], start: int) -> None:
         """Write the values, as into an array whose end is the end of their last chunk or later."""
