@@ -1059,3 +1059,14 @@ def test_options_that_cannot_be(bad: dict[str, Any]) -> None:
     with pytest.raises(SpecError):
         shard_store(base, chunks_per_shard=2, **bad)
     assert base.writes == []
+
+
+def test_an_empty_directory_with_the_key_of_a_shard(tmp_path: Path) -> None:
+    """obstore leaves such directories where it removes objects."""
+    data = np.array([0, 0, 3, 4, 5, 6, 7, 8], "u1")
+    z = zarr.create_array(tmp_path, name="a", shape=(8,), chunks=(1,), dtype="u1", fill_value=0)
+    z[...] = data
+    (tmp_path / "a/c/1/0").mkdir(parents=True)
+    shard_store(tmp_path, chunks_per_shard=4)
+    np.testing.assert_array_equal(zarr.open_array(ShardingStore(tmp_path), path="a")[...], data)
+    assert sorted(path.name for path in (tmp_path / "a/c").iterdir()) == ["0", "1"]

@@ -78,7 +78,8 @@ class ServedStore:
     async def _document(self, path: str, name: str) -> bytes | None:
         if self._format is None:
             (value,) = await self._values(path, [name])
-            return None if value is None or metadata.parse_json(value) is None else value
+            doc = metadata.parse_json(value)
+            return None if doc is None or value is None else _with_public_members(doc, value)
         shown = await self._node(path)
         if not path and name == ".zmetadata" and self._format == 2 and shown:
             members = [(p, *item) for p, docs in await self._nodes() for item in docs.items()]
@@ -108,6 +109,7 @@ class ServedStore:
         groups = (key.rpartition("/") for key in contents.other_keys)
         paths = {path for path, _, name in groups if name in ("zarr.json", ".zgroup")}
         paths |= {node.path for node in contents.arrays if node.hierarchy != "draft"}
+        paths = {path for path in paths if is_public(f"{path}/zarr.json".lstrip("/"))}
 
         async def documents_of(path: str) -> tuple[str, dict[str, declarations.Document]]:
             try:
@@ -122,6 +124,13 @@ class ServedStore:
         asked = [(f"{path}/{name}".lstrip("/"), None) for name in names]
         found = await self.store.get_partial_values(default_buffer_prototype(), asked)
         return [None if value is None else value.to_bytes() for value in found]
+
+
+def _with_public_members(doc: declarations.Document, value: bytes) -> bytes:
+    """Return a document, its consolidated metadata without nodes whose chunks are not served."""
+    name = "" if "zarr_consolidated_format" in doc else "/zarr.json"
+    hidden = {each: None for each in metadata.all_members(doc) if not is_public(each + name)}
+    return metadata.dump_document(metadata.with_members(doc, hidden)) if hidden else value
 
 
 def is_public(key: str) -> bool:

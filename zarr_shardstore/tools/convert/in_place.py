@@ -328,6 +328,7 @@ def _finish(base: BaseStoreHandle, manifest: Manifest, step: OnStep = lambda *_:
             n_beyond += len(beyond)
             step("old objects removed", len(keys))
         manifest = manifest.at_state(base, "moving")
+    base.backend.tidy(manifest.prefix)  # an empty directory may have the key of a shard
     cut = len(manifest.values_prefix)
     for keys in manifest.keys_below(base, manifest.values_prefix):
         base.perform([requests.Move(key, manifest.prefix + key[cut:]) for key in keys])
