@@ -61,6 +61,8 @@ class BufferedShard:
     """Updates that no commit has taken yet."""
     snapshot: dict[int, NewState] = field(default_factory=dict)
     """Updates that a commit is storing; they are read until it has ended."""
+    joined: frozenset[int] = frozenset()
+    """Entries that other updates in that commit change after the snapshot."""
     nbytes: int = 0
     """Memory of `updates`, in bytes."""
     error: Exception | None = None
@@ -84,7 +86,10 @@ class BufferedShard:
         for i, update in updates:
             old: Bytes | None = None
             if not replaces_value(update):
-                before = new.get(i) or self.find(i)
+                before = new.get(i) or self.updates.get(i)
+                if before is None and i in self.joined:
+                    return None
+                before = before or self.snapshot.get(i)
                 if before is None and i not in stored:
                     return None
                 old = stored[i] if before is None else getattr(before, "value", None)
@@ -181,15 +186,19 @@ class WriteBuffer:
     # -------------------------------------------------------------- commits
 
     @_synchronized
-    def take(self, shard: ShardRef) -> BufferedShard | None:
+    def take(
+        self, shard: ShardRef, groups: Sequence[Sequence[EntryUpdate]] = ()
+    ) -> BufferedShard | None:
         """Make a snapshot of the updates of a locked shard, for a commit, which calls `end_commit`.
 
-        It includes the snapshot of a commit that was cut off.
+        The commit stores groups of other updates after it. The snapshot includes the snapshot of a
+        commit that was cut off.
         """
         buffered = self._shard_like(shard)
         if buffered is None:
             return None
         buffered.snapshot = buffered.snapshot | buffered.updates
+        buffered.joined = frozenset(i for group in groups for i, _ in group)
         self._clear_updates(buffered)
         return buffered
 
@@ -201,6 +210,7 @@ class WriteBuffer:
         if error is not None and is_buffered:
             older = {i: u for i, u in buffered.snapshot.items() if i not in buffered.updates}
             self._add(buffered, older)
+        buffered.joined = frozenset()
         buffered.snapshot = {}  # last: an interrupt before loses no value
         if is_buffered and not buffered.updates:
             del self._shards[buffered.shard.key]
@@ -351,7 +361,7 @@ def commit_with_buffered(
         groups = groups[len(waiting) :]
         if not groups:
             return waiting
-    buffered = buffer.take(shard) if buffer.is_active else None
+    buffered = buffer.take(shard, groups) if buffer.is_active else None
     if buffered is None:
         done = (yield from commit(shard, groups)) if any(groups) else [None] * len(groups)
         return [*waiting, *done]

@@ -207,6 +207,19 @@ def test_the_largest_are_due_until_the_rest_fits() -> None:
     assert buffer.due() == []
 
 
+def test_a_part_that_follows_an_update_beside_the_snapshot_waits_for_its_commit() -> None:
+    """The commit of a block that has ended stores both; the part needs the newer value."""
+    buffer, shard = open_buffer(), shard_of()
+    put(buffer, set_entry(0, b"old"), set_entry(1, b"one"))
+    taken = buffer.take(shard, [[patch_entry(0, ((0, b"n"),))]])
+    assert taken is not None
+    assert not buffer.put(shard, [patch_entry(0, ((2, b"w"),))], {0: b"old"})
+    assert buffer.put(shard, [patch_entry(1, ((0, b"O"),))])
+    buffer.end_commit(taken)
+    assert buffer.put(shard, [patch_entry(0, ((2, b"w"),))], {0: b"nld"})
+    assert values(buffer) == {0: b"nlw", 1: b"One"}
+
+
 def test_what_was_dropped_is_not_restored() -> None:
     """The commit that had taken it fails after the last block has ended."""
     buffer = open_buffer()
