@@ -66,7 +66,8 @@ class Generation:
         self.states: dict[str, tuple[StoredArray, object]] = {}
         """Array, and state of the file of its document that described it, by the document's key."""
         self.absent: dict[Node, float] = {}
-        """Places without an array, and when this was seen: another process may make one."""
+        """Places without an array, and when they are looked at again: another process may make
+        one."""
         self.refused: set[Node] = set()
         """Arrays that another process has replaced, until their document is read again."""
         self.key_tables: tuple[KeyTable, ...] = ()
@@ -81,7 +82,7 @@ class Generation:
             self.key_tables = ()
             return
         self.drop(node)
-        self.absent[node] = time.monotonic()
+        self.absent[node] = time.monotonic() + _ABSENT_S
         while len(self.absent) > _MAX_ABSENT:
             self.absent.pop(next(iter(self.absent)), None)
 
@@ -91,11 +92,6 @@ class Generation:
         if self.arrays.pop(node, None) is not None:
             self.states.pop(document_key(node), None)
             self.key_tables = ()
-
-    def is_absent(self, node: Node) -> bool:
-        """Whether there was no array a moment ago."""
-        seen = self.absent.get(node)
-        return seen is not None and time.monotonic() - seen < _ABSENT_S
 
     def forget_doubts(self) -> None:
         """Read documents again that were missing, or those of arrays that were replaced."""
@@ -181,7 +177,7 @@ class ArrayCache:
         found: dict[Node, CachedArray] = {}
         for node in nodes:
             array = generation.arrays.get(node)
-            if array is not None or generation.is_absent(node):
+            if array is not None or generation.absent.get(node, 0.0) > time.monotonic():
                 found[node] = array
             elif node in generation.refused:
                 found[node] = ShardConflictError.of_replaced(node.path)

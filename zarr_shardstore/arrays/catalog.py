@@ -8,6 +8,7 @@ be a chunk of its array. No directory is listed.
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, Literal, NamedTuple, TypeAlias
@@ -186,7 +187,8 @@ class Catalog:
             states: dict[Node, _State] = {}
             for node in nodes:
                 array = read.get(node) or generation.arrays.get(node)
-                is_known = array is not None or node in read or generation.is_absent(node)
+                is_absent = generation.absent.get(node, 0.0) > time.monotonic()
+                is_known = array is not None or node in read or is_absent
                 states[node] = array if is_known else "unread"
             return states
 

@@ -394,7 +394,7 @@ class _Optimistic(base.Backend):
         self._backend = backend
         self._expected: dict[str, Version | None] = {}
         self._values: dict[str, Any] = {}
-        """Whole values that were read."""
+        """Whole values that were read, unless they are large: a shard without entries is not."""
 
     def scope(self, key: str) -> Hashable:
         return self._backend.scope(key)
@@ -422,7 +422,7 @@ class _Optimistic(base.Backend):
         match request:
             case requests.Get(key, byte_range):
                 self._expect(key, reply, is_there=reply.value is not None)
-                if byte_range is None:
+                if byte_range is None and len(reply.value or b"") <= _ONE_PART_NBYTES:
                     self._values[key] = reply.value
             case requests.GetIndex():
                 is_there = reply.decoded is not None or reply.damage is not None
