@@ -307,6 +307,18 @@ def test_a_write_keeps_the_files(write: Callable[[Any], None], link: Link, tmp_p
     assert [path.read_bytes() for path in paths] == originals
 
 
+@pytest.mark.parametrize("link", LINKS)
+def test_compaction_leaves_unchanged_files(link: Link, tmp_path: Path) -> None:
+    """A link stays one, and the adoption can be undone."""
+    paths, _ = mosaic(tmp_path)
+    dest = tmp_path / "m.zarr"
+    adopt(paths, dest, link=link)
+    before = [path.lstat().st_ino for path in sorted(dest.rglob("0"))]
+    ShardingStore(dest).compact_sync()
+    assert [path.lstat().st_ino for path in sorted(dest.rglob("0"))] == before
+    undo_adoption(dest)
+
+
 def test_a_resize_keeps_the_note_and_grows_behind_the_files(tmp_path: Path) -> None:
     """New shards are as any other; those of files are still adopted."""
     paths, values = mosaic(tmp_path)

@@ -10,9 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import obstore
 import pytest
 import zarr
 from zarr.errors import ContainsArrayError
+from zarr.storage import ObjectStore
 
 from tests.support.bases import OtherMapping
 from tests.support.kit import objects_of
@@ -198,6 +200,24 @@ def test_attributes_that_put_an_older_end_back(tmp_path: Path) -> None:
     assert zarr.open_array(store, path="g/run").attrs["end"] == "12:00"
 
 
+@pytest.mark.parametrize(
+    "make", [dict, zarr.storage.MemoryStore, lambda: ObjectStore(obstore.store.MemoryStore())]
+)
+def test_an_older_end_that_no_lock_keeps_out_is_named(make: Callable[[], Any]) -> None:
+    """The end of the writer raises. A resize brings the frames back, which are still stored."""
+    store = ShardingStore(make(), 2)
+    writer = store.append_frames("run", frames(0, 3), **NEVER)
+    writer.flush()
+    z = zarr.open_array(store, path="run")
+    writer.extend(frames(3, 5))
+    writer.flush()
+    z.attrs["end"] = "12:00"
+    with pytest.raises(ShardConflictError, match="has 3 frames, 5 were durable"):
+        writer.close()
+    z.resize((5, *SHAPE))
+    np.testing.assert_array_equal(zarr.open_array(store, path="run")[:], frames(0, 5))
+
+
 def test_the_end_tells_what_is_lost() -> None:
     """If the store does not take the rest; another writer continues after it."""
     base = Failing()
@@ -208,7 +228,7 @@ def test_the_end_tells_what_is_lost() -> None:
     base.fails = lambda key: True
     with pytest.raises(OSError, match="disk is full") as raised:
         writer.close()
-    assert raised.value.__notes__ == ["2 frames behind the first 3 are lost"]
+    assert raised.value.__notes__ == ["2 frames after the first 3 are lost"]
     base.fails = lambda key: False
     writer.close()
     with store.append_frames("g/run") as continued:

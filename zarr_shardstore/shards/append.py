@@ -86,14 +86,16 @@ def seal_shard(
     shard: ShardRef, *, order: EntryOrder, max_dead_share: float = MAX_DEAD_SHARE
 ) -> Flow[None]:
     """Remove the gap and the journal of a locked shard; compact it if too much of it is dead."""
-    writer = yield from _open(shard)
+    writer = yield from _open(shard, to_seal=True)
     if writer is not None:
         yield from _seal(writer, order, max_dead_share)
 
 
-def _open(shard: ShardRef, data_end: int | None = None) -> Flow[ShardWriter | None]:
+def _open(
+    shard: ShardRef, data_end: int | None = None, *, to_seal: bool = False
+) -> Flow[ShardWriter | None]:
     try:
-        (writer,) = yield [requests.OpenShard(shard, data_end)]
+        (writer,) = yield [requests.OpenShard(shard, data_end, to_seal)]
     except IndexDamageError as damage:
         raise corrupt(shard, damage, _NOTHING_WRITTEN) from damage
     return writer  # type: ignore[no-any-return]

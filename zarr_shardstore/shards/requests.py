@@ -167,6 +167,8 @@ class OpenShard(NamedTuple):
 
     shard: ShardRef
     data_end: int | None = None
+    to_seal: bool = False
+    """Leave an adopted file that is a link, and so unchanged, unopened: the reply is ``None``."""
 
 
 class ChangeShard(NamedTuple):

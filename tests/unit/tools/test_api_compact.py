@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import h5py
 import numpy as np
 import pytest
 
 from tests.tools.test_destinations import EXPECTED, STORES, WORKS, tree, values_in
 from zarr_shardstore.errors import ShardStoreError
+from zarr_shardstore.interop.adopt.adopt import adopt
 from zarr_shardstore.tools.convert.api import compact_store
 
 
@@ -26,3 +28,12 @@ def test_each_store_is_compacted_or_refused(store: str, tmp_path: Path) -> None:
         compact_store(base)
     assert isinstance(caught.value, ShardStoreError)
     assert tree(tmp_path) == before
+
+
+def test_a_dry_run_counts_no_byte_of_an_adopted_file(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file["x"] = np.arange(100)
+    adopt([tmp_path / "a.h5"], tmp_path / "m.zarr", dataset="x")
+    for dry_run in (True, False):
+        report = compact_store(tmp_path / "m.zarr", dry_run=dry_run)
+        assert (report.n_shards, report.n_compacted) == (1, 0)

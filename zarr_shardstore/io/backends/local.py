@@ -208,7 +208,7 @@ class LocalBackend(base.BlockingBackend):
     def open_shard(self, request: requests.OpenShard, _: base.OpenFiles) -> ShardWriter | None:
         file = open_shards.files[self.real_root + request.shard.key]
         file.owner = self
-        return file.open(request.shard, request.data_end)
+        return file.open(*request)
 
     def change_shard(self, request: requests.ChangeShard, opened: base.OpenFiles) -> None:
         file = open_shards.files[self.real_root + request.key]

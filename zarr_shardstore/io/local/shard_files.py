@@ -128,11 +128,15 @@ class ShardFile:
         left = self._left if self._fd is None else state_of(self._fd)
         return left is not None and state_of(self.path) == left
 
-    def open(self, shard: ShardRef, data_end: int | None = None) -> ShardWriter | None:
+    def open(
+        self, shard: ShardRef, data_end: int | None = None, to_seal: bool = False
+    ) -> ShardWriter | None:
         """Return the writer of the shard as it is, see the request `OpenShard`."""
         try:
             status = os.lstat(self.path)
             if _is_shared(status):
+                if to_seal and shard.is_adopted and not self.has_journal:
+                    return None
                 self.close()
                 _separate(self.path)
             writer = self._writer

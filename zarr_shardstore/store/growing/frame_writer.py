@@ -132,12 +132,15 @@ class FrameWriter:
     def close(self) -> None:
         """Flush, seal the shards, and let other writers append; a second call has no effect."""
         self._thread.close()
-        if not self._array.close(self._buffer.n_durable):
-            return
-        if (error := self._thread.error) is not None:
-            n_durable = self._buffer.n_durable
+        n_durable, error = self._buffer.n_durable, self._thread.error
+        try:
+            if not self._array.close(n_durable):
+                return
+        except Exception as found:
+            error = error or found
+        if error is not None:
             n_lost = self._buffer.end - n_durable
-            error.add_note(f"{n_lost} frames behind the first {n_durable} are lost")
+            error.add_note(f"{n_lost} frames after the first {n_durable} are lost")
             raise error
 
     def __enter__(self) -> Self:

@@ -75,9 +75,11 @@ class GrowingArray:
         if growing.get(self._scope) is not self:
             return False
         try:
+            # A program that set attributes may have put an older end back.
             if self._array is not None and self._lock is not None:
-                # A program that set attributes has put an older end back.
                 self._move_end(n_durable, n_durable)
+            elif self._array is not None:
+                self._check(n_durable)
             self._private.flush_sync()
         finally:
             self._release()
@@ -152,8 +154,7 @@ class GrowingArray:
         """Store frames after the end, and then move the end after them."""
         assert self._array is not None
         if self._engine.driver.backend.mode != "async":  # before frames of others are overwritten
-            (found,) = self._engine.driver.run(read_documents([self._document_key]))
-            self._check_end(found.value, n_durable)
+            self._check(n_durable)
         stop = n_durable + len(frames)
         metadata = self._array.metadata.update_shape((stop, *frames.shape[1:]))
         grown = AsyncArray(metadata, self._array.store_path, self._array.config)
@@ -175,6 +176,10 @@ class GrowingArray:
         finally:
             invalidate_documents()
         self._tried = {n_frames}
+
+    def _check(self, n_durable: int) -> None:
+        (found,) = self._engine.driver.run(read_documents([self._document_key]))
+        self._check_end(found.value, n_durable)
 
     def _check_end(self, stored: bytes | memoryview | None, n_durable: int) -> Any:
         """Return the parsed document, or raise `ShardConflictError` if others have changed it."""
