@@ -24,6 +24,7 @@ from zarr_shardstore.interop.loader.frameworks import (
 )
 from zarr_shardstore.interop.loader.order import Draw, Ints, Samples, Share, Shuffle
 from zarr_shardstore.interop.loader.plan import (
+    GAPS_NBYTES,
     LOCAL_UNIT_NBYTES,
     UNIT_NBYTES,
     LoaderPlan,
@@ -327,7 +328,7 @@ def _limits(
     """Divide the memory: decoders, units under way, batches at the ends of a group, pool."""
     chunk_nbytes = max(source.chunk_nbytes for source in sources)
     decoders = 2 * n_threads * max(PIECE_NBYTES, chunk_nbytes)
-    shared = 2 * (3 * UNIT_NBYTES + 2 * chunk_nbytes) + 2 * batch_nbytes
+    shared = 2 * (3 * GAPS_NBYTES + 2 * chunk_nbytes) + 2 * batch_nbytes
     least = decoders + shared
     if pool is None:  # threads do not change it, and no chunk is read for each of its samples
         pool = min((prefetch - shared) // 3, prefetch - least)

@@ -19,8 +19,11 @@ import numpy.typing as npt
 from zarr_shardstore.access import box_grids
 from zarr_shardstore.interop.loader.order import Ints, cut
 
-UNIT_NBYTES = 4 * 1024 * 1024
-"""Decoded size of a unit over a network: 64 at a time fill a connection of 10 Gbit/s."""
+UNIT_NBYTES = 8 * 1024 * 1024
+"""Decoded size of a unit over a network: 32 at a time fill a connection of 10 Gbit/s."""
+
+GAPS_NBYTES = 4 * 1024 * 1024
+"""Memory for the bytes between the chunks of a unit, which a read takes along."""
 
 LOCAL_UNIT_NBYTES = 2 * 1024 * 1024
 """Decoded size of a unit of local files: it is decoded while it is in the cache of the core."""
@@ -297,7 +300,7 @@ class Geometry:
     def reserved_nbytes(self, unit: Unit) -> int:
         """Return a bound of the encoded bytes of a unit, with the gaps that are read along."""
         nbytes = unit.n_chunks * (self.chunk_nbytes + _ENTRY_NBYTES)
-        return nbytes + max(nbytes, UNIT_NBYTES)
+        return nbytes + max(nbytes, GAPS_NBYTES)
 
 
 class LoaderPlan(NamedTuple):
