@@ -43,18 +43,18 @@ def test_each_name_in_the_page_exists() -> None:
 
 
 ROOMS = {
-    "core": 21_990,
+    "core": 21_996,
     "core/format": 1_685,
     "core/metadata": 1_211,
     "core/shards": 2_484,
     "core/arrays": 1_820,
     "core/operations": 2_442,
     "core/io": 6_143,
-    "core/zarr_hooks": 1_952,
+    "core/zarr_hooks": 1_958,
     "core/store": 3_717,  # 86 lines read entries for the loader
     "tools": 9_413,  # 190 lines estimate what a conversion costs, 100 convert a part of a store
     "cli": 1_328,  # 100 lines: first screen, exit codes, tables of groups, estimates as text
-    "interop": 6_227,  # 1,380 lines are the loader
+    "interop": 6_231,  # 1,380 lines are the loader
 }
 """Lines that each room may have. The core is what is neither `tools`, `cli` nor `interop`."""
 

@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import zstandard
 from numcodecs.compat import ensure_bytes, ensure_ndarray_like
+from numpy.lib.stride_tricks import as_strided
 from zarr.abc.codec import ArrayArrayCodec, BytesBytesCodec, Codec
 from zarr.codecs import BloscCodec, BytesCodec, GzipCodec, ZstdCodec
 from zarr.core.array_spec import ArraySpec
@@ -35,6 +36,9 @@ far more memory, and making them is a small part of their time."""
 
 _SHORTEST_FRAME = 9
 """Bytes of a zstd frame of nothing."""
+
+_HEAD_NBYTES = 21
+"""Most bytes of the headers of a zstd frame and of its first block."""
 
 _BLOSC_HEADER_NBYTES = 16
 
@@ -94,34 +98,36 @@ def _blosc_decompress(value: Any) -> Any:
     return _numcodecs_blosc.decode(value)
 
 
-def _zstd_decompress_all(values: Sequence[bytes | memoryview], nbytes: int) -> bytes | None:
+def _zstd_decompress_all(values: Sequence[bytes | memoryview], nbytes: int) -> Any:
     """Return the bytes of frames that have `nbytes` each and are one block, or ``None``.
 
     One call decompresses all without the lock of the interpreter. It ignores bytes after a frame,
     so the ends of all frames are computed first (RFC 8878, "Frames").
     """
-    data = b"".join(values)
-    sizes = np.fromiter(map(len, values), np.uint64, len(values))
-    segments = np.stack([np.cumsum(sizes) - sizes, sizes], axis=1)
-    if not _are_one_block(np.frombuffer(data, np.uint8), segments.astype(np.int64)):
+    if not _are_one_block(values):
         return None
     try:
         found: Any = _zstd.decompressor.multi_decompress_to_buffer(
-            zstandard.BufferWithSegments(data, segments.tobytes()),
+            list(values),
             decompressed_sizes=np.full(len(values), nbytes, np.uint64).tobytes(),
             threads=1,
         )
     except zstandard.ZstdError:
         return None
+    if found[len(values) - 1].offset == (len(values) - 1) * nbytes:  # of its buffer: there is one
+        first = np.frombuffer(found[0], np.uint8)
+        return as_strided(first, (len(values) * nbytes,), writeable=False)
     return b"".join(map(found.__getitem__, range(len(values))))
 
 
-def _are_one_block(data: npt.NDArray[np.uint8], segments: npt.NDArray[np.int64]) -> bool:
-    """Whether each segment is exactly one zstd frame of one block."""
-    starts, sizes = segments.T
+def _are_one_block(values: Sequence[bytes | memoryview]) -> bool:
+    """Whether each value is exactly one zstd frame of one block."""
+    data = np.frombuffer(b"".join([value[:_HEAD_NBYTES] for value in values]), np.uint8)
     if len(data) < _SHORTEST_FRAME:
         return False
-    last = len(data) - 3
+    sizes = np.fromiter(map(len, values), np.int64, len(values))
+    n_each = np.minimum(sizes, _HEAD_NBYTES)
+    starts, last = np.cumsum(n_each) - n_each, len(data) - 3
     flags = data[np.minimum(starts + 4, last)]
     is_single = flags >> 5 & 1
     n_size_bytes = np.where(flags >> 6, 1 << (flags >> 6), is_single)
@@ -163,7 +169,7 @@ class PlainCodec(NamedTuple):
     ) -> npt.NDArray[Any] | None:
         """Return many chunks as one array; ``None`` if they must be decoded one by one."""
         nbytes = math.prod(shape) * self.dtype.itemsize
-        data: bytes | None = None
+        data: Any = None
         if self.decompress is zstd_decompress and _HAS_JOINT_CALLS:
             data = _zstd_decompress_all(values, nbytes)
         else:
