@@ -52,7 +52,7 @@ ROOMS = {
     "core/io": 6_143,
     "core/zarr_hooks": 1_958,
     "core/store": 3_717,  # 86 lines read entries for the loader
-    "tools": 9_413,  # 190 lines estimate what a conversion costs, 100 convert a part of a store
+    "tools": 9_415,  # 190 lines estimate what a conversion costs, 100 convert a part of a store
     "cli": 1_328,  # 100 lines: first screen, exit codes, tables of groups, estimates as text
     "interop": 6_231,  # 1,380 lines are the loader
 }

@@ -278,10 +278,17 @@ def test_processes_convert_it_elsewhere(tmp_path: Path) -> None:
     assert_native({path.relative_to(root).as_posix(): path.read_bytes() for path in files})
 
 
-def test_the_way_back_from_a_conversion_in_place() -> None:
+@pytest.mark.parametrize("of_xarray", [False, True])
+def test_the_way_back_from_a_conversion_in_place(of_xarray: bool) -> None:
     """The report names it. `unshard` and `from_native` give OME-Zarr 0.4 with the same chunks, fill
-    values and attributes."""
+    values and attributes, also the names of dimensions that xarray has written."""
     start = make({})
+    if of_xarray:
+        for path in LEVELS:
+            start[f"{path}/.zattrs"] = b'{"_ARRAY_DIMENSIONS": ["y", "x"], "note": 1}'
+            doc = json.loads(start[f"{path}/.zarray"])
+            start[f"{path}/.zarray"] = json.dumps({**doc, "fill_value": None}).encode()
+        zarr.consolidate_metadata(wrap(start), zarr_format=2)
     base = dict(start)
     report = shard(base, ome=True)
     (note,) = [note for note in report.notes if "the way back" in note]

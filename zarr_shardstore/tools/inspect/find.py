@@ -106,7 +106,7 @@ def select_paths(nodes: Collection[str], paths: Iterable[str] | str | None) -> s
         found = {n for n in nodes if any(policies.matches(at, pattern) for at in lineage(n))}
         if not found:
             there = quoted(sorted(nodes))
-            raise SpecError(f"no array has the path {pattern!r}, and no group; there are {there}")
+            raise SpecError(f"no array has the path {pattern!r}, or is below it; there are {there}")
         selected |= found
     return selected
 

@@ -192,10 +192,9 @@ def from_native(
     With ``zarr_format=3``, arrays of the ``sharding_indexed`` codec are declared by
     ``storage_transformers``, and every other reader refuses them. With ``zarr_format=2``, groups
     and arrays of v3 get v2 documents, with our marker where they are sharded; their chunk keys
-    must be v2's already. With `ome` OME-Zarr 0.5 attributes become 0.4 there, and arrays have no
-    dimension names that are those of the axes.
-
-    `to_native` has the parameters, errors and notes.
+    must be v2's already. With `ome` OME-Zarr 0.5 attributes become 0.4 there. Arrays then have no
+    dimension names that are those of the axes, unless xarray wrote them. `to_native` has the
+    parameters, errors and notes.
     """
     if zarr_format not in (2, 3):
         raise SpecError(f"zarr_format is 2 or 3, got {zarr_format!r}")
@@ -344,8 +343,9 @@ class DocumentChange:
             if array is None or not _is_array(array):
                 continue
             if not names_them:
-                is_masked = "_FillValue" in document_members.attributes_of(array)
-                if array.get("dimension_names") == names and not is_masked:
+                attributes = document_members.attributes_of(array)
+                of_xarray = "_FillValue" in attributes or translate.NAMES in attributes
+                if array.get("dimension_names") == names and not of_xarray:
                     node["zarr.json"] = {k: v for k, v in array.items() if k != "dimension_names"}
                 continue
             if len(names) != len(array["shape"]) or array.get("dimension_names", names) != names:
@@ -404,6 +404,8 @@ def _make_native(before: Node, after: Node, ome: bool) -> str | None:
         reason = "declared by the codec" if is_changed else "native already"
     if v2 is not None:
         made = _native(translate.v3_of_v2(*v2), ome)
+        if ome and _is_array(made) and translate.NAMES in v2[1]:  # the way back leaves attributes
+            made["attributes"] = {**made["attributes"], translate.NAMES: v2[1][translate.NAMES]}
         _check_same(after.setdefault("zarr.json", made), made)
     elif stored is None or not _has_all(after["zarr.json"], before.get(".zattrs"), ome):
         return reason

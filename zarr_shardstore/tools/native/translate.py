@@ -49,7 +49,7 @@ ZarrFormat = Literal[2, 3]
 _OF_CHUNKS = {"shape", "chunks", "dtype", "compressor", "fill_value", "order", "filters"}
 _V2_MEMBERS = {"zarr_format", "dimension_separator"} | _OF_CHUNKS
 _OBJECT = "|O"
-_NAMES = "_ARRAY_DIMENSIONS"
+NAMES = "_ARRAY_DIMENSIONS"
 _MASKED = "_FillValue"
 
 _OME_IMAGES = ("multiscales", "omero", "labels", "image-label", "bioformats2raw.layout", "series")
@@ -191,10 +191,10 @@ def to_dimension_names(
     attributes: Mapping[str, Any], ndim: int, fill_value: Any, data_type: data_types.DataType | None
 ) -> tuple[Document, list[str] | None]:
     """Return attributes and dimension names of a v3 array, from the attributes of v2."""
-    names = attributes.get(_NAMES)
+    names = attributes.get(NAMES)
     if names is None or not _are_names(names) or len(names) != ndim:
         return dict(attributes), None
-    changed = {k: v for k, v in attributes.items() if k != _NAMES}
+    changed = {k: v for k, v in attributes.items() if k != NAMES}
     masked = _masked(fill_value, data_type)
     if masked is not None and not _is_text(data_type):
         changed.setdefault(_MASKED, masked)
@@ -214,12 +214,12 @@ def to_attributes(
     """
     if names is None or (names and isinstance(names, list) and all(n is None for n in names)):
         return dict(attributes), fill_value
-    if not _are_names(names) or attributes.get(_NAMES, names) != names:
+    if not _are_names(names) or attributes.get(NAMES, names) != names:
         raise UnsupportedError(
             f"the dimension names {names!r} cannot be an attribute of v2: name all dimensions or "
             "none, or stay with v3"
         )
-    changed = {**attributes, _NAMES: list(names)}
+    changed = {**attributes, NAMES: list(names)}
     if _MASKED in changed:
         if changed.pop(_MASKED) != _masked(fill_value, data_type):
             raise UnsupportedError(
