@@ -149,7 +149,7 @@ class Operations:
             layouts = [chunk.shard.layout for chunk in chunks]
             documents |= {layout.document_key: layout for layout in layouts}
             pairs = zip(keys, owners, values, strict=True)
-            others = [k for k, o, v in pairs if v is None or isinstance(o, TransformedKey)]
+            others = [k for k, o, v in pairs if v is None or not isinstance(o, ChunkRef)]
             yield from self.arrays.confirm({**self.catalog.documents_above(others), **documents})
         return values
 
@@ -203,8 +203,7 @@ class Operations:
     def exists(self, key: str) -> Flow[bool]:
         """Whether there is a value; for a chunk, by one read of its shard's index."""
         check_key(key)
-        (owner,) = yield from self._owners([key], are_values=False)
-        (reply,) = yield from self._perform([(requests.Exists(key), owner)])
+        (reply,) = yield from self._look_at([requests.Exists(key)])
         return bool(reply)
 
     def get_sizes(self, keys: Sequence[str]) -> Flow[list[int | None]]:
@@ -216,28 +215,33 @@ class Operations:
             check_key(key)
         documents = [key for key in keys if is_document(key)]
         others = [requests.GetSize(key) for key in keys if not is_document(key)]
-        sizes: dict[str, int | None] = {}
-        if documents:
-            values = yield from self.get_many([(key, None) for key in documents])
-            sizes = {k: v if v is None else len(v) for k, v in zip(documents, values, strict=True)}
+        values = (yield from self.get_many([(k, None) for k in documents])) if documents else []
+        pairs = zip(documents, values, strict=True)
+        sizes = {key: None if value is None else len(value) for key, value in pairs}
         if others:
-            asked = [request.key for request in others]
-            owners = yield from self._owners(asked, are_values=False)
-            replies = yield from self._perform(list(zip(others, owners, strict=True)))
-            sizes |= zip(asked, replies, strict=True)
+            replies = yield from self._look_at(others)
+            sizes |= zip([request.key for request in others], replies, strict=True)
         return [sizes[key] for key in keys]
+
+    def _look_at(self, asked: Sequence[requests.Exists | requests.GetSize]) -> Flow[list[Any]]:
+        keys = [request.key for request in asked]
+        owners = yield from self._owners(keys, are_values=False)
+        try:
+            replies = yield from self._perform(list(zip(asked, owners, strict=True)))
+        except CorruptShardError:  # as in `get_many`
+            yield from self._confirm_arrays(keys)
+            raise
+        yield from self._confirm_arrays(keys)
+        return replies
 
     def get_total_size(self, prefix: str) -> Flow[int]:
         """Return the sum of the sizes of all values whose key starts with `prefix`, in bytes."""
         total = 0
         stream = yield from self.listing.stream(prefix)
         while stream.has_more:
-            unknown = []
-            for key, size in (yield from stream.next_round()).sizes():
-                if size is None:
-                    unknown.append(key)
-                total += size or 0
-            total += sum(size or 0 for size in (yield from self.get_sizes(unknown)))
+            found = dict((yield from stream.next_round()).sizes())
+            others = yield from self.get_sizes([k for k, size in found.items() if size is None])
+            total += sum(size or 0 for size in (*found.values(), *others))
         raise_first(stream.errors)
         return total
 
