@@ -10,6 +10,7 @@ import os
 import shutil
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -23,6 +24,7 @@ import pytest
 import tensorstore as ts
 import tifffile
 import zarr
+from zarr.core.sync import sync
 
 from tests.support.kit import lock_shard
 from zarr_shardstore import (
@@ -351,6 +353,43 @@ def test_what_would_destroy_a_file_is_refused(tmp_path: Path) -> None:
     (action,) = repair_store(check_store(dest), dry_run=False).actions
     assert (action.did, "undo the adoption" in action.message) == ("left", True)
     assert {path: path.read_bytes() for path in dest.rglob("*") if path.is_file()} == before
+
+
+@pytest.mark.parametrize("link", LINKS)
+@pytest.mark.parametrize("prefix", ["", "m", "m/c"])
+def test_an_array_of_files_is_not_removed_with_them(
+    prefix: str, link: Link, tmp_path: Path
+) -> None:
+    """Nor is it overwritten, or the directory of its chunks erased, before the adoption is undone.
+    Copies may go."""
+    paths, _ = mosaic(tmp_path)
+    adopt(paths, tmp_path / "s" / "m", link=link)
+    store = ShardingStore(tmp_path / "s")
+    before = sorted((tmp_path / "s").rglob("*"))
+    removals: list[Callable[[], Any]] = [
+        lambda: sync(store.delete_dir(prefix)),
+        lambda: write_over(store, prefix[:1]),
+    ]
+    for remove in removals:
+        with nullcontext() if link == "copy" else pytest.raises(UnsupportedError, match="undo the"):
+            remove()
+        assert link == "copy" or sorted((tmp_path / "s").rglob("*")) == before
+    if link != "copy":
+        undo_adoption(tmp_path / "s" / "m")
+    assert all(path.exists() for path in paths)
+
+
+def write_over(store: ShardingStore, path: str) -> None:
+    zarr.create_array(store, name=path or None, shape=4, dtype="u1", overwrite=True)
+
+
+def test_the_end_of_an_adoption_names_files_that_are_gone(tmp_path: Path) -> None:
+    paths, _ = mosaic(tmp_path)
+    adopt(paths, tmp_path / "m.zarr", link="move")
+    (tmp_path / "m.zarr" / "c" / "1" / "0").unlink()
+    with pytest.raises(ShardConflictError, match=f"{paths[1].name}' is gone"):
+        undo_adoption(tmp_path / "m.zarr")
+    assert [path.exists() for path in paths] == [True, False, True]
 
 
 def test_a_conversion_into_another_store_is_free_of_the_files(tmp_path: Path) -> None:

@@ -748,6 +748,27 @@ def test_references_of_kerchunk(way: str, small: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.filterwarnings("ignore")
+def test_a_parquet_file_that_was_cut_off_is_no_missing_chunks(small: Path, tmp_path: Path) -> None:
+    pytest.importorskip("fastparquet")
+    from kerchunk.df import refs_to_dataframe
+
+    refs_to_dataframe(references_of(small), str(tmp_path / "refs.parq"), record_size=1000)
+    (part,) = (tmp_path / "refs.parq/g/z").glob("*.parq")
+    whole = part.read_bytes()
+    for n in (len(whole) - 1, len(whole) // 2, 5):
+        part.write_bytes(whole[:n])
+        with pytest.raises(SpecError, match=r"Parquet file with 'g/z/0\.0' is damaged"):
+            import_store(str(tmp_path / "refs.parq"), tmp_path / "i.zarr")
+
+
+def test_references_that_are_generated_are_refused() -> None:
+    """fsspec would leave them out."""
+    gen = [{"key": "r/{{i}}", "url": "a.bin", "dimensions": {"i": {"stop": 4}}}]
+    with pytest.raises(UnsupportedError, match="'gen'"):
+        import_store({"version": 1, "refs": {".zgroup": '{"zarr_format":2}'}, "gen": gen}, {})
+
+
+@pytest.mark.filterwarnings("ignore")
 def test_a_virtual_dataset_and_an_icechunk_repository(small: Path, tmp_path: Path) -> None:
     """Of VirtualiZarr; with the chunks in the file, in icechunk too."""
     vz = pytest.importorskip("virtualizarr")

@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
-from pathlib import Path
 from typing import Any, TypeAlias
 
 import typer
@@ -137,18 +136,11 @@ def parse_region(text: str | None) -> tuple[slice, ...] | None:
 
 def check_source(store: str) -> str:
     """Refuse a missing local store, which would open as an empty one."""
-    path = _local_path(store)
+    path = resolve.local_path(store)
     if path is not None and not path.is_dir() and not zipfile.is_zipfile(path):
         what = "is a file, not a directory" if path.exists() else "does not exist"
         raise SpecError(f"the store {store!r} {what}")
     return store
-
-
-def _local_path(store: str) -> Path | None:
-    """Return the path of a local store; ``None`` for a URL of another."""
-    if "://" in store and not store.startswith("file://"):
-        return None
-    return resolve.local_path(store)
 
 
 def confirm(warning: str, other_way: str, *, is_confirmed: bool) -> None:
@@ -167,7 +159,7 @@ def _can_ask() -> bool:
 
 
 def is_same(source: str, destination: str) -> bool:
-    one, other = _local_path(source), _local_path(destination)
+    one, other = resolve.local_path(source), resolve.local_path(destination)
     if one is not None and other is not None:
         return os.path.realpath(one) == os.path.realpath(other)
     return source.rstrip("/") == destination.rstrip("/")

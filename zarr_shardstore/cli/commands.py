@@ -142,7 +142,7 @@ def run_fsck(store: str, arrays: Any, storage_options: Any, as_json: bool, **opt
         )
         done = "restored" if options["yes"] else "would be restored, with --yes"
         text = "\n".join(f"{done}: {key}" for key in keys)
-        output.print_report(as_json, {"restored": keys}, text)
+        output.print_report(as_json, {"restored": keys, "dry_run": not options["yes"]}, text)
     elif options["chunks"] or options["missing"]:
         from zarr_shardstore.tools.check.presence import presence
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import operator
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from reprlib import repr as short
-from typing import Any
+from typing import Any, get_args
 
 from zarr_shardstore.errors import SpecError
 
@@ -22,6 +23,13 @@ def whole_number(name: str, value: object, minimum: int = 0) -> int:
     if number < minimum:
         raise SpecError(f"{name} is a whole number of at least {minimum}, got {short(value)}")
     return number
+
+
+def check_choice(name: str, given: object, choices: Any) -> None:
+    """Raise `SpecError` unless a ``Literal`` has the value."""
+    if given not in get_args(choices):
+        names = " or ".join(map(repr, get_args(choices)))
+        raise SpecError(f"{name} is {names}, got {short(given)}")
 
 
 def items_of(name: str, given: object) -> list[Any]:
@@ -57,3 +65,21 @@ def check_n_chunks(n_chunks: int) -> None:
             f"the region has {n_chunks} chunks, a call takes at most {_MAX_CHUNKS}: give a smaller "
             "region"
         )
+
+
+def box_of(region: Any, grid_shape: Sequence[int]) -> tuple[tuple[int, int], ...]:
+    """Return the chunks of a region, clipped to the grid as Python clips slices."""
+    slices = () if region is None else tuple(items_of("region", region))
+    if len(slices) > len(grid_shape) or not all(isinstance(s, slice) for s in slices):
+        raise SpecError(
+            f"region is a slice for each of {len(grid_shape)} dims, got {short(region)}"
+        )
+    slices += (slice(None),) * (len(grid_shape) - len(slices))
+    box = []
+    for part, n in zip(slices, grid_shape, strict=True):
+        start, stop, step = part.indices(n)
+        if step != 1:
+            raise SpecError(f"a region has no steps, got {region!r}")
+        box.append((start, max(start, stop)))
+    check_n_chunks(math.prod(stop - start for start, stop in box))
+    return tuple(box)

@@ -244,11 +244,6 @@ def _data_range(shard_nbytes: int, spec: ShardingSpec) -> tuple[int, int]:
 EntryOrder = Literal["C", "F", "morton"]
 
 
-def check_order(order: str) -> None:
-    if order not in ("C", "F", "morton"):
-        raise SpecError(f"order is 'C', 'F' or 'morton', got {order!r}")
-
-
 def order_entries(
     entry_ids: npt.NDArray[np.intp], chunks_per_shard: Coords, order: EntryOrder
 ) -> npt.NDArray[np.intp]:

@@ -457,12 +457,6 @@ def has_conversion_marker(doc: Mapping[str, Any]) -> bool:
 # -------------------------------------------------------------- consolidated metadata
 
 
-def directory_of_v2_consolidated(key: str) -> str | None:
-    """Return the directory whose consolidated v2 metadata has a key; ``None`` for other keys."""
-    path, _, name = key.rpartition("/")
-    return path if name == ".zmetadata" else None
-
-
 def members(path: str, doc: Mapping[str, Any]) -> dict[str, tuple[Node, Mapping[str, Any]]]:
     """Return array documents by name in the consolidated metadata of the directory `path`."""
     found: dict[str, tuple[Node, Mapping[str, Any]]] = {}
@@ -495,4 +489,4 @@ def all_members(doc: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def is_document(key: str) -> bool:
     """Whether users may see another value of a key than the stored one."""
-    return node_of_document(key) is not None or directory_of_v2_consolidated(key) is not None
+    return node_of_document(key) is not None or key.rpartition("/")[2] == ".zmetadata"

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Hashable, Sequence
-from reprlib import repr as short
 from typing import TypeAlias
 
 import numpy as np
@@ -14,8 +12,7 @@ from zarr_shardstore.arrays.array_cache import ArrayCache
 from zarr_shardstore.arrays.catalog import Catalog, InvalidChunkKey, TransformedKey
 from zarr_shardstore.arrays.stored_array import StoredArray
 from zarr_shardstore.errors import ShardStoreError, SpecError, UnsupportedError
-from zarr_shardstore.format.arguments import array_path, check_n_chunks, items_of
-from zarr_shardstore.format.box_grid import Box
+from zarr_shardstore.format.arguments import array_path, box_of
 from zarr_shardstore.format.keys import Coords
 from zarr_shardstore.format.layout import ChunkRef
 from zarr_shardstore.metadata.documents import Node
@@ -123,7 +120,7 @@ def chunks_initialized(flusher: Flusher, path: str, region: Region) -> Flow[npt.
         raise SpecError(f"the array {array.node.path!r} is not sharded")
     yield from flusher.flush_array(array.node)
     grid = ObjectGrid.of_array(array)
-    box = _box_of(region, grid.grid_shape)
+    box = box_of(region, grid.grid_shape)
     out = np.zeros([stop - start for start, stop in box], bool)
     walk = Walk(grid, box, ("index",), is_paged=True)
     while out.size and walk.has_more:
@@ -131,21 +128,3 @@ def chunks_initialized(flusher: Flusher, path: str, region: Region) -> Flow[npt.
             stored.check()
             stored.mark(out, box)
     return out
-
-
-def _box_of(region: Region, grid_shape: Coords) -> Box:
-    """Return the chunks of a region, clipped to the grid as Python clips slices."""
-    slices = () if region is None else tuple(items_of("region", region))
-    if len(slices) > len(grid_shape) or not all(isinstance(s, slice) for s in slices):
-        raise SpecError(
-            f"region is a slice for each of {len(grid_shape)} dims, got {short(region)}"
-        )
-    slices += (slice(None),) * (len(grid_shape) - len(slices))
-    box = []
-    for part, n in zip(slices, grid_shape, strict=True):
-        start, stop, step = part.indices(n)
-        if step != 1:
-            raise SpecError(f"a region has no steps, got {region!r}")
-        box.append((start, max(start, stop)))
-    check_n_chunks(math.prod(stop - start for start, stop in box))
-    return tuple(box)

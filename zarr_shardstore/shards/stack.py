@@ -232,17 +232,23 @@ def ask_through(stack: Stack, requests: Sequence[Request]) -> Flow[list[Any]]:
 
 def run_through(stack: Stack, flow: Flow[Any]) -> Flow[Any]:
     """Run a flow above a stack, which replies to its requests."""
+    return answered(flow, partial(ask_through, stack))
+
+
+def answered(flow: Flow[T], ask: Callable[[list[Request]], Flow[list[Any]]]) -> Flow[T]:
+    """Run a flow, to whose requests the flows of `ask` reply."""
     try:
         batch = next(flow)
         while True:
             try:
-                replies = yield from ask_through(stack, batch)
+                replies = yield from ask(batch)
             except Exception as error:
                 batch = flow.throw(error)
             else:
                 batch = flow.send(replies)
     except StopIteration as stop:
-        return stop.value
+        result: T = stop.value
+        return result
     finally:
         flow.close()
 

@@ -7,13 +7,13 @@ from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field, fields
 from types import EllipsisType
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any, Literal, TypeAlias
 
 from zarr_shardstore.arrays import policy as policies
 from zarr_shardstore.arrays.stored_array import find_factory
 from zarr_shardstore.errors import SpecError
-from zarr_shardstore.format.arguments import items_of, whole_number
-from zarr_shardstore.format.shard import ZEP2_INDEX, EntryOrder, IndexFormat, check_order
+from zarr_shardstore.format.arguments import check_choice, items_of, whole_number
+from zarr_shardstore.format.shard import ZEP2_INDEX, EntryOrder, IndexFormat
 from zarr_shardstore.io.backends.base import BackendOptions, Durability
 from zarr_shardstore.io.local.locks import Locking
 from zarr_shardstore.metadata import transformer_list
@@ -58,10 +58,10 @@ class ShardingOptions:
     reading: ReadOptions = field(init=False)
 
     def __post_init__(self) -> None:
-        _check_choice("native", self.native, Native)
-        _check_choice("view", self.view, View)
-        _check_choice("strategy", self.strategy, Strategy)
-        check_order(self.order)
+        check_choice("native", self.native, Native)
+        check_choice("view", self.view, View)
+        check_choice("strategy", self.strategy, Strategy)
+        check_choice("order", self.order, EntryOrder)
         if self.view == "shards" and self.native == "passthrough":
             raise SpecError(
                 "native='passthrough' shows native shards already, and leaves them to zarr: with "
@@ -114,12 +114,6 @@ class ShardingOptions:
         return [f"{name}={value!r}" for name, (value, usual) in given.items() if value != usual]
 
 
-def _check_choice(name: str, given: object, choices: Any) -> None:
-    if given not in get_args(choices):
-        names = " or ".join(map(repr, get_args(choices)))
-        raise SpecError(f"{name} is {names}, got {given!r}")
-
-
 def _parse_nbytes(given: object) -> policies.ByteBudget:
     """Parse `shard_nbytes`: a whole number, or a text such as ``"64 MB"`` or ``"64MiB"``."""
     if isinstance(given, str):
@@ -132,7 +126,7 @@ def _parse_nbytes(given: object) -> policies.ByteBudget:
 
 def _parse_declaration(given: Any, *, can_be_codec: bool) -> policies.V3Declaration:
     if given is not None:
-        _check_choice("declaration", given, policies.V3Declaration)
+        check_choice("declaration", given, policies.V3Declaration)
     if given == "codec" and not can_be_codec:
         raise SpecError(
             "arrays declared by the codec are native sharded arrays: with "

@@ -197,19 +197,13 @@ class BoxJob(NamedTuple):
         """Read the box; return whether each chunk is stored."""
         is_present = self.box.no_chunks()
         parts, read = list(self.box.shards()), self.store._blocking_reads()
-        is_small = _nbytes(parts, self.codec) <= _HOP_NBYTES
-        units = [parts] if is_small else _units_in_threads(parts, self.codec)
-        if read is None or not units:
-            await self._read_units(parts, is_present, read is not None)
-            return is_present
 
         def read_shards(some: Sequence[ShardBox]) -> Sequence[None]:
+            assert read is not None
             return self._decode([*self._encoded_runs(some, read(_reads_of(some)), is_present)])
 
-        if is_small:
-            await in_threads([partial(read_shards, parts)], codec_pool(), lambda: None)
-        else:
-            await _in_threads(read_shards, units, self.codec, codec_pool())
+        if read is None or not await _in_threads(read_shards, parts, self.codec, codec_pool()):
+            await self._read_units(parts, is_present, read is not None)
         return is_present
 
     async def _read_units(
@@ -275,20 +269,15 @@ class BoxJob(NamedTuple):
                 parts.append(part)
             else:
                 left[place] = True
-        write, is_small = self.store._blocking_writes(), _nbytes(parts, self.codec) <= _HOP_NBYTES
-        units = [parts] if is_small else _units_in_threads(parts, self.codec)
-        if write is None or not units:
-            await self._write_units(parts)
-            return np.flatnonzero(left).tolist()
+        write = self.store._blocking_writes()
 
         def write_shards(some: Sequence[ShardBox]) -> Sequence[None]:
+            assert write is not None
             write(self._encoded_blocks(some))
             return [None] * len(some)
 
-        if is_small:
-            await in_threads([partial(write_shards, parts)], bulk_pool(), lambda: None)
-        else:
-            await _in_threads(write_shards, units, self.codec, bulk_pool())
+        if write is None or not await _in_threads(write_shards, parts, self.codec, bulk_pool()):
+            await self._write_units(parts)
         return np.flatnonzero(left).tolist()
 
     async def _write_units(self, parts: Sequence[ShardBox]) -> None:
@@ -358,30 +347,29 @@ def _nbytes(parts: Iterable[ShardBox], codec: SlabCodec) -> int:
     return sum(map(codec.nbytes_of, parts))
 
 
-def _units_in_threads(parts: Sequence[ShardBox], codec: SlabCodec) -> list[Sequence[ShardBox]]:
-    """Return units whose shards go side by side, each in one thread; none if they are too few."""
-    n_at_least = _SHARDS_PER_THREAD * n_threads()
-    if len(parts) < n_at_least:
-        return []
-    cps = parts[0].shard.layout.spec.chunks_per_shard
-    shard_nbytes = prod(cps) * codec.chunk_nbytes
-    n = max(n_at_least, WRITE_NBYTES // shard_nbytes)
-    are_small = shard_nbytes <= _MAX_SHARD_NBYTES
-    return [parts[i : i + n] for i in range(0, len(parts), n)] if are_small else []
-
-
 async def _in_threads(
     work: Callable[[Sequence[ShardBox]], Sequence[None]],
-    units: Sequence[Sequence[ShardBox]],
+    parts: Sequence[ShardBox],
     codec: SlabCodec,
     pool: ThreadPoolExecutor,
-) -> None:
-    """Do the work of units, two at a time."""
+) -> bool:
+    """Do the work of shards, each in one thread, two units at a time; return false, with nothing
+    done, if several threads work on one shard faster."""
+    if _nbytes(parts, codec) <= _HOP_NBYTES:
+        await in_threads([partial(work, parts)], pool, lambda: None)
+        return True
+    n_at_least = _SHARDS_PER_THREAD * n_threads()
+    shard_nbytes = prod(parts[0].shard.layout.spec.chunks_per_shard) * codec.chunk_nbytes
+    if len(parts) < n_at_least or shard_nbytes > _MAX_SHARD_NBYTES:
+        return False
+    n = max(n_at_least, WRITE_NBYTES // shard_nbytes)
+    units = ((1, parts[i : i + n]) for i in range(0, len(parts), n))
 
     async def run(some: Sequence[ShardBox]) -> None:
         await map_in_threads(work, some, _nbytes(some, codec), pool)
 
-    await run_within(2, ((1, some) for some in units), run)
+    await run_within(2, units, run)
+    return True
 
 
 def units_of(

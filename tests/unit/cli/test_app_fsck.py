@@ -84,6 +84,8 @@ def test_repair_and_restore(tmp_path: Path) -> None:
     assert run(root)[0] == 0
     restore = "--restore", json.loads(text)["quarantine"]
     assert run(root, *restore) == (0, "would be restored, with --yes: a/c/1/1\n")
+    expected = {"restored": ["a/c/1/1"], "dry_run": True}
+    assert json.loads(run(root, *restore, "--json")[1]) == expected
     assert path.read_bytes() != damaged
     assert run(root, *restore, "--yes") == (0, "restored: a/c/1/1\n")
     assert path.read_bytes() == damaged

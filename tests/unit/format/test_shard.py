@@ -8,15 +8,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from zarr_shardstore.errors import SpecError
+from zarr_shardstore.format.arguments import check_choice
 from zarr_shardstore.format.shard import (
     DRAFT_INDEX,
     MAX_ENTRIES,
     ZEP2_INDEX,
+    EntryOrder,
     IndexDamageError,
     IndexFormat,
     ShardingSpec,
     build_shard,
-    check_order,
     index_of_shard,
     lay_out,
     order_entries,
@@ -150,7 +151,7 @@ def test_morton_order_is_that_of_zarr(cps: tuple[int, ...]) -> None:
 def test_unknown_order() -> None:
     """A misspelled order is refused when the store is made, not when it writes."""
     with pytest.raises(SpecError, match="'hilbert'"):
-        check_order("hilbert")
+        check_choice("order", "hilbert", EntryOrder)
 
 
 @pytest.mark.parametrize("cps", [(0,), (2, -1), (1.5,), (True,), (2**31, 2**31), (MAX_ENTRIES, 2)])
@@ -164,7 +165,7 @@ def test_each_order_has_its_name_and_c_is_the_default() -> None:
     spec = ShardingSpec((2, 2), DRAFT_INDEX)
     entries = {i: bytes([i]) for i in range(4)}
     for order, expected in (("C", b"\0\1\2\3"), ("F", b"\0\2\1\3"), ("morton", b"\0\2\1\3")):
-        check_order(order)
+        check_choice("order", order, EntryOrder)
         assert build_shard(entries, spec, order)[:4] == expected  # type: ignore[arg-type]
     assert build_shard(entries, spec)[:4] == b"\0\1\2\3"
     assert order_entries(np.arange(12), (3, 4), "F").tolist() == [

@@ -28,11 +28,12 @@ import struct
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any, Literal, TypeAlias
 
 import crc32c
 
 from zarr_shardstore.access import (
+    arguments,
     declarations,
     file_keys,
     fs,
@@ -57,7 +58,6 @@ _MIN_MAGIC = 4  # bytes of a cut magic at the end of a file that show a stopped 
 
 _MARK = struct.Struct(f"<{len(_MAGIC)}sQQ")
 _MARK_NBYTES = _MARK.size + 4
-_COPIED_NBYTES = 8 * 1024 * 1024
 _MAX_END_NBYTES = shard_format.MAX_ENTRIES * shard_format.ENTRY_NBYTES + _MARK_NBYTES + 4
 
 
@@ -138,8 +138,7 @@ def adopt(
     If the process is killed, the next `adopt` into the same `dest`, or `undo_adoption`, takes back
     what was begun.
     """
-    if link not in get_args(Link):
-        raise SpecError(f"link is 'hard', 'symbolic', 'move' or 'copy', got {link!r}")
+    arguments.check_choice("link", link, Link)
     given = [files] if isinstance(files, str | os.PathLike) else list(files)
     root = _local_directory(dest)
     if os.path.exists(os.path.join(root, _STAGED)):
@@ -368,6 +367,8 @@ class _Adoption:
                 if is_there:
                     left.append(f"{target!r} cannot go back: there is another file {path!r}")
                     is_stuck = True
+                elif not is_home:
+                    left.append(f"{path!r} is gone")
             else:
                 is_same = is_there and is_home and os.path.samefile(target, path)
                 if self.link != "copy" and (self._is_in_place or is_same):
@@ -436,11 +437,7 @@ def _check_unlocked(fd: int, path: str) -> None:
 
 def _copy(path: str, target: str) -> None:
     with open(fs.open_to_read(path), "rb", buffering=0) as source, fs.new_file(target) as fd:
-        fs.copy_mode(source.fileno(), fd)
-        offset = 0
-        while data := source.read(_COPIED_NBYTES):
-            fs.write_at(fd, [data], offset)
-            offset += len(data)
+        fs.copy(source.fileno(), fd)
 
 
 def _check_file(array: FileArray, link: Link) -> None:
@@ -455,13 +452,14 @@ def _check_file(array: FileArray, link: Link) -> None:
         end = bytes(fs.read_at(file.fileno(), start, size))
     cut = (end.endswith(_MAGIC[:n]) for n in range(_MIN_MAGIC, len(_MAGIC)))
     if _MAGIC in end or any(cut):
-        raise SpecError(
-            f"{path!r} was adopted before, or that was stopped: undo that adoption first"
-        )
+        text = f"{path!r} was adopted before, or that was stopped: undo that adoption first"
+        if _MAGIC in end:
+            text += f"; if the array is gone, cut the file to {start + end.index(_MAGIC)} bytes"
+        raise SpecError(text)
 
 
 def _local_directory(dest: Path) -> str:
-    text = os.fspath(dest)
-    if "://" in text and not text.startswith("file://"):
-        raise SpecError(f"files are adopted where they are, on local disks: {text!r} is none")
-    return os.path.abspath(resolve.local_path(text))
+    path = resolve.local_path(os.fspath(dest))
+    if path is None:
+        raise SpecError(f"files are adopted where they are, on local disks: {dest!r} is none")
+    return os.path.abspath(path)

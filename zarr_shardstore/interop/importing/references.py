@@ -49,6 +49,10 @@ def load_references(source: Any, kind: str, files: SourceFiles) -> Any:
     if kind == "json":
         with files.open(fspath(source)) as file:
             source = json.load(file)
+    if isinstance(source, Mapping) and source.get("gen"):
+        raise UnsupportedError(
+            "the references have a member 'gen': write its references into 'refs'"
+        )
     # With "file" fsspec opens no client: it fetches nothing here.
     return ReferenceFileSystem(source, remote_protocol="file", skip_instance_cache=True).references
 
@@ -63,8 +67,14 @@ class _References:
     def get(self, key: str, /) -> Reference | None:
         try:
             value = self._found[key]
-        except (KeyError, ValueError):  # ValueError: the key ends in no chunk, such as a group's
-            return None
+        except (KeyError, ValueError, TypeError) as error:
+            if isinstance(error, TypeError) or not isinstance(
+                error.__cause__, FileNotFoundError | None
+            ):
+                raise SpecError(
+                    f"the Parquet file with {key!r} is damaged: copy it again"
+                ) from error
+            return None  # ValueError: the key ends in no chunk, such as a group's
         if key.rpartition("/")[0] in self.recoded:
             return RECODED
         if isinstance(value, str):

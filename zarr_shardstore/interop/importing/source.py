@@ -97,7 +97,8 @@ def format_of(read: Callable[[int, int], bytes | memoryview]) -> str | None:
 
 def file_path(url: str) -> str | None:
     """Return the path of a local file; ``None`` for another URL."""
-    return None if "://" in url and not url.startswith("file://") else str(resolve.local_path(url))
+    path = resolve.local_path(url)
+    return None if path is None else str(path)
 
 
 @contextmanager

@@ -176,7 +176,10 @@ class ShardFileSystem(AsyncFileSystem):  # type: ignore[misc]
             return OffsetByteRequest(start) if start >= 0 else SuffixByteRequest(-start)
         first = start or 0
         if first < 0 or end < 0:
-            nbytes = await self.sharding_store.getsize(key)
+            try:
+                nbytes = await self.sharding_store.getsize(key)
+            except FileNotFoundError:
+                return None  # nor is anything read
             first, end, _ = slice(first, end).indices(nbytes)
         return RangeByteRequest(first, max(first, end))
 

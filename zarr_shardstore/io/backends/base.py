@@ -19,6 +19,7 @@ import numpy.typing as npt
 from zarr.core.sync import sync
 
 from zarr_shardstore.errors import SpecError, UnsupportedError
+from zarr_shardstore.format.arguments import check_choice
 from zarr_shardstore.format.shard import Bytes
 from zarr_shardstore.io.concurrency import gather_bounded, worker_pool
 from zarr_shardstore.io.local.cached_files import OpenFiles as OpenFiles
@@ -235,10 +236,8 @@ class BackendOptions:
     """Share of the data of a shard file that may be dead when it is sealed."""
 
     def __post_init__(self) -> None:
-        if self.locking not in get_args(Locking):
-            raise SpecError(f"locking is 'os', 'lockfile' or 'none', got {self.locking!r}")
-        if self.durability not in get_args(Durability):
-            raise SpecError(f"durability is 'process' or 'power', got {self.durability!r}")
+        check_choice("locking", self.locking, Locking)
+        check_choice("durability", self.durability, Durability)
         share = self.max_dead_share
         if isinstance(share, bool) or not isinstance(share, int | float) or not 0 <= share <= 1:
             raise SpecError(f"max_dead_share is a number from 0 to 1, got {share!r}")

@@ -251,7 +251,8 @@ class LocalBackend(base.BlockingBackend):
 
     def delete_prefix(self, request: requests.DeletePrefix, opened: base.OpenFiles) -> None:
         opened.close()
-        index_cache.forget_files_below(self._root + request.prefix)
+        below = self._root + request.prefix  # so that their room is free
+        index_cache.forget_if(lambda path: isinstance(path, str) and path.startswith(below))
         files.remove_directory(self._root, request.prefix)
 
     def move(self, request: requests.Move, opened: base.OpenFiles) -> None:

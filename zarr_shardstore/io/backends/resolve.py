@@ -93,7 +93,7 @@ def base_store_of(
     other ``MutableMapping``             itself, values are plain bytes
     ===================================  =============================================
     """
-    is_remote_url = isinstance(store, str) and "://" in store and not store.startswith("file://")
+    is_remote_url = isinstance(store, str) and local_path(store) is None
     options = storage_options_of(storage_options)
     if options and not is_remote_url:
         raise SpecError("storage_options go with a URL; this base store takes none")
@@ -103,10 +103,11 @@ def base_store_of(
         store = store.store_path
     if isinstance(store, StorePath):
         return _below(store.store, store.path)
-    if isinstance(store, str) and is_remote_url:
-        return _store_of_url(store, options or {})
     if isinstance(store, str):
-        store = local_path(store)
+        path_there = local_path(store)
+        if path_there is None:
+            return _store_of_url(store, options or {})
+        store = path_there
     elif isinstance(store, fsspec.AbstractFileSystem):
         store = FSMap(store.root_marker or "/", store)
     elif hasattr(store, "fs") and hasattr(store, "path"):  # a UPath may also be a Path
@@ -129,9 +130,11 @@ def base_store_of(
     )
 
 
-def local_path(path: str) -> Path:
-    """Return the path of a ``file://`` URL, or a path itself."""
+def local_path(path: str) -> Path | None:
+    """Return the path of a ``file://`` URL, or a path itself; ``None`` for another URL."""
     is_url = path.startswith("file://")
+    if "://" in path and not is_url:
+        return None
     # On Windows the path of ``file:///C:/data`` is ``C:/data``.
     return Path(LocalFileSystem._strip_protocol(path) if is_url else path)
 

@@ -138,16 +138,10 @@ class IndexCache:
         if item is not None:
             self.nbytes -= item.nbytes
 
-    def forget_files_below(self, directory: str) -> None:
-        """Drop the cached files below a directory, so that their room is free."""
-        for path in list(self._items):
-            if isinstance(path, str) and path.startswith(directory):
-                self.forget(path)
-
     def forget_if(self, is_unwanted: Callable[[Any], bool]) -> None:
-        """Drop the items whose scope, a tuple, is not wanted any more."""
+        """Drop the items whose scope, the path of a file or a tuple, is not wanted any more."""
         for scope in list(self._items):
-            if isinstance(scope, tuple) and is_unwanted(scope):
+            if is_unwanted(scope):
                 self.forget(scope)
 
     @_synchronized
@@ -348,25 +342,20 @@ def keep_open(path: str) -> None:
     """Keep the descriptor of a cached file open, and close others beyond the limit."""
     _open[path] = None
     _open.move_to_end(path)
-    most = _FEW if len(_open) <= _FEW else fs.max_cached_files()
-    while len(_open) > most:
-        oldest, _ = _open.popitem(last=False)
-        file = find_file(oldest)
-        if file is not None:
-            file.handle = None
+    if len(_open) > _FEW:
+        _close_oldest(fs.max_cached_files())
 
 
 @_synchronized
-def _close_all() -> None:
-    """Close the descriptors of the cache; those that a thread reads from, when it has read."""
-    for path in _open:
-        file = find_file(path)
+def _close_oldest(n_kept: int = 0) -> None:
+    """Close descriptors of the cache; those that a thread reads from, when it has read."""
+    while len(_open) > n_kept:
+        file = find_file(_open.popitem(last=False)[0])
         if file is not None:
             file.handle = None
-    _open.clear()
 
 
-fs.close_when_short(_close_all)
+fs.close_when_short(_close_oldest)
 
 
 class ShardFileReader:

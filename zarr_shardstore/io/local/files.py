@@ -15,14 +15,18 @@ import re
 import stat
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from itertools import islice
+from itertools import chain, islice
+from typing import Any, TypeVar
 
-from zarr_shardstore.errors import SpecError
+from zarr_shardstore.errors import SpecError, UnsupportedError
 from zarr_shardstore.format.consolidated_index import is_consolidated_index_key
 from zarr_shardstore.io.local import fs
 from zarr_shardstore.io.local.fs import NO_FILE, opening
 from zarr_shardstore.io.local.locks import LOCK_SUFFIX
 from zarr_shardstore.io.local.shard_files import JOURNAL_SUFFIX as JOURNAL_SUFFIX
+from zarr_shardstore.metadata.documents import ADOPTED, parse_json
+
+T = TypeVar("T")
 
 # Temporary files, as LocalStore names them, locks, and journals. A killed writer leaves them.
 _SIDE_FILE = re.compile(
@@ -74,8 +78,8 @@ def names_in(root: str, prefix: str) -> list[str]:
 
 def _has_keys(entry: os.DirEntry[str], root: str, prefix: str) -> bool:
     try:
-        if not _is(entry.is_dir):
-            return _is(entry.is_file)
+        if not _look(entry.is_dir):
+            return bool(_look(entry.is_file))
         leads_back = entry.is_symlink() and _leads_back(entry.path, root, prefix)
         return not leads_back and holds_a_file(entry.path)
     except NO_FILE:  # it was removed meanwhile
@@ -92,15 +96,16 @@ def _leads_back(link: str, root: str, prefix: str) -> bool:
     return any(os.path.join(os.path.realpath(path), "").startswith(target) for path in above)
 
 
-def _is(kind: Callable[[], bool]) -> bool:
-    """Whether an entry is of a kind, or a link to such; false for a link to nothing."""
+def _look(call: Callable[..., T], *args: Any) -> T | None:
+    """Return what a call finds at a path; ``None`` for nothing, and for a link to nothing."""
+    # Not ``os.path.isfile`` and such: to them a file is missing if the disk fails.
     try:
-        return kind()
+        return call(*args)
     except NO_FILE:
-        return False
+        return None
     except OSError as error:
         if error.errno == errno.ELOOP:
-            return False
+            return None
         raise
 
 
@@ -133,6 +138,26 @@ def refuse_links(root: str, key: str) -> None:
         )
 
 
+def refuse_adopted(root: str, prefix: str) -> None:
+    """Raise `UnsupportedError` if an array with keys that start with a prefix has adopted files."""
+    names = prefix.split("/")[:-1]
+    above = (os.path.join(root, *names[:n]) for n in range(len(names)))
+    below = os.walk(root + prefix)
+    for top, directories, _ in chain(((path, [], []) for path in above), below):
+        try:
+            with open(fs.open_to_read(os.path.join(top, "zarr.json")), "rb") as file:
+                doc = parse_json(file.read()) or {}
+        except OSError:
+            continue
+        if doc.get("node_type") == "array":
+            directories.clear()  # they have chunks
+        if (doc.get(ADOPTED) or {}).get("link", "copy") != "copy":
+            raise UnsupportedError(
+                f"the array in {top!r} has adopted files of other formats: undo the adoption "
+                "before you remove it (undo_adoption, zarr-shardstore adopt --undo)"
+            )
+
+
 def remove_directory(root: str, prefix: str) -> None:
     """Remove all files whose keys begin with a prefix, which is empty or ends with a slash.
 
@@ -142,6 +167,7 @@ def remove_directory(root: str, prefix: str) -> None:
     refuse_links(root, prefix.removesuffix("/"))
     if not is_directory(path):
         return
+    refuse_adopted(root, prefix)
     for found in [path] if prefix else [os.path.join(root, name) for name in os.listdir(root)]:
         if os.path.isdir(found) and not _is_link(found):
             fs.remove_tree(found)
@@ -160,34 +186,19 @@ def holds_a_file(directory: str) -> bool:
     )
 
 
-def _status(path: str) -> os.stat_result | None:
-    # Not ``os.path.isfile``: to that a file is missing if the disk fails.
-    try:
-        return os.stat(path)
-    except NO_FILE:
-        return None
-    except OSError as error:
-        if error.errno == errno.ELOOP:
-            return None
-        raise
-
-
 def size_of_file(path: str) -> int | None:
     """Return the size of a file in bytes; ``None`` if there is none."""
-    status = _status(path)
+    status = _look(os.stat, path)
     return status.st_size if status is not None and stat.S_ISREG(status.st_mode) else None
 
 
 def _is_link(path: str) -> bool:
-    # Not ``os.path.islink``: to that nothing is a link if the disk fails.
-    try:
-        return stat.S_ISLNK(os.lstat(path).st_mode)
-    except NO_FILE:
-        return False
+    status = _look(os.lstat, path)
+    return status is not None and stat.S_ISLNK(status.st_mode)
 
 
 def is_directory(path: str) -> bool:
-    status = _status(path)
+    status = _look(os.stat, path)
     return status is not None and stat.S_ISDIR(status.st_mode)
 
 
@@ -236,8 +247,8 @@ def _parts_of(root: str, prefix: str, shows_all: bool) -> Iterator[tuple[list[st
             files: list[str] = []
             directories: list[str] = []
             for entry in part:
-                if not _is(entry.is_dir):
-                    if (shows_all or not is_hidden(entry.name)) and _is(entry.is_file):
+                if not _look(entry.is_dir):
+                    if (shows_all or not is_hidden(entry.name)) and _look(entry.is_file):
                         files.append(prefix + entry.name)
                 elif not entry.is_symlink() and (shows_all or entry.name != QUARANTINE):
                     directories.append(f"{prefix}{entry.name}/")

@@ -122,6 +122,8 @@ NO_FILE = (*NOT_FOUND, IsADirectoryError)  # a key has no file
 _MAX_BUFFERS = 1024  # pieces of one system call (IOV_MAX of Linux)
 _MAX_NBYTES = 0x7FFFF000  # bytes of one system call on Linux. macOS refuses more than 2 GiB
 
+_COPIED_NBYTES = 8 * 1024 * 1024  # in memory at a time
+
 _NONBLOCK = getattr(os, "O_NONBLOCK", 0)
 _BINARY = getattr(os, "O_BINARY", 0)  # without it Windows changes the ends of lines
 OF_ITSELF = getattr(os, "O_NOFOLLOW", 0) | _BINARY  # flags for `opening_itself`
@@ -331,10 +333,14 @@ def renew_time(fd: int, last_ns: int) -> None:
         os.utime(fd, ns=(new_ns, new_ns))
 
 
-def copy_mode(source: int, fd: int) -> None:
-    """Give an open file the permissions of another one, where the system can."""
+def copy(source: int, fd: int) -> None:
+    """Give an open new file the bytes of another one, and its permissions where the system can."""
     if hasattr(os, "fchmod"):
         os.fchmod(fd, stat.S_IMODE(os.fstat(source).st_mode))
+    offset = 0
+    while data := at_offset.pread(source, _COPIED_NBYTES, offset):
+        write_at(fd, [data], offset)
+        offset += len(data)
 
 
 def sync(fd: int) -> None:

@@ -34,8 +34,6 @@ from zarr_shardstore.shards.shard_writer import Barrier, FileStep, ShardWriter, 
 
 JOURNAL_SUFFIX = ".__journal"
 
-_COPIED_NBYTES = 8 * 1024 * 1024  # in memory at a time
-
 _OWNER_OFFSET, _OWNER_NBYTES = 8, 8
 """Field of the journal with the writer that changed the shard last."""
 
@@ -272,11 +270,7 @@ def _separate(path: str, *, is_shard: bool = False) -> None:
     source = fs.open_to_read(path)
     try:
         with fs.new_file(path, os.path.dirname(path)) as fd:
-            fs.copy_mode(source, fd)
-            offset = 0
-            while data := at_offset.pread(source, _COPIED_NBYTES, offset):
-                fs.write_at(fd, [data], offset)
-                offset += len(data)
+            fs.copy(source, fd)
             found = find_repair_of(path, source) if is_shard else None
             if found is not None:
                 _write_repair(fd, found)

@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager, ExitStack, closing
 from dataclasses import asdict
 from itertools import chain
 from pathlib import Path
-from typing import Any, TypeAlias, get_args
+from typing import Any, TypeAlias
 
 from zarr_shardstore.access import (
     STAGING,
@@ -126,8 +126,7 @@ def check_store(
     >>> [(found.kind, found.shard) for found in check_store(base).findings]
     [('index_checksum', (1,))]
     """
-    if level not in get_args(Level):
-        raise SpecError(f"level is one of {', '.join(map(repr, get_args(Level)))}, got {level!r}")
+    arguments.check_choice("level", level, Level)
     if executor is not None and not callable(getattr(executor, "submit", None)):
         raise SpecError(f"executor is a concurrent.futures.Executor, got {executor!r}")
     begun = time.monotonic()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -78,10 +77,10 @@ def presence(
     """
     base, replica = open_base(store, storage_options), None if source is None else open_base(source)
     for found in find_arrays(base, paths):
-        here = _presence_of(base, found, region or ())
+        here = _presence_of(base, found, region)
         if replica is not None:
             others = [each for each in find_arrays(replica) if each.node.path == here.path]
-            there = [_presence_of(replica, each, region or ()).is_stored for each in others]
+            there = [_presence_of(replica, each, region).is_stored for each in others]
             if not there or there[0].shape != here.is_stored.shape:
                 raise SpecError(f"the source has no array {here.path!r} with the same chunks")
             here = replace(here, is_stored=here.is_stored | ~there[0])
@@ -89,19 +88,13 @@ def presence(
 
 
 def _presence_of(
-    base: BaseStoreHandle, found: FoundArray, region: Sequence[slice]
+    base: BaseStoreHandle, found: FoundArray, region: Sequence[slice] | None
 ) -> ArrayPresence:
     array, node = checked_array(found), found.node
     shape = array.grid_shape
     if shape is None:
         raise SpecError(f"the chunk grid of {node.path!r} is not known here")
-    cuts = [*region, *[slice(None)] * (len(shape) - len(region))]
-    if len(cuts) != len(shape) or any(cut.step not in (None, 1) for cut in cuts):
-        text = f"the region has a slice for each of the {len(shape)} dims of {node.path!r}"
-        raise SpecError(text)
-    ranges = [cut.indices(n)[:2] for cut, n in zip(cuts, shape, strict=True)]
-    box = tuple((lo, max(lo, hi)) for lo, hi in ranges)
-    arguments.check_n_chunks(math.prod(hi - lo for lo, hi in box))
+    box = arguments.box_of(region, shape)
     is_stored = np.zeros([hi - lo for lo, hi in box], dtype=np.bool_)
     errors: list[str] = []
     grid = walks.ObjectGrid.of_array(array)

@@ -15,6 +15,7 @@ from zarr_shardstore.access import (
     LocalBackend,
     ShardingMapping,
     StoreLike,
+    arguments,
     chunk_keys,
     file_keys,
     index_reads,
@@ -157,10 +158,9 @@ def repair_store(
     object that was written since the check is left as it is. Where removals have no condition, as
     on S3, each object but a shard is also left. Memory: some copies of the largest shard.
     """
-    if keep not in ("salvage", "drop"):
-        raise SpecError(f"keep is 'salvage' or 'drop', got {keep!r}")
+    arguments.check_choice("keep", keep, Keep)
     if order is not None:
-        shard_format.check_order(order)
+        arguments.check_choice("order", order, shard_format.EntryOrder)
     if not isinstance(report, CheckReport) or report.base is None:
         raise SpecError("repair_store takes the report that check_store has returned")
     base = report.base.synced()

@@ -350,19 +350,13 @@ def _write_documents(base: BaseStoreHandle, documents: DocumentsByKey) -> None:
 
 
 def _write_copies(base: BaseStoreHandle, documents: DocumentsByKey) -> None:
-    groups: dict[str, str] = {}
-    for key in documents:
-        node = metadata.node_of_document(key)
+    keys: dict[str, None] = {}
+    for node in map(metadata.node_of_document, documents):
         assert node is not None
-        if node.hierarchy == "draft" or not node.path:
-            continue
-        name = "zarr.json" if node.hierarchy == "v3" else ".zmetadata"
-        segments = node.path.split("/")
-        for n in reversed(range(len(segments))):
-            path = "/".join(segments[:n])
-            groups[f"{path}/{name}".lstrip("/")] = path
+        keys |= dict.fromkeys(reversed(metadata.keys_of_groups(node)))
     copies: dict[str, Mapping[str, Any]] = {}
-    for (key, path), doc in zip(groups.items(), base.documents(groups), strict=True):
+    for key, doc in zip(keys, base.documents(keys), strict=True):
+        path = key.rpartition("/")[0]
         if doc is not None and (new := with_copies(doc, path, documents)) is not doc:
             copies[key] = new
     base.write_documents(copies)

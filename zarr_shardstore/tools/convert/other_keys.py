@@ -246,8 +246,7 @@ def _pieces(
 
 
 def _is_edited(key: str, documents: DocumentsByKey, part: Part | None) -> bool:
-    node, path = metadata.node_of_document(key), metadata.directory_of_v2_consolidated(key)
-    is_group = path is not None or (node is not None and node.hierarchy == "v3")
+    is_group = key.rpartition("/")[2] in ("zarr.json", ".zmetadata")
     return is_group and bool(documents or part)
 
 
@@ -258,8 +257,7 @@ def _edited(
     doc = metadata.parse_json(value) if _is_edited(key, documents, part) else None
     if doc is None:
         return value
-    path = metadata.directory_of_v2_consolidated(key)
-    new = with_copies(doc, key.rpartition("/")[0] if path is None else path, documents)
+    new = with_copies(doc, key.rpartition("/")[0], documents)
     if part is not None and part.is_above(key) and _CONSOLIDATED in new:
         new = _unconsolidated(new)
     return value if new is doc else metadata.dump_document(new)

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from zarr_shardstore.access import BaseStoreHandle, byte_ranges, metadata, requests
+from zarr_shardstore.access import BaseStoreHandle, byte_ranges, metadata, requests, stacks
 from zarr_shardstore.errors import ShardConflictError, SpecError
 from zarr_shardstore.tools.inspect.find import lineage, quoted
 from zarr_shardstore.tools.native.bridge import DocumentChange, documents_by_key, native_change
@@ -27,7 +27,11 @@ class NativePreview(BaseStoreHandle):
     """The documents that differ after it, by key; ``None``: removed."""
 
     def run(self, flow: requests.Flow[T]) -> T:
-        return self.driver.run(_with_documents(flow, self.changed))
+        def ask(batch: list[requests.Request]) -> requests.Flow[list[Any]]:
+            pairs = zip(batch, (yield batch), strict=True)
+            return [_reply(self.changed, request, reply) for request, reply in pairs]
+
+        return self.driver.run(stacks.answered(flow, ask))
 
     def documents(self, keys: Iterable[str]) -> list[dict[str, Any] | None]:
         """Read translated documents; raise `ShardConflictError` if those in the store changed."""
@@ -62,27 +66,6 @@ def native_preview(
         if doc != before.get(key):
             changed[key] = memoryview(metadata.dump_document(doc))
     return NativePreview(base.store, base.driver, base.is_read_only, before, changed), change
-
-
-def _with_documents(
-    flow: requests.Flow[T], changed: Mapping[str, memoryview | None]
-) -> requests.Flow[T]:
-    """Run a flow that sees these documents."""
-    try:
-        batch = next(flow)
-        while True:
-            try:
-                replies = yield batch
-            except Exception as error:
-                batch = flow.throw(error)
-            else:
-                pairs = zip(batch, replies, strict=True)
-                batch = flow.send([_reply(changed, request, reply) for request, reply in pairs])
-    except StopIteration as stop:
-        result: T = stop.value
-        return result
-    finally:
-        flow.close()
 
 
 def _reply(changed: Mapping[str, memoryview | None], request: Any, reply: Any) -> Any:
