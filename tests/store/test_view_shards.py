@@ -221,6 +221,18 @@ def test_as_native_sharding(name: str) -> None:
         assert_array_equal(each[...], native[...])
 
 
+@pytest.mark.filterwarnings("ignore:The data type")
+def test_one_value_for_chunks_of_one_text() -> None:
+    """numcodecs encodes no array that is read-only."""
+    dtype: Any = zarr.dtype.VariableLengthBytes()
+    store = ShardingStore({}, 2, view="shards")
+    create(store, shape=(6,), chunks=(1,), dtype=dtype, fill_value=b"")
+    z = opened(store)
+    z[...] = b"q"
+    z[0:2] = b"r"
+    assert z[...].tolist() == [b"r", b"r", *[b"q"] * 4]
+
+
 def test_deletion_and_copies(tmp_path: Path) -> None:
     """A copy of all keys is the array where another `ShardingStore` takes it."""
     store = filled(tmp_path)

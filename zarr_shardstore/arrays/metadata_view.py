@@ -8,31 +8,29 @@ addresses shards, see ``zarr_hooks/shards_argument.py``.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, NamedTuple, TypeAlias
 
 from zarr_shardstore.arrays.array_cache import CachedArray, read_documents
+from zarr_shardstore.arrays.found_chunks import find_chunk, is_shard
 from zarr_shardstore.arrays.policy import Dimensions, ShardingPolicy
 from zarr_shardstore.arrays.stored_array import ArrayReader, StoredArray
 from zarr_shardstore.errors import ShardStoreError, SpecError, UnshardedWarning, UnsupportedError
 from zarr_shardstore.format.keys import draft_candidate
-from zarr_shardstore.format.shard import Bytes, IndexDamageError, index_of_shard
+from zarr_shardstore.format.shard import Bytes
 from zarr_shardstore.metadata import declaration, documents
 from zarr_shardstore.metadata.declaration import Declared, View
 from zarr_shardstore.metadata.documents import Geometry, Node, document_key, node_of_document
 from zarr_shardstore.metadata.transformer_list import (
-    SHARDING,
-    TransformerSpec,
-    sharding_spec,
     sharding_transformer,
 )
-from zarr_shardstore.shards.requests import Flow, Found, Get, KeyCursor, ListDir, ListPage
+from zarr_shardstore.shards.requests import Flow, ListDir
 from zarr_shardstore.telemetry import warn
 
 Document: TypeAlias = Mapping[str, Any]
 
 _N_LOOKS = 64
-"""Most objects that are read to find a chunk, and most directories that are listed at once."""
+"""Most directories that are listed at once."""
 
 _GRID_MEMBERS = ("chunk_grid", "chunk_key_encoding", "chunks", "dimension_separator")
 
@@ -326,10 +324,10 @@ class MetadataView:
             by_rule = policy.declaration_without_metadata(node, ndim)
         if declared is None or declared == by_rule:
             return declared
-        found = yield from _first_chunk(node, geometry)
+        found = yield from find_chunk(node, geometry)
         if found is not None and by_rule is not None:
             return by_rule  # chunks that were written before their document are in shards
-        if found is None or _is_shard(found, declared.transformers, ndim):
+        if found is None or is_shard(found, declared.transformers, ndim):
             return declared  # its document may have been erased, and comes back
         warn(
             f"the array {node.path!r} has chunks in this store already, each an object of its own, "
@@ -395,27 +393,6 @@ def read_dimension_names(documents_: Mapping[Node, Document]) -> Flow[Dimensions
     return ()
 
 
-def _first_chunk(node: Node, geometry: Geometry) -> Flow[memoryview | None]:
-    """Return an object under a chunk key of a new array, or ``None``. Cost: usually one listing."""
-    prefix, encoding, ndim = node.chunk_prefix, geometry.encoding, len(geometry.shape)
-    try:
-        (names,) = yield [ListDir(prefix)]
-        keys = [prefix + name for name in names]
-        below = [f"{prefix}{n}/" for n in names if encoding.decode_start(f"{n}/", ndim)]
-        if below:
-            listings = yield [ListPage(KeyCursor(directory)) for directory in below]
-            keys += [key for listing in listings for key in listing]
-    except Exception:  # the base store does not list
-        return None
-    keys = [key for key in keys if encoding.decode(key[len(prefix) :], ndim) is not None]
-    found: Found
-    for key in keys[:_N_LOOKS]:  # the first may be a directory
-        (found,) = yield [Get(key)]
-        if found.value is not None:
-            return found.value
-    return None
-
-
 def _warn_of_unsharded(node: Node, reason: str) -> None:
     warn(
         f"the array {node.path or '/'!r} stays unsharded: {reason}", UnshardedWarning, stacklevel=3
@@ -456,20 +433,6 @@ def _keys_of(node: Node, doc: Document) -> documents.ArrayDocument | Document | 
         return documents.parse_array(node, doc)
     except ShardStoreError:
         return doc
-
-
-def _is_shard(value: memoryview, transformers: Sequence[TransformerSpec], ndim: int) -> bool:
-    """Whether an object is a shard as declared: its index fits, by checksum or by its entries."""
-    if transformers[-1].name != SHARDING:
-        return False
-    spec = sharding_spec(transformers[-1], ndim)
-    try:
-        index = index_of_shard(value, spec)
-        index.check_entries(len(value), spec)
-    except IndexDamageError:
-        return False
-    nbytes = sum(index.fields[index.present_ids(), 1].tolist())
-    return bool(0 < nbytes <= len(value) - spec.index_nbytes)
 
 
 def _holds_arrays(new: Node) -> Flow[bool]:

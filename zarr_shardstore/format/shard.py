@@ -271,6 +271,13 @@ def build_shard(entries: Mapping[int, Bytes], spec: ShardingSpec, order: EntryOr
     return b"".join([piece for _, pieces in lay_out(entries, spec, order) for piece in pieces])
 
 
+def is_empty_index(value: Bytes) -> bool:
+    """Whether an object is the index of a shard without entries, with its checksum."""
+    n_entries, left = divmod(len(value) - CHECKSUM_NBYTES, ENTRY_NBYTES)
+    is_like = 0 < n_entries <= MAX_ENTRIES and not left and value[0] == 0xFF
+    return is_like and value == build_shard({}, ShardingSpec((n_entries,), ZEP2_INDEX))
+
+
 def lay_out(
     entries: Mapping[int, Bytes], spec: ShardingSpec, order: EntryOrder, gap_nbytes: int = 0
 ) -> list[tuple[int, Sequence[Bytes]]]:

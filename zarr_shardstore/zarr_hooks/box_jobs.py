@@ -190,6 +190,8 @@ class BoxJob(NamedTuple):
         array = np.asarray(array)  # no subclass, which may have a shape of its own
         if not array.shape and box.shape:
             array = np.broadcast_to(array, box.shape)
+        if array.dtype.hasobject:  # their codecs take no array that is read-only
+            array = np.require(array, requirements="W")
         fits = array.shape == box.shape
         return cls(store, box, codec, box.with_all_axes(array)) if fits else None
 

@@ -19,6 +19,7 @@ from zarr_shardstore.format.shard import (
     ShardingSpec,
     build_shard,
     index_of_shard,
+    is_empty_index,
     lay_out,
     order_entries,
     split_shard,
@@ -192,3 +193,27 @@ def test_a_shard_in_pieces_has_its_gap_before_the_index() -> None:
     assert lay_out(entries, at_end, "C") == [(0, [b"a", b"bc"]), (3, [index])]
     index = build_shard(entries, at_start)[:32]
     assert lay_out(entries, at_start, "C", 7) == [(0, [index, b"a", b"bc"])]
+
+
+WITHOUT_ENTRIES = bytes(build_shard({}, ShardingSpec((2, 3), ZEP2_INDEX)))
+
+
+def test_an_index_without_entries() -> None:
+    assert is_empty_index(memoryview(WITHOUT_ENTRIES))
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        b"",
+        WITHOUT_ENTRIES[:-1],
+        WITHOUT_ENTRIES[16:],
+        WITHOUT_ENTRIES + b"\xff",
+        b"\xff" * len(WITHOUT_ENTRIES),
+        build_shard({}, ShardingSpec((2, 3), DRAFT_INDEX)),  # as a chunk of 255 is
+        build_shard({0: b"a"}, ShardingSpec((2, 3), ZEP2_INDEX)),
+        build_shard({5: b""}, ShardingSpec((2, 3), ZEP2_INDEX)),
+    ],
+)
+def test_objects_that_are_no_index_without_entries(value: bytes) -> None:
+    assert not is_empty_index(memoryview(value))

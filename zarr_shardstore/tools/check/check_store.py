@@ -26,6 +26,7 @@ from zarr_shardstore.access import (
     layouts,
     metadata,
     open_base,
+    shard_format,
 )
 from zarr_shardstore.errors import (
     ShardStoreError,
@@ -339,12 +340,18 @@ class _Check:
         if self._growing[node] or is_young(self.base, key):
             text += ", and a writer may append it"
             return finding("in_use", key, text, array=node.path)
-        if checker.grid.is_sharded:
-            index_nbytes = checker.grid.layout.spec.index_nbytes
-            if self.base.sizes([key]) == [index_nbytes]:  # where removals have no condition
-                text, more = f"{text}, and has no chunk", {"severity": "info"}
-                return finding("outside_grid", key, text, array=node.path, **more)
+        if checker.grid.is_sharded and self._is_empty(key, checker.grid.layout.spec):
+            text, more = f"{text}, and has no chunk", {"severity": "info"}
+            return finding("outside_grid", key, text, array=node.path, **more)
         return finding("outside_grid", key, text, array=node.path)
+
+    def _is_empty(self, key: str, spec: shard_format.ShardingSpec) -> bool:
+        """Whether a shard has no chunk, as it stays where removals have no condition."""
+        (nbytes,) = self.base.sizes([key])
+        if spec.sides is None or nbytes is None or nbytes > spec.index_nbytes:
+            return bool(nbytes == spec.index_nbytes)
+        (value,) = self.base.values([key])
+        return value is not None and shard_format.is_empty_index(value)
 
     def _other_key(self, key: str, nodes: list[metadata.Node]) -> Finding | None:
         name = key.rpartition("/")[2]
