@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import multiprocessing
 import shutil
+import time
 import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import Executor, ProcessPoolExecutor
@@ -25,6 +26,7 @@ from zarr.storage import LocalStore
 from zarr_shardstore import (
     ShardConflictError,
     ShardingStore,
+    ShardLoader,
     ShardStoreError,
     reshard,
     shard_store,
@@ -214,6 +216,26 @@ def test_sizes_of_an_open_array_that_became_another_one_are_refused(
     for call in (store.exists, store.getsize):
         with pytest.raises(ShardConflictError, match="open it again"):
             sync(call("a/c/3/3"))
+
+
+@pytest.mark.parametrize("change", [replace_type, replace_codecs, replace_chunks])
+def test_an_index_that_another_store_of_the_process_has_cached_ends_no_refusal(
+    tmp_path: Path, other: Executor, change: Callable[[Path], Any]
+) -> None:
+    """Nor does one that a refused read has cached, however often a loader tries again."""
+    make(tmp_path, 2)
+    store = ShardingStore(tmp_path)
+    z: Any = zarr.open_array(store, path="a")
+    assert (z[...] == VALUES).all()
+    loader = ShardLoader(ShardingStore(tmp_path), "a", batch_size=2)
+    other.submit(change, tmp_path).result()
+    time.sleep(0.2)  # a younger file is not cached
+    for _ in range(2):
+        assert zarr.open_array(ShardingStore(tmp_path), path="a")[...] is not None
+    reads: list[Callable[[], Any]] = [lambda: z[...], lambda: z[:2, :2], lambda: list(loader)]
+    for read in reads * 10:
+        with pytest.raises(ShardConflictError, match="open it again"):
+            read()
 
 
 def consolidated(path: Path, change: Callable[[Path], Any]) -> None:

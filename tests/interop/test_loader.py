@@ -999,3 +999,16 @@ def test_xarray_with_other_values_than_the_store_is_refused() -> None:
             for name, variable in each.data_vars.items():
                 got = np.concatenate([batch[name] for batch in batches])
                 assert np.array_equal(got, variable.transpose(dim, ...).values)
+
+
+def test_an_array_that_became_shorter_is_refused() -> None:
+    """Its last samples would be fill values. A longer one has the samples of before."""
+    store = ShardingStore({}, 2)
+    z = zarr.create_array(store, name="x", shape=(10, 2), chunks=(1, 2), dtype="u1")
+    z[:] = 1
+    loader = ShardLoader(store, "x", batch_size=5)
+    z.resize((12, 2))
+    assert sum(len(batch) for batch in loader) == 10
+    z.resize((8, 2))
+    with pytest.raises(SpecError, match=r"'x' has the shape of the loader, \(10, 2\), or more"):
+        list(loader)

@@ -279,3 +279,23 @@ def test_other_arrays(options: dict[str, Any]) -> None:
     store.write_array("z", ..., values)
     assert np.array_equal(z[...], values)
     assert np.array_equal(store.read_array("z"), values)
+
+
+def test_a_write_that_was_cancelled_stores_nothing_later(tmp_path: Path) -> None:
+    """The cancelled call waits for its end: a write that follows has the last word."""
+    store = ShardingStore(tmp_path, (2, 1))
+    shape, chunks = (64, 20_000), (1, 20_000)
+    z = zarr.create_array(store, name="a", shape=shape, chunks=chunks, dtype="u2")
+    values = np.random.default_rng(0).integers(0, 9, shape, "u2")
+
+    async def run() -> Any:
+        writing = asyncio.create_task(store.write_array_async("a", ..., values))
+        await asyncio.sleep(0.005)
+        writing.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await writing
+        await z._async_array.setitem(slice(None), 9)
+        await asyncio.sleep(0.3)
+
+    asyncio.run(run())
+    assert (np.asarray(z[:]) == 9).all()

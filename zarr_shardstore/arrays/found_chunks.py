@@ -26,7 +26,7 @@ def find_chunk(node: Node, geometry: Geometry) -> Flow[memoryview | None]:
     """Return an object under a chunk key of a new array, or ``None``.
 
     Shards without entries are removed: object stores keep them of an array that was erased key by
-    key, and a reader of another array would take them for chunks. Cost: usually one listing.
+    key. A reader of the new array would take them for chunks. Cost: usually one listing.
     """
     prefix, encoding, ndim = node.chunk_prefix, geometry.encoding, len(geometry.shape)
     try:

@@ -20,9 +20,10 @@ from collections.abc import (
 )
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
-from functools import cache
+from contextvars import copy_context
+from functools import cache, partial
 from random import SystemRandom
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, ParamSpec, TypeVar
 from weakref import WeakKeyDictionary
 
 from zarr.core.config import config
@@ -33,6 +34,7 @@ from zarr_shardstore.synchronized import in_forked_child
 
 T = TypeVar("T")
 R = TypeVar("R")
+P = ParamSpec("P")
 
 _chance = SystemRandom()
 """Chance of its own: the numbers that a program draws from `random` stay the same."""
@@ -150,7 +152,7 @@ async def map_in_threads(
 
 
 async def in_threads(
-    works: Sequence[Callable[[], R]], pool: ThreadPoolExecutor, stop: Callable[[], None]
+    works: Sequence[Callable[[], R]], pool: ThreadPoolExecutor | None, stop: Callable[[], None]
 ) -> list[R]:
     """Return the results of calls in threads. Call `stop` if cancelled, and wait for their ends."""
     loop = asyncio.get_running_loop()
@@ -167,6 +169,14 @@ async def in_threads(
         raise cancelled
     raise_first(errors)
     return [thread.result() for thread in threads]
+
+
+async def to_the_end(work: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+    """Call a function in a thread, as ``asyncio.to_thread``. A caller that is cancelled waits for
+    its end: so nothing is stored later."""
+    in_context = partial(copy_context().run, work, *args, **kwargs)
+    (result,) = await in_threads([in_context], None, lambda: None)
+    return result
 
 
 async def gather_bounded(coros: Sequence[Coroutine[Any, Any, R]], n_at_once: int) -> list[R]:

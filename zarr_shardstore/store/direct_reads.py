@@ -31,7 +31,7 @@ from zarr_shardstore.errors import ShardConflictError, SpecError, UnsupportedErr
 from zarr_shardstore.format.arguments import array_path
 from zarr_shardstore.format.box_grid import BoxGrid
 from zarr_shardstore.format.keys import Coords
-from zarr_shardstore.io.concurrency import codec_pool
+from zarr_shardstore.io.concurrency import codec_pool, to_the_end
 from zarr_shardstore.io.local.fs import min_age_ns, state_of
 from zarr_shardstore.metadata.documents import Node, document_key
 from zarr_shardstore.operations.locate import array_at
@@ -461,9 +461,9 @@ class DirectArrays(DirectReads, KeyValues):
     ) -> Any:
         return await asyncio.to_thread(self.read_array, path, selection, out=out)
 
-    @documented_like(write_array, "in a thread, which completes its work if you cancel the call")
+    @documented_like(write_array, "in a thread; a call that is cancelled waits for its end")
     async def write_array_async(self, path: str, selection: Any, value: Any) -> None:
-        await asyncio.to_thread(self.write_array, path, selection, value)
+        await to_the_end(self.write_array, path, selection, value)
 
     def _box(self, reader: ChunkReader, selection: Any, *, reads: bool) -> ArrayBox | None:
         shape, sides = reader.array.shape, reader.chunk_shape

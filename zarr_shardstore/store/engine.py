@@ -166,7 +166,11 @@ class ShardingEngine:
             if (place := table.translate(key)) is not None:
                 path = self.root + place[0]
                 file, spec = find_file(path), table.spec or table.shard(place[0]).spec
-                if file is None or (file.spec is not spec and not file.has_spec(spec)):
+                document = table.layout.document
+                if file is None or (
+                    (file.spec is not spec or file.document is not document)
+                    and not file.is_of(spec, document)
+                ):
                     return MISS
                 value = file.read(path, place[1], byte_range, may_wait=may_wait)
                 if value is not MISS:
@@ -193,9 +197,9 @@ class ShardingEngine:
         """Return the values of each group; ``None`` for a miss."""
         found: list[Sequence[bytes | memoryview | None] | None] = []
         for reads in groups:
-            path = root + reads.shard.key
+            shard, path = reads.shard, root + reads.shard.key
             file = find_file(path)
-            if file is None or not file.has_spec(reads.shard.spec):
+            if file is None or not file.is_of(shard.spec, shard.layout.document):
                 found.append(None)
             else:
                 found.append(file.read_many(path, reads.entry_ids, reads.byte_ranges(), pread))

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 from zarr.core.sync import sync
 
+from zarr_shardstore.arrays.stored_array import StoredArray
 from zarr_shardstore.format.arguments import array_path
 from zarr_shardstore.format.keys import Coords
 from zarr_shardstore.format.layout import ArrayLayout
@@ -54,8 +55,16 @@ class EntryReader(NamedTuple):
         if self.layout is None:
             return engine.get_many_blocking(self._keys(parts))
         if engine.root is not None:
-            return [*chain.from_iterable(engine.get_groups_blocking(groups))]
+            values = [*chain.from_iterable(engine.get_groups_blocking(groups))]
+            self._confirm()
+            return values
         return [*chain.from_iterable(engine.driver.run(engine.operations.get_groups(groups)))]
+
+    def _confirm(self) -> None:
+        """Refuse an array that another process has replaced, also if its indexes are cached."""
+        layout: Any = self.layout
+        confirming = self.engine.operations.arrays.confirm({layout.document_key: layout})
+        self.engine.driver.run(confirming)
 
     def read_into(
         self, parts: Sequence[EntryPart], buffers: Sequence[Sequence[Any]], nbytes: int
@@ -75,7 +84,15 @@ class EntryReader(NamedTuple):
             return range(os.preadv(fd, next(left), offset))  # as long as the bytes that were read
 
         found = engine.get_groups_cached(self._groups(parts), engine.root, pread)
+        self._confirm()
         return all(values is not None and None not in values for values in found)
+
+    def shape_now(self) -> tuple[int, ...]:
+        """Return the shape of the array, as this process has stored it last."""
+        node, shape = self.chunks.node, self.chunks.array.shape
+        found = self.engine.driver.run(self.engine.operations.arrays.lookup([node]))[node]
+        geometry = found.document.geometry if isinstance(found, StoredArray) else None
+        return shape if geometry is None else geometry.shape
 
     def begin(self, parts: Sequence[EntryPart]) -> Future[Values]:
         """Begin to `read` in zarr's event loop."""

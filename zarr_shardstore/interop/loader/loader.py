@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import os
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -225,6 +226,11 @@ class ShardLoader:
         run = self._run
         if run is not None and not self._is_fresh and run.next > self._batch:
             self._epoch, self._batch = self._epoch + 1, 0
+        for source in self._task.sources:
+            now = source.entries.shape_now()
+            fits = len(now) == len(source.shape) and all(map(operator.ge, now, source.shape))
+            path = source.entries.chunks.node.path
+            check(fits, f"{path!r} has the shape of the loader, {source.shape}, or more", now)
         self._is_fresh = False
         self._before = self._store.stats()
         self._run = Run(self._task, self._epoch, self._batch)

@@ -147,7 +147,7 @@ class LocalBackend(base.BlockingBackend):
     def get_index(self, request: requests.GetIndex, opened: base.OpenFiles) -> FoundIndex:
         shard, path = request.shard, self._root + request.shard.key
         cached = cached_files.find_file(path)
-        if cached is not None and cached.has_spec(shard.spec):
+        if cached is not None and cached.is_of(shard.spec, shard.layout.document):
             reader = self._open(shard.key, opened, cached)
             if reader is not None and cached.is_current(reader.handle.fd):
                 if cached.handle is None and self.keeps_handles:
@@ -160,7 +160,7 @@ class LocalBackend(base.BlockingBackend):
         read = found_index(request, self.get(index_get(request), opened))
         reader = opened.get(shard.key)
         if reader is not None and read.decoded is not None and request.cache:
-            cached_files.cache_file(path, read.decoded, shard.spec, reader)
+            cached_files.cache_file(path, read.decoded, shard, reader)
         return read
 
     def _get_consistent(

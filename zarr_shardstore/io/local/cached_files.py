@@ -52,6 +52,7 @@ from typing import Any, Final, Literal, TypeAlias
 
 from zarr_shardstore.format.arguments import whole_number
 from zarr_shardstore.format.journal import Repair
+from zarr_shardstore.format.layout import Document, ShardRef
 from zarr_shardstore.format.ranges import ByteRange, Range, resolve_range
 from zarr_shardstore.format.shard import ENTRY_NBYTES, MISSING, ShardIndex, ShardingSpec
 from zarr_shardstore.io.local import fs
@@ -202,13 +203,15 @@ class CachedShardFile(CachedIndex):
     Thread safety: may be used from any thread.
     """
 
-    __slots__ = ("_data_start", "_data_stop", "_entries", "_state", "handle")
+    __slots__ = ("_data_start", "_data_stop", "_entries", "_state", "document", "handle")
     size: int
 
     def __init__(
-        self, index: ShardIndex, spec: ShardingSpec, handle: FileHandle, status: os.stat_result
+        self, index: ShardIndex, shard: ShardRef, handle: FileHandle, status: os.stat_result
     ) -> None:
+        spec = shard.spec
         super().__init__(index, spec, None, status.st_size)
+        self.document = shard.layout.document
         self.handle: FileHandle | None = handle
         self._entries = index.fields.data.cast("B").cast("Q")
         is_at_start = spec.index.location == "start"
@@ -216,8 +219,12 @@ class CachedShardFile(CachedIndex):
         self._data_stop = status.st_size - (0 if is_at_start else spec.index_nbytes)
         self._state = status.st_mtime_ns, status.st_ctime_ns, status.st_ino, status.st_size
 
-    def has_spec(self, spec: ShardingSpec) -> bool:
-        """Whether the index was decoded by this specification."""
+    def is_of(self, spec: ShardingSpec, document: Document | None) -> bool:
+        """Whether the index was decoded by this specification, for the array of this document."""
+        if self.document is not document:
+            if self.document and document and not document.has_same_chunks(self.document):
+                return False
+            self.document = document
         if self.spec is not spec:
             if self.spec != spec:
                 return False
@@ -322,11 +329,11 @@ _open: OrderedDict[str, None] = OrderedDict()
 """Paths of the cached files whose descriptor stays open, the oldest first."""
 
 
-def cache_file(path: str, index: ShardIndex, spec: ShardingSpec, reader: ShardFileReader) -> None:
+def cache_file(path: str, index: ShardIndex, shard: ShardRef, reader: ShardFileReader) -> None:
     """Cache a file and the index that was read from it, unless it is too young (rule 4)."""
     changed_ns = max(reader.status.st_mtime_ns, reader.status.st_ctime_ns)
     if reader.opened_ns - changed_ns >= max(fs.min_age_ns(changed_ns), fs.MIN_AGE_OF_CACHED_NS):
-        file = CachedShardFile(index, spec, reader.handle, reader.status)
+        file = CachedShardFile(index, shard, reader.handle, reader.status)
         if not fs.IS_POSIX:
             file.handle = None
         index_cache.put(path, file)
@@ -342,20 +349,25 @@ def keep_open(path: str) -> None:
     """Keep the descriptor of a cached file open, and close others beyond the limit."""
     _open[path] = None
     _open.move_to_end(path)
-    if len(_open) > _FEW:
-        _close_oldest(fs.max_cached_files())
-
-
-@_synchronized
-def _close_oldest(n_kept: int = 0) -> None:
-    """Close descriptors of the cache; those that a thread reads from, when it has read."""
-    while len(_open) > n_kept:
-        file = find_file(_open.popitem(last=False)[0])
+    most = _FEW if len(_open) <= _FEW else fs.max_cached_files()
+    while len(_open) > most:
+        oldest, _ = _open.popitem(last=False)
+        file = find_file(oldest)
         if file is not None:
             file.handle = None
 
 
-fs.close_when_short(_close_oldest)
+@_synchronized
+def _close_all() -> None:
+    """Close the descriptors of the cache; those that a thread reads from, when it has read."""
+    for path in _open:
+        file = find_file(path)
+        if file is not None:
+            file.handle = None
+    _open.clear()
+
+
+fs.close_when_short(_close_all)
 
 
 class ShardFileReader:

@@ -15,7 +15,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterable, Mapping, Sequence
 from reprlib import repr as short
 from typing import Any, NamedTuple
@@ -29,6 +28,7 @@ from zarr_shardstore.arrays.array_cache import invalidate_documents
 from zarr_shardstore.arrays.metadata_view import read_dimension_names
 from zarr_shardstore.errors import SpecError, UnsupportedError
 from zarr_shardstore.format.arguments import array_path
+from zarr_shardstore.io.concurrency import to_the_end
 from zarr_shardstore.metadata.declaration import with_length
 from zarr_shardstore.metadata.documents import (
     Node,
@@ -150,11 +150,11 @@ class AppendArrays(DirectArrays):
             raise
         return start
 
-    @documented_like(append_arrays, "in a thread, which completes its work if you cancel the call")
+    @documented_like(append_arrays, "in a thread; a call that is cancelled waits for its end")
     async def append_arrays_async(
         self, arrays: Mapping[str, npt.ArrayLike], axis: int | str = 0
     ) -> int:
-        return await asyncio.to_thread(self.append_arrays, arrays, axis)
+        return await to_the_end(self.append_arrays, arrays, axis)
 
     def _without_batch(self, nodes: Iterable[Node]) -> Any:
         """Return a store that a batch of this one does not buffer: rows are stored when the call
