@@ -17,6 +17,7 @@ import zarr
 from zarr.codecs import BytesCodec
 from zarr.storage import LocalStore, ObjectStore
 
+from tests.store.test_rectilinear import needs_grids
 from tests.support.checked_stores import CPS, KINDS, VALUES
 from tests.support.kit import CountingStore
 from tests.support.shard_bytes import MISSING, build_shard, index_of, places_in
@@ -501,7 +502,7 @@ def test_arguments() -> None:
     assert kinds_of(check_store(base, ["1"])) == ["torn_index"]
 
 
-@pytest.mark.parametrize("shards", [None, [[8, 6, 2]]])
+@pytest.mark.parametrize("shards", [None, pytest.param([[8, 6, 2]], marks=needs_grids)])
 def test_an_emptied_shard_outside_a_shrunk_array_is_no_damage(shards: Any) -> None:
     """Where removals have no condition it stays, with an index alone, of whatever length."""
     base = ObjectStore(obstore.store.MemoryStore())
