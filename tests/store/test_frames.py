@@ -97,6 +97,22 @@ def test_an_array_of_others_is_continued(tmp_path: Path) -> None:
     assert (dict(array.attrs), array.shards) == ({"note": "look"}, (4, 4, 6))
 
 
+@pytest.mark.filterwarnings("ignore:The data type")
+@pytest.mark.parametrize("dtype", [str, "U3"])
+def test_frames_that_are_texts(dtype: Any) -> None:
+    """Shorter texts fit, and longer ones are refused where the array has a length."""
+    store = ShardingStore({}, 2)
+    with store.append_frames("run", dtype=dtype, **NEVER) as writer:
+        writer.extend(["a", "bb"])
+        writer.extend(["ccc"])
+        if dtype == "U3":
+            with pytest.raises(SpecError, match="<U4"):
+                writer.extend(["dddd"])
+        with pytest.raises(SpecError, match="int64"):
+            writer.extend(np.arange(2))
+    assert zarr.open_array(store, path="run")[:].tolist() == ["a", "bb", "ccc"]  # type: ignore[union-attr]
+
+
 def test_frames_are_flushed_by_time() -> None:
     """Also the last one, after which none comes; and a copy of what the caller overwrites."""
     store = ShardingStore({}, 2)

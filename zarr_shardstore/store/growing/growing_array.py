@@ -143,7 +143,9 @@ class GrowingArray:
                 raise ShardConflictError(f"another program has created the array {self.path!r}")
         array = self._array
         assert array is not None
-        is_like = np.can_cast(frames.dtype, array.dtype, "equiv")
+        kinds = frames.dtype.kind + array.dtype.kind
+        casting: Any = "safe" if kinds == "UU" else "equiv"
+        is_like = kinds == "UT" or np.can_cast(frames.dtype, array.dtype, casting)
         if frames.shape[1:] != array.shape[1:] or not is_like:
             raise SpecError(
                 f"frames of {self.path!r} have the shape {array.shape[1:]} and are "
