@@ -98,17 +98,17 @@ class Catalog:
         """Return the keys of the documents of the cached arrays of which keys spell chunks."""
         arrays = self.arrays.current().arrays
         found: dict[str, ArrayLayout | None] = {}
-        directories = set[str]()
+        done = set[str]()  # directories, of whose chunks one is enough
         for key in keys:
-            path = directory = key.rpartition("/")[0]
-            while directory not in directories:
+            path, directory = key, key.rpartition("/")[0]
+            if directory in done:
+                continue
+            while path:
+                path = path.rpartition("/")[0]
                 for node in flat_nodes(path, or_draft=True):
                     if node in arrays and arrays[node].coords_of(key) is not None:
                         found[document_key(node)] = None
-                        directories.add(directory)
-                if not path:
-                    break
-                path = path.rpartition("/")[0]
+                        done.add(directory)
         return found
 
     def shards_of(
