@@ -92,7 +92,8 @@ def check(base: MemoryStore, convert: Convert, see: Convert = lambda base: base)
         assert "'a'" in refusal, "the array is refused by its name"
         assert convert in TWO_STEPS or objects_of(base) == objects
         return
-    if before[0][0] == "V" and Version(zarr.__version__) < Version("3.2"):
+    is_old = Version(zarr.__version__) < Version("3.2")
+    if before[0][0] == "V" and is_old and not isinstance(after, ShardingStore):
         after = ShardingStore(after)  # zarr's own codec cannot hash such a fill value
     assert read(see(after)) == before
 
