@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -12,6 +12,8 @@ import pytest
 from zarr_shardstore.errors import SpecError
 from zarr_shardstore.format.arguments import (
     array_path,
+    box_of,
+    check_choice,
     check_n_chunks,
     items_of,
     paths_of,
@@ -71,3 +73,31 @@ def test_a_region_has_so_many_chunks_as_a_result_may_have_bytes() -> None:
     check_n_chunks(2**28)
     with pytest.raises(SpecError, match="the region has 268435457 chunks"):
         check_n_chunks(2**28 + 1)
+
+
+def test_a_region_is_a_box_of_the_grid() -> None:
+    """Clipped as Python clips slices; dimensions that are not named are whole."""
+    assert box_of(None, (4, 5)) == ((0, 4), (0, 5))
+    assert box_of([slice(-2, None)], (4, 5)) == ((2, 4), (0, 5))
+    assert box_of((slice(3, 1), slice(2, 99)), (4, 5)) == ((3, 3), (2, 5))
+    assert box_of(None, ()) == ()
+
+
+@pytest.mark.parametrize(
+    ("region", "message"),
+    [
+        ((slice(None),) * 3, "a slice for each of 2 dims"),
+        ((0,), "a slice for each of 2 dims"),
+        ("x", "region"),
+        ((slice(None, None, 2),), "no steps"),
+    ],
+)
+def test_other_regions_are_refused(region: Any, message: str) -> None:
+    with pytest.raises(SpecError, match=message):
+        box_of(region, (4, 5))
+
+
+def test_choices_are_named() -> None:
+    check_choice("order", "C", Literal["C", "F"])
+    with pytest.raises(SpecError, match="order is 'C' or 'F', got 'K'"):
+        check_choice("order", "K", Literal["C", "F"])
