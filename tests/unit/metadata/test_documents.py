@@ -15,9 +15,11 @@ from zarr_shardstore.format.consolidated_index import with_consolidated_index
 from zarr_shardstore.format.keys import ChunkKeyEncoding
 from zarr_shardstore.metadata import documents
 from zarr_shardstore.metadata.documents import (
+    ADOPTED,
     Geometry,
     Hierarchy,
     Node,
+    adopted_files,
     all_members,
     axes_of_ome,
     chunk_nbytes,
@@ -514,3 +516,33 @@ def test_consolidated_members_of_v3_are_named_by_path() -> None:
         "metadata": {"g": {**GROUP, "consolidated_metadata": empty}, "g/a": V3},
     }
     assert list(made["metadata"]) == ["g", "g/a"]
+
+
+@pytest.mark.parametrize(
+    ("change", "is_same"),
+    [
+        ({"attributes": {"unit": "m"}}, True),
+        ({"shape": [80, 4]}, True),
+        ({"fill_value": 1}, True),
+        ({"data_type": "float32"}, False),
+        ({"data_type": {"name": V3["data_type"]}}, True),
+        ({"codecs": [{"name": "bytes"}]}, True),
+        ({"codecs": ["bytes"]}, True),
+        ({"codecs": [{"name": "bytes", "configuration": {"endian": "big"}}]}, False),
+        ({"codecs": [*V3["codecs"], {"name": "crc32c"}]}, False),
+        ({"chunk_grid": {"name": "unknown"}}, False),
+    ],
+)
+def test_documents_of_the_same_chunks(change: Document, is_same: bool) -> None:
+    """Their bytes mean the same, where both arrays reach, however a writer spells it."""
+    mine, other = (parse_array(Node("v3", "a"), doc) for doc in (V3, {**V3, **change}))
+    assert mine is not None
+    assert other is not None
+    assert mine.has_same_chunks(other) == other.has_same_chunks(mine) == is_same
+
+
+def test_notes_of_adopted_files() -> None:
+    files = [{"path": "a.h5"}]
+    assert adopted_files({ADOPTED: {"files": files}}) == files
+    for doc in ({}, {ADOPTED: None}, {ADOPTED: {"files": 5}}):
+        assert adopted_files(doc) == []
