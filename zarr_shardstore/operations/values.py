@@ -203,8 +203,7 @@ class Operations:
     def exists(self, key: str) -> Flow[bool]:
         """Whether there is a value; for a chunk, by one read of its shard's index."""
         check_key(key)
-        (reply,) = yield from self._look_at([requests.Exists(key)])
-        return bool(reply)
+        return bool((yield from self._look_at([requests.Exists(key)]))[0])
 
     def get_sizes(self, keys: Sequence[str]) -> Flow[list[int | None]]:
         """Return the sizes of values in bytes, ``None`` if missing; no chunk is read.
@@ -219,8 +218,7 @@ class Operations:
         pairs = zip(documents, values, strict=True)
         sizes = {key: None if value is None else len(value) for key, value in pairs}
         if others:
-            replies = yield from self._look_at(others)
-            sizes |= zip([request.key for request in others], replies, strict=True)
+            sizes |= zip([r.key for r in others], (yield from self._look_at(others)), strict=True)
         return [sizes[key] for key in keys]
 
     def _look_at(self, asked: Sequence[requests.Exists | requests.GetSize]) -> Flow[list[Any]]:
@@ -239,9 +237,12 @@ class Operations:
         total = 0
         stream = yield from self.listing.stream(prefix)
         while stream.has_more:
-            found = dict((yield from stream.next_round()).sizes())
-            others = yield from self.get_sizes([k for k, size in found.items() if size is None])
-            total += sum(size or 0 for size in (*found.values(), *others))
+            unknown = []
+            for key, size in (yield from stream.next_round()).sizes():
+                if size is None:
+                    unknown.append(key)
+                total += size or 0
+            total += sum(size or 0 for size in (yield from self.get_sizes(unknown)))
         raise_first(stream.errors)
         return total
 
