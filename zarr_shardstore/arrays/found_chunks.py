@@ -22,11 +22,12 @@ _N_LOOKS = 64
 """Most objects that are read to find a chunk."""
 
 
-def find_chunk(node: Node, geometry: Geometry) -> Flow[memoryview | None]:
+def find_chunk(node: Node, geometry: Geometry, *, keeps_empty: bool) -> Flow[memoryview | None]:
     """Return an object under a chunk key of a new array, or ``None``.
 
-    Shards without entries are removed: object stores keep them of an array that was erased key by
-    key. A reader of the new array would take them for chunks. Cost: usually one listing.
+    Unless it `keeps_empty` ones, shards without entries are removed: object stores keep them of an
+    array that was erased key by key. A reader of the new array would take them for chunks. The
+    removal has no condition, so no writer may have chunks there yet. Cost: usually one listing.
     """
     prefix, encoding, ndim = node.chunk_prefix, geometry.encoding, len(geometry.shape)
     try:
@@ -40,7 +41,7 @@ def find_chunk(node: Node, geometry: Geometry) -> Flow[memoryview | None]:
         return None
     keys = [key for key in keys if encoding.decode(key[len(prefix) :], ndim) is not None]
     found = yield from _read_first(keys)
-    if found is None or not is_empty_index(found):
+    if found is None or keeps_empty or not is_empty_index(found):
         return found
     sizes = yield [GetSize(key) for key in keys]
     same = [key for key, nbytes in zip(keys, sizes, strict=True) if nbytes == len(found)]

@@ -21,9 +21,7 @@ from zarr_shardstore.format.shard import Bytes
 from zarr_shardstore.metadata import declaration, documents
 from zarr_shardstore.metadata.declaration import Declared, View
 from zarr_shardstore.metadata.documents import Geometry, Node, document_key, node_of_document
-from zarr_shardstore.metadata.transformer_list import (
-    sharding_transformer,
-)
+from zarr_shardstore.metadata.transformer_list import sharding_transformer
 from zarr_shardstore.shards.requests import Flow, ListDir
 from zarr_shardstore.telemetry import warn
 
@@ -324,7 +322,8 @@ class MetadataView:
             by_rule = policy.declaration_without_metadata(node, ndim)
         if declared is None or declared == by_rule:
             return declared
-        found = yield from find_chunk(node, geometry)
+        # By a rule writers may store chunks before the document.
+        found = yield from find_chunk(node, geometry, keeps_empty=by_rule is not None)
         if found is not None and by_rule is not None:
             return by_rule  # chunks that were written before their document are in shards
         if found is None or is_shard(found, declared.transformers, ndim):
