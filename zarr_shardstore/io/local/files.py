@@ -24,7 +24,7 @@ from zarr_shardstore.io.local import fs
 from zarr_shardstore.io.local.fs import NO_FILE, opening
 from zarr_shardstore.io.local.locks import LOCK_SUFFIX
 from zarr_shardstore.io.local.shard_files import JOURNAL_SUFFIX as JOURNAL_SUFFIX
-from zarr_shardstore.metadata.documents import ADOPTED, parse_json
+from zarr_shardstore.metadata.documents import ADOPTED, adopted_files, parse_json
 
 T = TypeVar("T")
 
@@ -151,7 +151,7 @@ def refuse_adopted(root: str, prefix: str) -> None:
             continue
         if doc.get("node_type") == "array":
             directories.clear()  # they have chunks
-        if (doc.get(ADOPTED) or {}).get("link", "copy") != "copy":
+        if adopted_files(doc) and doc[ADOPTED].get("link") != "copy":
             raise UnsupportedError(
                 f"the array in {top!r} has adopted files of other formats: undo the adoption "
                 "before you remove it (undo_adoption, zarr-shardstore adopt --undo)"

@@ -140,7 +140,8 @@ class FrameWriter:
             error = error or found
         if error is not None:
             n_lost = self._buffer.end - n_durable
-            error.add_note(f"{n_lost} frames after the first {n_durable} are lost")
+            if n_lost:
+                error.add_note(f"{n_lost} frames after the first {n_durable} are lost")
             raise error
 
     def __enter__(self) -> Self:
