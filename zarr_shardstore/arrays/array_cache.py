@@ -231,6 +231,8 @@ class ArrayCache:
             (reply,) = yield from read_documents([key])
             doc = parse_document(node, reply.value)
             now = None if doc is None else self.reader.read(node, doc)
+            if now is None and node in self.erased:
+                continue
             is_same = cached is not None and cached.has_same_chunks(now)
             if cached is not None and is_same:
                 generation.states[key] = (cached, state)
@@ -238,13 +240,18 @@ class ArrayCache:
                 generation.drop(node)
                 generation.refused.add(node)
             if layout is not None:
-                is_same = node in self.erased if now is None else now.has_entries_of(layout)
+                is_same = now is not None and now.has_entries_of(layout)
             if not is_same:
                 raise ShardConflictError.of_replaced(node.path)
 
     def document_erased(self, node: Node, layout: ArrayLayout | None) -> None:
         """Note that the document of `node` was erased alone; its chunks may still be there."""
-        self.documents_changed(node)
+        self.documents_changed(node, is_erased=True)
+        self.erasing(node, layout)
+
+    def erasing(self, node: Node, layout: ArrayLayout | None) -> None:
+        """Note, before it is, that the document of `node` is erased alone: no look at its chunks
+        meanwhile blames another process."""
         if layout is not None:
             self.erased[node] = layout
             while len(self.erased) > _MAX_ERASED:
@@ -252,7 +259,12 @@ class ArrayCache:
 
     @_synchronized
     def documents_changed(
-        self, node: Node | None = None, array: StoredArray | None = None, *, below: str = ""
+        self,
+        node: Node | None = None,
+        array: StoredArray | None = None,
+        *,
+        below: str = "",
+        is_erased: bool = False,
     ) -> None:
         """Note that `array` is at `node`, or that documents below a prefix have changed. All other
         stores of the process read their documents again."""
@@ -260,7 +272,7 @@ class ArrayCache:
         def is_changed(other: Node) -> bool:
             return document_key(other).startswith(below) if node is None else other == node
 
-        for gone in [n for n in list(self.erased) if is_changed(n)]:
+        for gone in [n for n in list(self.erased) if is_changed(n) and not is_erased]:
             self.erased.pop(gone, None)
         before = self._generation
         was_current = before.n_changes == _n_changes

@@ -93,14 +93,15 @@ class Documents:
         arrays = yield from self._arrays.lookup(nodes)
         for node in nodes:
             yield from self._flusher.flush_array(node)
+        layouts = {n: a.layout for n, a in arrays.items() if isinstance(a, StoredArray)}
         try:
             if keys:
+                for node in nodes:
+                    self._arrays.erasing(node, layouts.get(node))
                 yield [requests.Delete(key) for key in keys]
         finally:
             for node in nodes:
-                array = arrays[node]
-                layout = array.layout if isinstance(array, StoredArray) else None
-                self._arrays.document_erased(node, layout)
+                self._arrays.document_erased(node, layouts.get(node))
 
     def of_array(self, node: Node) -> Flow[tuple[bytes, memoryview, StoredArray] | None]:
         """Return the document of an array as it is stored and by its chunks, and the array, which
