@@ -36,6 +36,7 @@ if TYPE_CHECKING:  # `X as X`: type checkers take these for public names
     from zarr_shardstore.arrays.stored_array import (
         register_storage_transformer as register_storage_transformer,
     )
+    from zarr_shardstore.errors import AlreadyExistsError as AlreadyExistsError
     from zarr_shardstore.errors import CorruptShardError as CorruptShardError
     from zarr_shardstore.errors import CorruptValueError as CorruptValueError
     from zarr_shardstore.errors import ReadOnlyError as ReadOnlyError
@@ -105,9 +106,9 @@ _MODULES = {
         "interop.loader.loader": "ShardLoader",
         "interop.loader.plan": "LoaderPlan",
         "interop.draft.hierarchy_store": "DraftHierarchyStore",
-        "errors": "CorruptShardError CorruptValueError ReadOnlyError ShardConflictError "
-        "ShardStoreError SpecError UnfinishedConversionError UnpublishedError UnshardedWarning "
-        "UnsupportedError",
+        "errors": "AlreadyExistsError CorruptShardError CorruptValueError ReadOnlyError "
+        "ShardConflictError ShardStoreError SpecError UnfinishedConversionError UnpublishedError "
+        "UnshardedWarning UnsupportedError",
         "tools.inspect.info": "get_shard_info is_sharded",
         "io.driver": "Stats",
         "io.local.cached_files": "set_index_cache_nbytes",

@@ -24,7 +24,8 @@ import fsspec
 import numpy as np
 import pytest
 import zarr
-from zarr.storage import LocalStore
+from zarr.core.sync import sync
+from zarr.storage import FsspecStore, LocalStore
 
 from tests.support.entry_points import declared, register_shard
 from tests.support.processes import s3_server
@@ -271,6 +272,30 @@ def test_files(tmp_path: Path) -> None:
     assert (tmp_path / "d/e/f").read_bytes() == fs.cat_file("copy/e/f") == b"f"
 
 
+def test_sources_at_the_root_keep_their_names(tmp_path: Path) -> None:
+    """In a directory that exists, as on the local file system; none is moved into itself."""
+    fs = fsspec.filesystem("shard", fo=str(tmp_path / "s"))
+    for key in ("results/old", "raw/x", "labels/x", "note"):
+        fs.pipe_file(key, key.encode())
+    for out in (str(tmp_path), f"{tmp_path}/new/", tmp_path):
+        for name in ("raw", "labels", "note"):
+            fs.get(name, out, recursive=True)
+        assert (Path(out) / "raw/x").read_bytes() == b"raw/x"
+        assert (Path(out) / "labels/x").read_bytes() == b"labels/x"
+        assert (Path(out) / "note").read_bytes() == b"note"
+    fs.get("raw/", str(tmp_path), recursive=True)
+    assert (tmp_path / "x").read_bytes() == b"raw/x"
+    fs.cp("note", "results/")
+    fs.mv("raw", "results", recursive=True)
+    for target in ("labels/", "labels/inside", "shard://labels/x"):
+        with pytest.raises(SpecError, match="cannot be moved into itself, and was not changed"):
+            fs.mv("labels", target, recursive=True)
+    with pytest.raises(SpecError, match="into itself"):
+        fs.mv("", "labels", recursive=True)
+    keys = ["labels/x", "note", "results/note", "results/old", "results/raw/x"]
+    assert sorted(fs.find("")) == keys
+
+
 def sum_of(z: Any) -> int:
     return int(z[:].sum())
 
@@ -498,6 +523,32 @@ def test_s3(client: str, s3: dict[str, Any]) -> None:
     np.testing.assert_array_equal(z[8:], VALUES)
     mapper = fsspec.get_mapper(url, **{"s3": options})
     assert sum("/c/" in key for key in mapper) == 128
+
+
+@pytest.mark.filterwarnings("ignore:Your installed version of s3fs")
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
+@pytest.mark.filterwarnings("ignore:through fsspec nothing keeps")
+@pytest.mark.parametrize("view", ["chunks", "shards"])
+def test_s3fs_keeps_its_listings(view: Any, s3: dict[str, Any]) -> None:
+    """Shards that another process stores after a listing are read, and never replaced."""
+    pytest.importorskip("s3fs", minversion="2025.10")
+    options: dict[str, Any] = {"key": "k", "secret": "s"}
+    options["client_kwargs"] = {"endpoint_url": s3["endpoint"], "region_name": "us-east-1"}
+    url = f"s3://bucket/{view}-listed.zarr"
+    base = FsspecStore.from_url(url, storage_options=options)
+    store = ShardingStore(base, chunks_per_shard=4, view=view)
+    z: Any = zarr.create_array(
+        store, name="a", shape=(64,), chunks=(2,), dtype="u1", compressors=None
+    )
+    z[:8] = 1
+    other: Any = zarr.open_array(ShardingStore(url, storage_options=options), path="a")
+    for i, n_stored in ((1, 1), (2, 2)):
+        assert z.nchunks_initialized == 4 * n_stored
+        sync(base.fs._ls(f"bucket/{view}-listed.zarr/a/c"))  # by another part of the program
+        other[8 * i : 8 * i + 8] = 7
+        z[8 * i] = 5
+    expected = [1] * 8 + ([5] + [7] * 7) * 2 + [0] * 40
+    assert z[:].tolist() == other[:].tolist() == expected
 
 
 def test_xarray(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ import pytest
 import zarr
 
 from zarr_shardstore import (
+    Progress,
     ShardingStore,
     UnfinishedConversionError,
     check_store,
@@ -27,6 +28,7 @@ from zarr_shardstore import (
     get_shard_info,
     shard_store,
     to_native,
+    unshard_store,
 )
 
 GOLDEN = Path(__file__).parents[1] / "golden/v0.1"
@@ -88,6 +90,27 @@ def test_the_command_that_is_named_finishes_it(name: str, tmp_path: Path) -> Non
     assert (array.n_errors, array.is_sharded) == (0, words[0] == "shard")
     assert check_store(root).is_clean
     assert not (Path(root) / ".zarr_shardstore").exists()
+
+
+@pytest.mark.parametrize("action", ["old objects removed", "new objects moved"])
+def test_no_consolidated_index_of_the_old_shards_is_left(action: str, tmp_path: Path) -> None:
+    """The run that finishes the exchange sees a document that declares none."""
+    store = ShardingStore(tmp_path, chunks_per_shard=4)
+    z: Any = zarr.create_array(store, name="a", shape=(32,), chunks=(2,), dtype="u2")
+    z[:] = range(32)
+    store.consolidate_index_sync("a")
+
+    def end(progress: Progress) -> None:
+        if progress.action == action:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        unshard_store(tmp_path, progress=end)
+    (note,) = unshard_store(tmp_path).notes
+    assert "finished what an earlier run had begun" in note
+    assert check_store(tmp_path).is_clean
+    np.testing.assert_array_equal(zarr.open_array(tmp_path, path="a")[:], range(32))
+    assert {path.name for path in (tmp_path / "a").iterdir()} == {"zarr.json", "c"}
 
 
 def open_it(root: str, path: str, key: str | None) -> None:

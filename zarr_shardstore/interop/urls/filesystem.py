@@ -32,6 +32,7 @@ from urllib.parse import parse_qsl
 import fsspec
 from fsspec.asyn import AsyncFileSystem
 from fsspec.callbacks import DEFAULT_CALLBACK
+from fsspec.core import has_magic
 from fsspec.spec import AbstractBufferedFile
 from zarr.abc.store import ByteRequest, OffsetByteRequest, RangeByteRequest, SuffixByteRequest
 from zarr.core.buffer import default_buffer_prototype
@@ -240,6 +241,13 @@ class ShardFileSystem(AsyncFileSystem):  # type: ignore[misc]
         sizes = {name: info["size"] for name, info in found.items()}
         return sum(sizes.values()) if total else sizes
 
+    async def _get(self, rpath: Any, lpath: Any, *args: Any, **options: Any) -> None:
+        lpath = fsspec.utils.stringify_path(lpath)
+        name = _name_at_the_root(rpath)
+        if name and (lpath.endswith("/") or os.path.isdir(lpath)):
+            lpath = f"{lpath}/{name}"
+        await super()._get(rpath, lpath, *args, **options)
+
     async def _get_file(self, rpath: str, lpath: str, **_: Any) -> None:
         if await self._isdir(rpath):
             os.makedirs(lpath, exist_ok=True)
@@ -307,8 +315,20 @@ class ShardFileSystem(AsyncFileSystem):  # type: ignore[misc]
 
     async def _copy(self, path1: Any, path2: Any, recursive: bool = False, **options: Any) -> None:
         later = list[str](), list[str]()
+        name = _name_at_the_root(path1)
+        if name and (path2.endswith("/") or await self._isdir(path2)):
+            path2 = f"{path2.rstrip('/')}/{name}"
         await super()._copy(path1, path2, recursive, later=later, **options)
         await super()._copy(*later, recursive, **options)
+
+    def mv(self, path1: Any, path2: Any, *args: Any, **options: Any) -> None:
+        if path1 != path2 and isinstance(path1, str):
+            source, target = self._strip_protocol(path1), self._strip_protocol(path2)
+            if not source or f"{target}/".startswith(
+                f"{source}/"
+            ):  # fsspec copies, then removes the source
+                raise SpecError(f"{path1!r} cannot be moved into itself, and was not changed")
+        super().mv(path1, path2, *args, **options)
 
     async def _rm_file(self, path: str, **_: Any) -> None:
         key = self._strip_protocol(path)
@@ -357,6 +377,15 @@ class _ShardFile(AbstractBufferedFile):  # type: ignore[misc]
     def commit(self) -> None:
         mode = "create" if self.mode == "xb" else "overwrite"
         self.fs.pipe_file(self.path, self.buffer.getvalue(), mode=mode)
+
+
+def _name_at_the_root(source: Any) -> str:
+    """Return the name of a source in no directory, or ``""``. fsspec forgets it where it copies the
+    source into a directory."""
+    if not isinstance(source, str) or source.endswith("/") or has_magic(source):
+        return ""
+    name: str = ShardFileSystem._strip_protocol(source)
+    return "" if "/" in name else name
 
 
 def _open(

@@ -75,6 +75,7 @@ class FsspecBackend(ZarrBackend):
         if self._has_threads:
             self._process = self._process or os.getpid()
             base.check_no_fork(self, self._process)
+            self._drop_listings()  # reads of whole objects look into them first
         self._check_changes(batch)
         return await super().perform_async(batch)
 
@@ -132,7 +133,8 @@ class FsspecBackend(ZarrBackend):
         return f"{root}/{key}" if root else key
 
     def _drop_listings(self) -> None:
-        """Let the next reply come from the base store: its client keeps listings for ever."""
+        """Let the next reply come from the base store: its client keeps listings for ever, and
+        what another process stores later counts as missing."""
         fs: Any = getattr(self._inner, "fs", None)
         if fs is not None and not self._read_only_kind:
             getattr(fs, "sync_fs", fs).invalidate_cache()
@@ -170,26 +172,31 @@ class FsspecBackend(ZarrBackend):
 
     async def _names(self, prefix: str) -> list[str]:
         self._drop_listings()
-        paths = await self._paths_without_root("_ls", prefix)
-        if paths is not None:
-            below = [path.removeprefix(prefix) for path in paths if path.startswith(prefix)]
-            return visible([name for name in below if name])
         try:
+            paths = await self._paths_without_root("_ls", prefix)
+            if paths is not None:
+                below = [path.removeprefix(prefix) for path in paths if path.startswith(prefix)]
+                return visible([name for name in below if name])
             return await super()._names(prefix)
         except NotADirectoryError:  # a local file has this name
             return []
+        finally:
+            self._drop_listings()
 
     async def _listed(self, prefix: str) -> Listed:
         self._drop_listings()
-        paths = await self._paths_without_root("_find", prefix)
-        if paths is not None:
-            for path in paths:
-                if path.startswith(prefix):
-                    yield path, None, None
-            return
-        async with aclosing(super()._listed(prefix)) as listed:
-            async for item in listed:
-                yield item
+        try:
+            paths = await self._paths_without_root("_find", prefix)
+            if paths is not None:
+                for path in paths:
+                    if path.startswith(prefix):
+                        yield path, None, None
+                return
+            async with aclosing(super()._listed(prefix)) as listed:
+                async for item in listed:
+                    yield item
+        finally:
+            self._drop_listings()
 
     async def _paths_without_root(self, method: str, prefix: str) -> list[str] | None:
         """List a file system of fsspec whose root is ``""``, where zarr 3.1 lists other keys."""

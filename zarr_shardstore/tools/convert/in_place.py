@@ -22,7 +22,7 @@ staged and verified, and then exchanged for the old ones.
 5. All old objects are deleted, because a new object may have the key of any old one. Objects
    beyond the edge of the array are moved to the quarantine. The manifest gets state ``moving``.
 6. Staged objects are moved to their keys.
-7. Empty directories are removed.
+7. A consolidated index and empty directories are removed.
 8. The new documents are written, the copies in groups first.
 9. The manifest is deleted, then the rest of the directory.
 
@@ -65,6 +65,7 @@ from zarr_shardstore.access import (
     BaseStoreHandle,
     LocalBackend,
     chunk_keys,
+    consolidated_index,
     file_keys,
     locks,
     metadata,
@@ -298,9 +299,14 @@ def _fate(
 # -------------------------------------------------------------- the exchange
 
 
-def replace_values(base: BaseStoreHandle, manifest: Manifest, step: OnStep) -> str:
+def replace_values(
+    base: BaseStoreHandle, manifest: Manifest, step: OnStep, *, has_index: bool
+) -> str:
     """Exchange the objects of an array for the staged ones, which are all verified; call `step`
-    with what was done, and the number of objects. Return a note for the report."""
+    with what was done, and the number of objects. Return a note for the report.
+
+    `has_index` says that a consolidated index describes the old objects.
+    """
     base.backend.persist()
     if isinstance(base.backend, LocalBackend):
         for keys in manifest.keys_below(base, manifest.prefix):
@@ -308,10 +314,16 @@ def replace_values(base: BaseStoreHandle, manifest: Manifest, step: OnStep) -> s
                 if not os.access(directory, os.W_OK | os.X_OK):
                     text = "it may not be changed, and nothing was: permit it, and run this again"
                     raise PermissionError(errno.EACCES, text, directory)
-    return _finish(base, manifest.at_state(base, "replacing"), step)
+    return _finish(base, manifest.at_state(base, "replacing"), step, has_index=has_index)
 
 
-def _finish(base: BaseStoreHandle, manifest: Manifest, step: OnStep = lambda *_: None) -> str:
+def _finish(
+    base: BaseStoreHandle,
+    manifest: Manifest,
+    step: OnStep = lambda *_: None,
+    *,
+    has_index: bool = True,
+) -> str:
     """Take steps 4 to 9, or those that are left. Return a note for the report."""
     now = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())  # as the quarantines of repairs
     n_beyond, aside = 0, f"{file_keys.QUARANTINE}/{now}-beyond-the-edge/"
@@ -333,6 +345,10 @@ def _finish(base: BaseStoreHandle, manifest: Manifest, step: OnStep = lambda *_:
     for keys in manifest.keys_below(base, manifest.values_prefix):
         base.perform([requests.Move(key, manifest.prefix + key[cut:]) for key in keys])
         step("new objects moved", len(keys))
+    if has_index:
+        base.perform(
+            [requests.Delete(manifest.prefix + consolidated_index.CONSOLIDATED_INDEX_NAME)]
+        )
     base.backend.tidy(manifest.prefix)
     base.backend.persist()
     _write_documents(base, manifest.documents)

@@ -29,7 +29,6 @@ from zarr_shardstore.access import (
     invalidate_documents,
     metadata,
     open_base,
-    requests,
     shard_format,
     store_options,
     walks,
@@ -285,12 +284,10 @@ class Conversion:
                 counts = report.n_tasks, report.n_tasks, report.n_chunks, report.n_bytes
                 self.progress(Progress(plan.node.path, action, *counts, n_objects[action]))
 
-        note = in_place.replace_values(self.target, manifest, step)
-        report = replace(report, reason=report.reason + note)
-        if any(map(consolidated_index.declares_consolidated_index, plan.documents.values())):
-            name = consolidated_index.CONSOLIDATED_INDEX_NAME
-            self.target.perform([requests.Delete(manifest.prefix + name)])
-        return report
+        old = plan.documents.values()
+        has_index = any(map(consolidated_index.declares_consolidated_index, old))
+        note = in_place.replace_values(self.target, manifest, step, has_index=has_index)
+        return replace(report, reason=report.reason + note)
 
     def _convert_to_destination(self, plan: ArrayPlan, there: Set[str]) -> ArrayReport:
         if not plan.new_documents:  # it stays out
