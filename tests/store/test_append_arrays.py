@@ -366,24 +366,30 @@ def test_an_error_names_the_rows() -> None:
     """The rows are reserved, and `write_array` fills them. Another append makes new ones."""
 
     class Failing(OtherMapping):
-        fails = False
+        part = "none"
 
         def __setitem__(self, key: str, value: bytes) -> None:
-            if self.fails and "/c/" in key:
+            if self.part in f"//{key}":
                 raise OSError("the disk is full")
             super().__setitem__(key, value)
 
     base = Failing()
     store = create(base, length=3)
-    base.fails = True
+    base.part = "/c/"
     with pytest.raises(OSError, match="full") as caught:
         store.append_arrays({"z": values(3, 5)})
-    assert "rows 3 to 4" in caught.value.__notes__[0]
-    base.fails = False
+    assert caught.value.__notes__[0] == "the rows 3 to 4 of ['z'] were reserved"
+    base.part = "none"
     assert store.append_arrays({"z": values(5, 6)}) == 5
     assert (stored(store)[3:5] == 0).all()
     store.write_array("z", slice(3, 5), values(3, 5))
     np.testing.assert_array_equal(stored(store), values(0, 6))
+    zarr.consolidate_metadata(store)
+    base.part = "//zarr.json"
+    with pytest.raises(OSError, match="full") as caught:
+        store.append_arrays({"z": values(6, 7)})
+    assert "rows 6 to 6 of ['z'] were stored, and consolidated" in caught.value.__notes__[0]
+    np.testing.assert_array_equal(stored(store), values(0, 7))
 
 
 def test_all_stores_of_the_process_see_it(tmp_path: Path) -> None:

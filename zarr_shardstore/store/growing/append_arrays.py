@@ -99,8 +99,8 @@ class AppendArrays(DirectArrays):
            by default, sees arrays of one length, and a row only when it is stored.
 
         A kill or an error after the first step leaves rows of fill values, and no other row
-        changes. The error has a note with the rows: `write_array` fills them, another append makes
-        new ones.
+        changes. The error has a note with the rows, and says if they are stored: `write_array`
+        fills them, another append makes new ones.
 
         Other processes may append where they may write the same shards. The arrays must not have
         other writers that change their shape, attributes or last rows, as ``z.append``,
@@ -135,18 +135,19 @@ class AppendArrays(DirectArrays):
 
         reserved: tuple[int, Mapping[str, Any]] = run(grow(first, lambda n: n + first.length))
         start = reserved[0]
-        stop = start + first.length
+        stop, state = start + first.length, "reserved"
         try:
             flows = [grow(slab, lambda n: max(n, stop)) for slab in others]
             found = [reserved, *run(in_shared_rounds(flows))]
             store = self._without_batch([slab.reader.node for slab in slabs])
             for slab, (_, document) in zip(slabs, found, strict=True):
                 store._write_rows(slab, document, start)
+            state = "stored, and consolidated metadata of groups lacks them"
             pairs = zip(slabs, found, strict=True)
             ends = {s.reader.node: (s.axis, with_length(d, s.axis, stop)) for s, (_, d) in pairs}
             run(documents.grow_copies(ends))
         except BaseException as error:
-            error.add_note(f"the rows {start} to {stop - 1} of {list(arrays)} were reserved")
+            error.add_note(f"the rows {start} to {stop - 1} of {list(arrays)} were {state}")
             raise
         return start
 
