@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import shutil
 import signal
 import subprocess
 import sys
@@ -31,6 +32,7 @@ from zarr_shardstore import (
     SpecError,
     check_store,
     repair_store,
+    reshard,
 )
 
 _WRITER = """
@@ -89,6 +91,49 @@ def test_a_writer_of_another_process_is_never_accused(strategy: str, tmp_path: P
                 n_used += len(report.findings)
                 assert report.n_chunks == 64
     assert n_used or strategy == "rewrite", "journals were there"
+
+
+def replace_arrays(path: Path, how: str) -> None:
+    """What another program does to all arrays."""
+    if how == "reshard":
+        reshard(path, 4)
+        return
+    options: Any = {"compressors": None} if how == "other codecs" else {}
+    for i in range(N_ARRAYS):
+        if how == "removed":
+            shutil.rmtree(path / f"{i}/a")
+            continue
+        chunks_per_shard = 4 if how in ("other shards", "unknown") else 2
+        store = ShardingStore(path, chunks_per_shard)
+        options |= {"shape": (32,), "chunks": (1,), "dtype": "u2", "overwrite": True}
+        zarr.create_array(store, name=f"{i}/a", **options)[:] = 3
+        if how == "unknown":
+            (path / f"{i}/a/zarr.json").write_text('{"node_type": "array", "zarr_format": 3}')
+
+
+N_ARRAYS = 20
+
+
+@pytest.mark.parametrize(
+    "how", ["same", "other shards", "other codecs", "reshard", "removed", "unknown"]
+)
+def test_a_program_that_replaces_arrays_is_never_accused(how: str, tmp_path: Path) -> None:
+    """The check has read their documents before."""
+    store = ShardingStore(tmp_path, 2)
+    for i in range(N_ARRAYS):
+        options: Any = {"shape": (64,), "chunks": (1,), "dtype": "u2"}
+        zarr.create_array(store, name=f"{i}/a", **options)[:] = 7
+    store.close()
+    done: list[Progress] = []
+
+    def step(progress: Progress) -> None:
+        if not done:
+            replace_arrays(tmp_path, how)
+        done.append(progress)
+
+    report = check_store(tmp_path, level="decode", progress=step)
+    assert {found.kind for found in report.findings} == ({"in_use"} if how == "unknown" else set())
+    assert len(done) > 1
 
 
 def test_a_killed_writer_leaves_findings(tmp_path: Path) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -175,3 +177,31 @@ def test_an_array_that_grows_while_it_is_listed(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(_Check, "_keys", grow_after)
     report = check_store(base)
     assert (report.findings, report.n_chunks) == ((), 16)
+
+
+def test_a_repair_beside_a_program_that_replaces_arrays(tmp_path: Path) -> None:
+    """Shards of the new array are whole, also if they are damaged by the document of the old."""
+    store = ShardingStore(tmp_path, 2)
+    options: Any = {"shape": (64,), "chunks": (1,), "dtype": "u2", "compressors": None}
+    for name in ("a", "b"):
+        zarr.create_array(store, name=name, **options)[:] = 7
+        (damaged := tmp_path / f"{name}/c/1").write_bytes(damaged.read_bytes()[:-1])
+    store.close()
+    report = check_store(tmp_path)
+    real, new = repair._Repair.repair, np.arange(64, dtype="u2")
+
+    def replace_then_repair(self: Any, key: str, found: Any) -> Any:
+        if key.startswith("b/"):
+            code = (
+                "import sys, numpy as np, zarr; from zarr_shardstore import ShardingStore as S;"
+                "z = zarr.create_array(S(sys.argv[1], 4), name='b', shape=(64,), chunks=(1,), "
+                "dtype='u2', compressors=None, overwrite=True); z[:] = np.arange(64)"
+            )
+            subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=True)
+        return real(self, key, found)
+
+    with mock.patch.object(repair._Repair, "repair", replace_then_repair):
+        actions = repair_store(report, keep="drop", dry_run=False).actions
+    assert [(a.key, a.did) for a in actions] == [("a/c/1", "removed"), ("b/c/1", "left")]
+    assert "whole now" in actions[1].message
+    np.testing.assert_array_equal(zarr.open_array(ShardingStore(tmp_path), path="b")[:], new)

@@ -45,9 +45,9 @@ from zarr_shardstore.tools.check.findings import (
     Level,
     finding,
 )
-from zarr_shardstore.tools.check.objects import ArrayChecker, check_objects
-from zarr_shardstore.tools.check.replica import checker_of
+from zarr_shardstore.tools.check.objects import ArrayChecker
 from zarr_shardstore.tools.check.side_files import check_side_files, is_growing, is_young
+from zarr_shardstore.tools.check.tasks import check_objects, checker_of
 from zarr_shardstore.tools.convert.job import check_reach, own_threads, run_all
 from zarr_shardstore.tools.convert.report import OnProgress, Progress
 from zarr_shardstore.tools.inspect import find
@@ -144,7 +144,8 @@ def check_store(
         result.findings += check.documents()
         check.chunks(workers, progress, kept)
         result.findings += check.side_files()
-    found = tuple(sorted(result.findings, key=lambda found: (found.key, found.chunk or ())))
+    unique = dict.fromkeys(result.findings)
+    found = tuple(sorted(unique, key=lambda found: (found.key, found.chunk or ())))
     if not selected and all(each.severity == "info" for each in found):
         raise SpecError(f"there is no array in {base.describe()}: {find.NO_ARRAY_HINT}")
     return CheckReport(

@@ -1,9 +1,8 @@
 """Checks of the objects of one array: shards, or else chunks.
 
-A task checks a few objects; it is independent of all others, small and picklable. Indexes are read
-past every cache, because bit rot changes neither time nor ETag. All entries of an index are checked
-together by numpy. A shard with findings is checked again until two checks find the same: a writer
-may have come between the requests.
+Indexes are read past every cache, because bit rot changes neither time nor ETag. All entries of an
+index are checked together by numpy. A shard with findings is checked again until two checks find
+the same: a writer may have come between the requests.
 """
 
 from __future__ import annotations
@@ -69,17 +68,6 @@ _Ids: TypeAlias = npt.NDArray[np.intp]
 _Index: TypeAlias = shard_format.ShardIndex
 
 
-def check_objects(checker: ArrayChecker, keys: Sequence[str]) -> CheckResult:
-    """Check some objects of an array; those that are gone by now are left out."""
-    found = CheckResult(n_objects=len(keys), task=checker.task_name(keys))
-    if checker.grid.is_sharded:
-        checker.check_shards(keys, found)
-    else:
-        checker.check_values(keys, found)
-    found.n_without_checksum = 0 if checker.has_checksum else found.n_chunks
-    return found
-
-
 def checked_array(found: FoundArray) -> stored_arrays.StoredArray:
     """Return the array of a document as `read_array`, also if zarr itself shards it. Shards in a
     form that is not known here are one value each."""
@@ -106,8 +94,7 @@ class ArrayChecker:
     def __init__(
         self, base: BaseStoreHandle, node: metadata.Node, doc: Mapping[str, Any], level: Level
     ) -> None:
-        self.base, self.level = base, level
-        self._given = node, doc
+        self.base, self.level, self.doc = base, level, doc
         self._name = uuid.uuid4().hex
         array = checked_array(FoundArray(node, doc, None))
         geometry = array.document.geometry
@@ -152,12 +139,11 @@ class ArrayChecker:
             self.unchecked = "a storage transformer maps values to others: entries are not decoded"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _unpickle, (self._name, self.base, *self._given, self.level)
+        return _unpickle, (self._name, self.base, self.array.node, self.doc, self.level)
 
     def task_name(self, keys: Sequence[str]) -> str:
         """Return a name that tasks of other objects, documents or levels do not have."""
-        (hierarchy, path), doc = self._given
-        parts = [hierarchy, path, json.dumps(doc), self.level, *keys]
+        parts = [*self.array.node, json.dumps(self.doc), self.level, *keys]
         return hashlib.sha256("\0".join(parts).encode("utf-8", "surrogateescape")).hexdigest()[:32]
 
     @cached_property

@@ -22,7 +22,6 @@ from zarr_shardstore.access import (
     journals,
     layouts,
     locks,
-    metadata,
     requests,
     shard_format,
     stacks,
@@ -37,7 +36,7 @@ from zarr_shardstore.tools.check.objects import (
     is_version_of,
 )
 from zarr_shardstore.tools.check.quarantine import put_aside
-from zarr_shardstore.tools.check.replica import Replica, checker_of
+from zarr_shardstore.tools.check.replica import Replica
 from zarr_shardstore.tools.check.salvage.salvage import advice, order_of_others, salvage
 from zarr_shardstore.tools.check.side_files import (
     check_side_files,
@@ -45,6 +44,7 @@ from zarr_shardstore.tools.check.side_files import (
     is_growing,
     is_young,
 )
+from zarr_shardstore.tools.check.tasks import checker_of, renew_documents
 from zarr_shardstore.tools.inspect.find import arrays_at, find_contents
 
 Did: TypeAlias = Literal["rewritten", "removed", "left"]
@@ -210,19 +210,24 @@ class _Repair:
         self.has_conditions = base.backend.optimistic() is not None
         arrays = base.run(find_contents()).arrays.items()
         self._docs = {node: found.doc for node, found in arrays}
+        self._documents: Mapping[str, _Bytes | None] = {}
+        """Stored documents by which the object was judged, by their keys."""
         self._checker_of = cache(lambda node: checker_of(base, node, self._docs[node]))
         self._order_of_others = cache(order_of_others)
 
     def repair(self, key: str, found: Sequence[Finding]) -> RepairAction:
         """Repair one object, or return why not."""
         kinds = {each.kind for each in found if each.repairable}
+        self._documents = {}
         try:
             if kinds & {"partial_file", "lock_file"}:
                 return self._remove_side_file(key)
+            self._documents, is_changed = renew_documents(self.base, self._docs, key)
+            self._checker_of.cache_clear() if is_changed else None
             checkers = self._checkers_of(key)
-            if kinds == {"outside_grid"} and not checkers:
-                return self._remove_outside(key, found[0].array or "")
-            if kinds and kinds != {"outside_grid"}:
+            if kinds == {"outside_grid"}:
+                return self._remove_outside(key, found[0].array or "", checkers)
+            if kinds:
                 return self._repair_chunks(key, checkers, has_journal="journal" in kinds)
         except Exception as error:  # of any client
             return RepairAction(key, "left", f"{type(error).__name__}: {error}")
@@ -234,7 +239,7 @@ class _Repair:
         near = [self._checker_of(node) for node in self._docs if key.startswith(node.chunk_prefix)]
         return [each for each in near if each and each.grid.coords_inside(key) is not None]
 
-    def _remove_outside(self, key: str, path: str) -> RepairAction:
+    def _remove_outside(self, key: str, path: str, checkers: Sequence[Any]) -> RepairAction:
         """Remove an object outside of the grid, unless its array grows or has grown."""
         base, backend = self.base, self.base.backend
         if is_growing(base, path) or is_young(base, key):
@@ -246,13 +251,11 @@ class _Repair:
                 lock, is_there = locks.KeptLock(backend.real_root + name), base.sizes([name])[0]
                 lock.acquire(0, "a writer appends frames")
                 stack.callback(lock.remove if is_there is None else lock.close)
-            names = [metadata.document_key(node) for node in self._docs if node.path == path]
-            documents = dict(zip(names, base.values(names), strict=True))
             now = [checker_of(base, a.node, a.doc) for a in arrays_at(base, path)]
-            if not now or any(c is None or c.grid.coords_inside(key) is not None for c in now):
+            are_inside = [c is None or c.grid.coords_inside(key) is not None for c in now]
+            if checkers or not now or any(are_inside):
                 return RepairAction(key, "left", "it lies in the grid by now")
-            message = "it lies outside the grid of its array"
-            return self._exchange(key, None, message, unchanged=documents)
+            return self._exchange(key, None, "it lies outside the grid of its array")
 
     def _repair_chunks(
         self, key: str, checkers: Sequence[ArrayChecker], *, has_journal: bool
@@ -304,8 +307,7 @@ class _Repair:
     ) -> RepairAction:
         data: _Bytes = old
         if not isinstance(self.base.backend, LocalBackend):  # which has read it by the journal
-            (journal,) = self.base.values([key + file_keys.JOURNAL_SUFFIX])
-            data = _without_cut_change(old, journal)
+            data = _without_cut_change(old, *self.base.values([key + file_keys.JOURNAL_SUFFIX]))
         data, text = _decoded(checker.grid.below, key, data)
         kept = salvage(checker, shard, memoryview(data), **self._evidence(checker, shard))
         n_kept = len(kept.entries)
@@ -364,7 +366,6 @@ class _Repair:
         new: _Bytes | None,
         message: str,
         old: _Bytes | None = None,
-        unchanged: Mapping[str, _Bytes | None] | None = None,
         **more: Any,
     ) -> RepairAction:
         """Put an object with its journal into the quarantine, and then another in its place. The
@@ -388,7 +389,7 @@ class _Repair:
             if value is not None:  # it goes with the shard
                 put_aside(self.base, self.prefix, name, value)
         also = [] if journal is None else [requests.Delete(names[1])]
-        self.base.swap(key, old, new, also, unchanged)
+        self.base.swap(key, old, new, also, self._documents)
         return action
 
     def _remove_side_file(self, key: str) -> RepairAction:

@@ -8,19 +8,17 @@ from functools import cache
 from typing import Any
 
 from zarr_shardstore.access import (
-    BaseStoreHandle,
     StoreLike,
     chunk_keys,
     layouts,
-    metadata,
     open_base,
     requests,
     stacks,
 )
 from zarr_shardstore.errors import ShardStoreError
 from zarr_shardstore.tools.check.chunks import transcoder
-from zarr_shardstore.tools.check.findings import Level
 from zarr_shardstore.tools.check.objects import ArrayChecker, coords_of_entry
+from zarr_shardstore.tools.check.tasks import checker_of
 from zarr_shardstore.tools.inspect.find import arrays_at
 
 
@@ -66,12 +64,3 @@ class Replica:
             if new is not None and new != value:
                 found[i] = memoryview(new)
         return found
-
-
-def checker_of(
-    base: BaseStoreHandle, node: metadata.Node, doc: Mapping[str, Any], level: Level = "decode"
-) -> ArrayChecker | None:
-    """Return the checker of an array; ``None`` if its document cannot be used."""
-    with suppress(ShardStoreError):
-        return ArrayChecker(base, node, doc, level)
-    return None
