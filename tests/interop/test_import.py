@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import ctypes
 import json
 import os
 import re
@@ -208,6 +210,27 @@ def test_all_chunks_without_a_filter_are_copied_without_its_codec(tmp_path: Path
     group, report = imported(path)
     equal_to_h5py(group, path)
     assert report.read_by == "every v3 reader"
+
+
+@pytest.mark.parametrize("filters", [{"shuffle": True}, {"compression": 1}, {"fletcher32": True}])
+def test_chunks_beyond_the_end_that_skip_all_filters(filters: Any, tmp_path: Path) -> None:
+    """By an option of HDF5 that h5py lacks. Their filter mask is 0 all the same."""
+    path, values = tmp_path / "cut.h5", np.arange(100, dtype="i4").reshape(10, 10) * 7919
+    with h5py.File(path, "w", libver="latest") as file:
+        made = file.create_dataset("like", (10, 10), "i4", chunks=(4, 4), **filters)
+        plist, set_options = made.id.get_create_plist(), ctypes.CDLL(h5py.h5d.__file__)
+        set_options.H5Pset_chunk_opts.argtypes = [ctypes.c_int64, ctypes.c_uint]
+        assert set_options.H5Pset_chunk_opts(plist.id, 2) >= 0
+        space, dtype = made.id.get_space(), made.id.get_type()
+        whole = h5py.h5d.create(file.id, b"z", dtype, space, plist)
+        whole.write(h5py.h5s.ALL, h5py.h5s.ALL, values)
+        del file["like"]
+    with pytest.raises(UnsupportedError, match=r"'z': .*filter mask.*--recode"):
+        imported(path)
+    with pytest.raises(UnsupportedError, match="filter mask"):
+        adopt(path, tmp_path / "adopted")
+    group, _ = imported(path, recode=True)
+    np.testing.assert_array_equal(group["z"][:], values)
 
 
 def test_what_has_no_form_in_zarr_is_named(tmp_path: Path) -> None:
@@ -759,6 +782,23 @@ def test_a_parquet_file_that_was_cut_off_is_no_missing_chunks(small: Path, tmp_p
         part.write_bytes(whole[:n])
         with pytest.raises(SpecError, match=r"Parquet file with 'g/z/0\.0' is damaged"):
             import_store(str(tmp_path / "refs.parq"), tmp_path / "i.zarr")
+
+
+def test_a_scalar_as_virtualizarr_writes_it() -> None:
+    """The key of its chunk ends in no name."""
+    doc: dict[str, Any] = {
+        "zarr_format": 2,
+        "shape": [],
+        "chunks": [],
+        "dtype": "<i8",
+        "order": "C",
+    }
+    doc |= {"fill_value": 0, "compressor": None, "filters": None}
+    refs = {".zgroup": '{"zarr_format":2}', "crs/.zarray": json.dumps(doc)}
+    refs["crs/"] = "base64:" + base64.b64encode((7).to_bytes(8, "little")).decode()
+    target = MemoryStore()
+    import_store({"version": 1, "refs": refs}, target)
+    assert zarr.open_array(target, path="crs")[()] == 7
 
 
 def test_references_that_are_generated_are_refused() -> None:

@@ -315,6 +315,17 @@ def test_virtualizarr(kind: str, tmp_path: Path) -> None:
     assert_equal({path: root[path][...] for path in values}, values)
 
 
+def test_a_scalar_that_is_not_stored(tmp_path: Path) -> None:
+    """It equals its fill value, as the `spatial_ref` of rioxarray."""
+    pytest.importorskip("virtualizarr")
+    store = ShardingStore(tmp_path / "s.zarr", 2)
+    group = zarr.create_group(store)
+    group.create_array("spatial_ref", shape=(), dtype="i8", fill_value=3)
+    group.create_array("z", shape=(4,), chunks=(1,), dtype="i8")[:] = 5
+    root: Any = zarr.open_group(to_references(store, to="virtualizarr"), mode="r")
+    assert (root["spatial_ref"][()], root["z"][:].tolist()) == (3, [5] * 4)
+
+
 def test_virtual_datasets(tmp_path: Path) -> None:
     xarray = pytest.importorskip("xarray")
     virtualizarr = pytest.importorskip("virtualizarr")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import threading
 import time
 from collections.abc import Callable
@@ -250,6 +251,27 @@ def test_the_end_tells_what_is_lost() -> None:
     with store.append_frames("g/run") as continued:
         continued.extend(frames(continued.n_durable, 6))
     np.testing.assert_array_equal(stored(store), frames(0, 6))
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
+@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
+def test_a_forked_child_that_leaves_the_block_changes_nothing(tmp_path: Path) -> None:
+    """The thread of the parent may have the lock at the fork: the child does not wait for it."""
+    for _ in range(10):
+        with ShardingStore(tmp_path, 4).append_frames("f", flush_s=0.0005) as writer:
+            writer.append(np.ones((64, 64), "u2"))
+            if not (child := os.fork()):
+                signal.alarm(20)
+                status = 1
+                try:
+                    writer.close()
+                    status = 0
+                finally:
+                    os._exit(status)
+            assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    z: Any = zarr.open_array(ShardingStore(tmp_path), path="f")
+    assert z.shape == (10, 64, 64)
+    assert (z[:] == 1).all()
 
 
 def test_threads_and_batches() -> None:

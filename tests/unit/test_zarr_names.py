@@ -23,8 +23,9 @@ OF_OTHERS = {
     *("_replace", "_asdict", "_at_fork_reinit", "_current_frames"),  # Python
     *("_strip_protocol", "_join", "_isfile", "_ls", "_info", "_cp_file", "_rm_file", "_makedirs"),
     "_supports_sync_io",  # of stores outside zarr
+    "_objects",  # h5py
 }
-"""Names with an underscore that Python and fsspec have."""
+"""Names with an underscore that Python, fsspec and h5py have."""
 
 LEFT = {"io/update_queue.py", "interop/urls/filesystem.py"}
 """Files outside `zarr_hooks` that import a name with an underscore."""

@@ -42,6 +42,7 @@ from zarr_shardstore.zarr_hooks.array_jobs import Axes, Batch, TakesWholeOperati
 from zarr_shardstore.zarr_hooks.box import MIN_CHUNKS, ArrayBox
 from zarr_shardstore.zarr_hooks.box_jobs import BoxJob, SlabCodec, TakesBoxes
 from zarr_shardstore.zarr_hooks.chunk_codec import ChunkCodec
+from zarr_shardstore.zarr_hooks.opened_metadata import describes
 from zarr_shardstore.zarr_hooks.shards_argument import (
     ShardsArgument,
     drop_copied_encoding,
@@ -126,6 +127,8 @@ class ShardedCodecPipeline(BatchedCodecPipeline):
     """Set for an array that addresses shards; the pipeline then has the codecs of its chunks."""
     seen: list[ArrayDocument] = field(default_factory=list, compare=False, repr=False)
     """The document at the last operation."""
+    opened: ArrayMetadata | None = field(default=None, compare=False, repr=False)
+    """Metadata of the array object, which the first operation compares with the document."""
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "seen": []}
@@ -149,9 +152,10 @@ class ShardedCodecPipeline(BatchedCodecPipeline):
         usual_chain: Any = create_codec_pipeline(array_metadata)
         shards_argument = ShardsArgument.of(array_metadata, store, cls._of(usual_chain))
         if shards_argument is not None:
-            return replace(cls._of(shards_argument.codec.codecs), shards_argument=shards_argument)
+            chain = cls._of(shards_argument.codec.codecs)
+            return replace(chain, shards_argument=shards_argument, opened=array_metadata)
         refuse_shards(array_metadata)
-        return cls._of(usual_chain)
+        return replace(cls._of(usual_chain), opened=array_metadata)
 
     @classmethod
     def from_codecs(cls, codecs: Iterable[Codec], *, batch_size: int | None = None) -> Self:
@@ -172,6 +176,7 @@ class ShardedCodecPipeline(BatchedCodecPipeline):
         return replace(
             self._of([codec.evolve_from_array_spec(array_spec) for codec in self]),
             shards_argument=self.shards_argument,
+            opened=self.opened,
         )
 
     async def read(self, batch_info: Iterable[Any], out: NDBuffer, drop_axes: Axes = ()) -> Any:
@@ -288,6 +293,8 @@ class ShardedCodecPipeline(BatchedCodecPipeline):
             if is_gone or (document and not before.has_same_chunks(document)):
                 raise ShardConflictError.of_replaced(before.node.path)
         if document is not None:
+            if self.opened and not (self.seen or describes(self.opened, document)):
+                raise ShardConflictError.of_replaced(document.node.path)
             self.seen[:] = [document]
 
 

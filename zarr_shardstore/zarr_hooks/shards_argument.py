@@ -36,12 +36,12 @@ from zarr.core.metadata import ArrayMetadata, ArrayV3Metadata
 from zarr.registry import register_chunk_key_encoding
 from zarr.storage import StorePath
 
-from zarr_shardstore.errors import SpecError
+from zarr_shardstore.errors import ShardConflictError, SpecError
 from zarr_shardstore.format.box_grid import BoxGrid, Side
 from zarr_shardstore.format.keys import SHARD_MARK, ChunkKeyEncoding, Coords
 from zarr_shardstore.format.layout import ShardRef, chunk_grid_shape
 from zarr_shardstore.io.concurrency import run_within
-from zarr_shardstore.metadata.declaration import MARKER, marked
+from zarr_shardstore.metadata.declaration import MARKER, has_sharding_codec, marked
 from zarr_shardstore.zarr_hooks.array_jobs import Axes, Batch, statuses
 from zarr_shardstore.zarr_hooks.box import ArrayBox
 from zarr_shardstore.zarr_hooks.box_jobs import MAX_NBYTES_AT_ONCE, BoxJob, SlabCodec
@@ -245,7 +245,12 @@ class ShardsArgument(NamedTuple):
         keys = [path.path.removesuffix(SHARD_MARK) for path, *_ in batch]
         refs: Sequence[ShardRef | None] = await batch[0][0].store._shards_of(keys) if batch else []
         for ref in refs[:1]:
-            pipeline.check(None if ref is None else ref.layout.document)
+            document: Any = None if ref is None else ref.layout.document
+            pipeline.check(document)
+            if document is None:
+                document = await batch[0][0].store._document_of(keys[0], None)
+            if ref is None and document and not has_sharding_codec(document.members):
+                raise ShardConflictError.of_replaced(document.node.path)
         return refs
 
     def _shards(self, refs: Sequence[ShardRef | None], batch: Batch) -> Iterator[_Shard]:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -205,3 +207,33 @@ def test_a_repair_beside_a_program_that_replaces_arrays(tmp_path: Path) -> None:
     assert [(a.key, a.did) for a in actions] == [("a/c/1", "removed"), ("b/c/1", "left")]
     assert "whole now" in actions[1].message
     np.testing.assert_array_equal(zarr.open_array(ShardingStore(tmp_path), path="b")[:], new)
+
+
+def test_a_repair_removes_what_a_killed_writer_of_frames_left(tmp_path: Path) -> None:
+    """A shard after the end, with the journal and the lock of its writer."""
+    code = """
+import os, signal, sys, numpy as np
+from zarr_shardstore import ShardingStore
+from zarr_shardstore.store.growing.growing_array import GrowingArray
+move_end = GrowingArray._move_end
+def killed(self, n, durable):
+    if n > 8:
+        os.kill(os.getpid(), signal.SIGKILL)
+    move_end(self, n, durable)
+GrowingArray._move_end = killed
+with ShardingStore(sys.argv[1], 4).append_frames("f") as writer:
+    for n in (8, 1):
+        writer.extend(np.ones((n, 3, 3), "u2"))
+        writer.flush()
+"""
+    command = [sys.executable, "-c", code, str(tmp_path)]
+    assert subprocess.run(command, check=False).returncode == -signal.SIGKILL
+    for path in [each for each in tmp_path.rglob("*") if each.is_file()]:
+        os.utime(path, (time.time() - 3600,) * 2)
+    report = check_store(tmp_path)
+    assert {"outside_grid", "journal", "lock_file"} <= {found.kind for found in report.findings}
+    after = repair_store(report, dry_run=False).check
+    assert after is not None
+    assert after.findings == ()
+    found = zarr.open_array(ShardingStore(tmp_path), path="f")[:]
+    np.testing.assert_array_equal(found, np.ones((8, 3, 3)))

@@ -24,6 +24,7 @@ filters; netCDF-4, "Interoperability with HDF5"; HDF5 dimension scales.
 from __future__ import annotations
 
 import base64
+import ctypes
 import math
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -293,6 +294,16 @@ class Parser:
         self.references.tables[f"{path}/"] = table
         return masks
 
+    def _leaves_cut_chunks(self, plist: Any) -> bool:
+        """Whether chunks beyond the end skip all filters (``H5Pset_chunk_opts``), which h5py does
+        not say."""
+        options = ctypes.c_uint()
+        with suppress(OSError, AttributeError), self.h5py._objects.phil:
+            get = ctypes.CDLL(self.h5py.h5d.__file__).H5Pget_chunk_opts
+            get.argtypes = (ctypes.c_int64, ctypes.c_void_p)
+            get(plist.id, ctypes.byref(options))
+        return bool(options.value & 2)
+
     def _find_chunks(
         self, dataset: Any, plist: Any, prefix: str
     ) -> tuple[chunk_keys.Coords, ChunkTable, npt.NDArray[np.int64]]:
@@ -319,6 +330,9 @@ class Parser:
                 at = np.ravel_multi_index((offsets // chunk_shape).T, grid_shape)
                 ranges[at] = [(chunk.byte_offset, chunk.size) for chunk in found]
                 masks[at] = [chunk.filter_mask for chunk in found]
+                are_cut = (offsets + chunk_shape > shape).any(axis=1)
+                if are_cut.any() and self._leaves_cut_chunks(plist):
+                    masks[at[are_cut]] = (1 << plist.get_nfilters()) - 1
                 if self._leaves_out_block:
                     ranges[at, 0] += dataset.file.userblock_size
         elif layout == h5d.CONTIGUOUS and not plist.get_external_count():

@@ -66,7 +66,9 @@ class _References:
 
     def get(self, key: str, /) -> Reference | None:
         try:
-            value = self._found[key]
+            # VirtualiZarr's key of the chunk of an array without dimensions ends in no name.
+            at_root = key.endswith("/0") and key not in self._found and key[:-1] in self._found
+            value = self._found[key[:-1] if at_root else key]
         except (KeyError, ValueError, TypeError) as error:
             if isinstance(error, TypeError) or not isinstance(
                 error.__cause__, FileNotFoundError | None
@@ -88,7 +90,9 @@ class _References:
 
     def __iter__(self) -> Iterator[str]:
         if not hasattr(self._found, "zmetadata"):
-            yield from (key for key in self._found if key.rpartition("/")[2] not in DOCUMENTS)
+            for key in self._found:
+                if key.rpartition("/")[2] not in DOCUMENTS:
+                    yield f"{key}0" if key.endswith("/") else key
             return
         for key, doc in self._found.zmetadata.items():  # its own iteration has no nested groups
             if key.endswith(".zarray"):

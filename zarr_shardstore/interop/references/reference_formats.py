@@ -317,6 +317,8 @@ def _to_virtualizarr(found: References) -> Any:
         paths = np.full(array.grid_shape, "", dtype=np.dtypes.StringDType())
         offsets, lengths = np.zeros(paths.shape, np.uint64), np.zeros(paths.shape, np.uint64)
         for some in array.ranges:
+            if not len(some.coords):
+                continue
             at = (*some.coords.T, ...)  # also of an array without dimensions
             paths[at] = np.array([f"{found.url}/{key}" for key in some.keys], paths.dtype)
             offsets[at], lengths[at] = some.offsets, some.nbytes

@@ -130,7 +130,12 @@ class FrameWriter:
             self._thread.flush()
 
     def close(self) -> None:
-        """Flush, seal the shards, and let other writers append; a second call has no effect."""
+        """Flush, seal the shards, and let other writers append.
+
+        A second call has no effect, and a call in a forked child.
+        """
+        if self._thread.is_of_the_parent:
+            return
         self._thread.close()
         n_durable, error = self._buffer.n_durable, self._thread.error
         try:
@@ -233,6 +238,11 @@ class FlushThread:
         """Whether the thread has ended, as in a forked child, or will end."""
         return self._is_closed or (self._thread is not None and not self._thread.is_alive())
 
+    @property
+    def is_of_the_parent(self) -> bool:
+        """Whether a fork has copied it, perhaps with its lock taken."""
+        return os.getpid() != self._pid
+
     def wait_for_room(self) -> None:
         """Wait until less than twice `flush_nbytes` are buffered; under `changed`."""
         self.changed.wait_for(
@@ -269,7 +279,7 @@ class FlushThread:
     def warn_of_lost_frames(self) -> None:
         """Warn at the end of the program of frames that no flush has stored."""
         n_lost = self._buffer.end - self._buffer.n_durable
-        if n_lost and not self._is_closed and os.getpid() == self._pid:
+        if n_lost and not self._is_closed and not self.is_of_the_parent:
             warn(
                 f"the last {n_lost} frames of {self._array.path!r} were never stored: use the "
                 "writer of frames in a `with` block, or call its close()"

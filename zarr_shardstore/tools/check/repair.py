@@ -225,7 +225,7 @@ class _Repair:
             self._documents, is_changed = renew_documents(self.base, self._docs, key)
             self._checker_of.cache_clear() if is_changed else None
             checkers = self._checkers_of(key)
-            if kinds == {"outside_grid"}:
+            if "outside_grid" in kinds <= {"outside_grid", "journal"}:
                 return self._remove_outside(key, found[0].array or "", checkers)
             if kinds:
                 return self._repair_chunks(key, checkers, has_journal="journal" in kinds)
