@@ -315,3 +315,25 @@ class TestOme:
         assert dimension_names_of_levels(attributes) == {"0": ["y", "x"]}
         with pytest.raises(UnsupportedError, match="axes"):
             dimension_names_of_levels({"ome": {"multiscales": [{"axes": ["y", "x"]}]}})
+
+
+@pytest.mark.parametrize(
+    ("dtype", "fill_value", "masked", "expected"),
+    [
+        ("<f4", -1.0, -9999.0, {"_FillValue": "AAAAAAAA8L8="}),
+        ("<f4", None, -1.0, {"_FillValue": "AAAAAAAA8L8="}),
+        ("<f4", None, float("nan"), {"_FillValue": "AAAAAAAA+H8="}),
+        ("<f4", None, "AAAAAAAA8L8=", {"_FillValue": "AAAAAAAA8L8="}),
+        ("<f4", None, [-1.0], {"_FillValue": [-1.0]}),
+        ("<i4", 0, -9999, {"_FillValue": 0}),
+        ("<i4", None, -9999, {"_FillValue": -9999}),
+        ("|S1", "", "x", {"missing_value": "x"}),
+    ],
+)
+def test_a_fill_value_that_is_also_an_attribute(
+    dtype: str, fill_value: Any, masked: Any, expected: dict[str, Any]
+) -> None:
+    """xarray takes the fill value of v2 first, and reads numbers of v3 in base64."""
+    attributes = {"_ARRAY_DIMENSIONS": ["x"], "_FillValue": masked}
+    data_type = parse_numpy(dtype, dtype)
+    assert to_dimension_names(attributes, 1, fill_value, data_type) == (expected, ["x"])

@@ -36,10 +36,11 @@ from __future__ import annotations
 import base64
 import struct
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any, Literal, TypeAlias
 
 from zarr_shardstore.access import chunk_keys, declarations, metadata, transformer_list
-from zarr_shardstore.errors import UnsupportedError
+from zarr_shardstore.errors import SpecError, UnsupportedError
 from zarr_shardstore.tools.native import data_types, document_members
 from zarr_shardstore.tools.native.codecs import SERIALIZERS, Chain, chain_of_codecs, v3_array
 
@@ -190,14 +191,24 @@ def _plain_v2_of_v3(doc: Document) -> tuple[Document, Document]:
 def to_dimension_names(
     attributes: Mapping[str, Any], ndim: int, fill_value: Any, data_type: data_types.DataType | None
 ) -> tuple[Document, list[str] | None]:
-    """Return attributes and dimension names of a v3 array, from the attributes of v2."""
+    """Return attributes and dimension names of a v3 array, from the attributes of v2.
+
+    xarray masks the fill value of a v2 array, if it has one, whatever its ``_FillValue`` is.
+    """
     names = attributes.get(NAMES)
     if names is None or not _are_names(names) or len(names) != ndim:
         return dict(attributes), None
     changed = {k: v for k, v in attributes.items() if k != NAMES}
+    if _is_text(data_type):
+        if _MASKED in changed:  # xarray reads no such member of v3
+            changed.setdefault("missing_value", changed.pop(_MASKED))
+        return changed, list(names)
     masked = _masked(fill_value, data_type)
-    if masked is not None and not _is_text(data_type):
-        changed.setdefault(_MASKED, masked)
+    if masked is None and not isinstance(changed.get(_MASKED), str):
+        with suppress(SpecError):  # no value of the type: it stays as it is
+            masked = _masked(changed.get(_MASKED), data_type)
+    if masked is not None:
+        changed[_MASKED] = masked
     return changed, list(names)
 
 
