@@ -316,6 +316,21 @@ def test_an_open_array_that_was_removed_is_no_array_of_fill_values(
     assert not [path for path in tmp_path.glob("a/**/*") if path.is_file()]
 
 
+def test_an_array_that_was_put_back_and_removed_is_refused(tmp_path: Path, other: Executor) -> None:
+    """This store has erased its document before, alone."""
+    make(tmp_path, 2)
+    store, document = ShardingStore(tmp_path), (tmp_path / "a/zarr.json").read_bytes()
+    assert store.read_array("a", 0).any()
+    sync(store.delete("a/zarr.json"))
+    (tmp_path / "a/zarr.json").write_bytes(document)
+    store.refresh()
+    z: Any = zarr.open_array(store, path="a")
+    assert (z[:2] == VALUES[:2]).all()
+    (tmp_path / "a/zarr.json").unlink()
+    with pytest.raises(ShardConflictError):
+        z[0] = 5
+
+
 def test_keys_beside_the_chunks_of_a_removed_array_can_be_removed(tmp_path: Path) -> None:
     """As zarr does when it migrates an array: it removes the documents at the same time."""
     make(tmp_path, 2, zarr_format=2)

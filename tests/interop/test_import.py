@@ -784,6 +784,21 @@ def test_a_parquet_file_that_was_cut_off_is_no_missing_chunks(small: Path, tmp_p
             import_store(str(tmp_path / "refs.parq"), tmp_path / "i.zarr")
 
 
+@pytest.mark.filterwarnings("ignore")
+def test_a_cut_parquet_file_of_one_chunk(tmp_path: Path) -> None:
+    """Its key ends as the key of a scalar."""
+    pytest.importorskip("fastparquet")
+    from kerchunk.df import refs_to_dataframe
+
+    with h5py.File(tmp_path / "one.h5", "w") as file:
+        file.create_dataset("a", data=np.arange(4), chunks=(4,))
+    refs_to_dataframe(references_of(tmp_path / "one.h5"), str(tmp_path / "refs.parq"))
+    (part,) = (tmp_path / "refs.parq/a").glob("*.parq")
+    part.write_bytes(part.read_bytes()[: part.stat().st_size // 2])
+    with pytest.raises(SpecError, match="Parquet file with 'a/0' is damaged"):
+        import_store(str(tmp_path / "refs.parq"), tmp_path / "i.zarr")
+
+
 def test_a_scalar_as_virtualizarr_writes_it() -> None:
     """The key of its chunk ends in no name."""
     doc: dict[str, Any] = {

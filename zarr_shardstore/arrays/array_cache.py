@@ -157,6 +157,8 @@ class ArrayCache:
         self._generation = Generation(_n_changes)
         self.erased: dict[Node, ArrayLayout] = {}
         """Arrays whose document this store erased alone. One counts while its place is absent."""
+        self.under_erasure: set[Node] = set()
+        """Places whose document this store is erasing; no other process is blamed."""
 
     def current(self) -> Generation:
         """Return the content that no store of this process has made stale."""
@@ -231,7 +233,8 @@ class ArrayCache:
             (reply,) = yield from read_documents([key])
             doc = parse_document(node, reply.value)
             now = None if doc is None else self.reader.read(node, doc)
-            if now is None and node in self.erased:
+            is_ours = node in self.erased and node not in self.current().arrays
+            if now is None and (is_ours or node in self.under_erasure):
                 continue
             is_same = cached is not None and cached.has_same_chunks(now)
             if cached is not None and is_same:
@@ -246,12 +249,7 @@ class ArrayCache:
 
     def document_erased(self, node: Node, layout: ArrayLayout | None) -> None:
         """Note that the document of `node` was erased alone; its chunks may still be there."""
-        self.documents_changed(node, is_erased=True)
-        self.erasing(node, layout)
-
-    def erasing(self, node: Node, layout: ArrayLayout | None) -> None:
-        """Note, before it is, that the document of `node` is erased alone: no look at its chunks
-        meanwhile blames another process."""
+        self.documents_changed(node)
         if layout is not None:
             self.erased[node] = layout
             while len(self.erased) > _MAX_ERASED:
@@ -259,12 +257,7 @@ class ArrayCache:
 
     @_synchronized
     def documents_changed(
-        self,
-        node: Node | None = None,
-        array: StoredArray | None = None,
-        *,
-        below: str = "",
-        is_erased: bool = False,
+        self, node: Node | None = None, array: StoredArray | None = None, *, below: str = ""
     ) -> None:
         """Note that `array` is at `node`, or that documents below a prefix have changed. All other
         stores of the process read their documents again."""
@@ -272,7 +265,7 @@ class ArrayCache:
         def is_changed(other: Node) -> bool:
             return document_key(other).startswith(below) if node is None else other == node
 
-        for gone in [n for n in list(self.erased) if is_changed(n) and not is_erased]:
+        for gone in [n for n in list(self.erased) if is_changed(n)]:
             self.erased.pop(gone, None)
         before = self._generation
         was_current = before.n_changes == _n_changes

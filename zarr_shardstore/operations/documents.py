@@ -94,14 +94,14 @@ class Documents:
         for node in nodes:
             yield from self._flusher.flush_array(node)
         layouts = {n: a.layout for n, a in arrays.items() if isinstance(a, StoredArray)}
+        self._arrays.under_erasure.update(nodes)
         try:
             if keys:
-                for node in nodes:
-                    self._arrays.erasing(node, layouts.get(node))
                 yield [requests.Delete(key) for key in keys]
         finally:
             for node in nodes:
                 self._arrays.document_erased(node, layouts.get(node))
+            self._arrays.under_erasure.difference_update(nodes)
 
     def of_array(self, node: Node) -> Flow[tuple[bytes, memoryview, StoredArray] | None]:
         """Return the document of an array as it is stored and by its chunks, and the array, which

@@ -237,3 +237,23 @@ with ShardingStore(sys.argv[1], 4).append_frames("f") as writer:
     assert after.findings == ()
     found = zarr.open_array(ShardingStore(tmp_path), path="f")[:]
     np.testing.assert_array_equal(found, np.ones((8, 3, 3)))
+
+
+def test_an_array_that_becomes_a_group_during_a_repair(tmp_path: Path) -> None:
+    """Its shards are left, and the report has the others."""
+    for name in ("a", "b"):
+        z = zarr.create_array(
+            ShardingStore(tmp_path, 2), name=name, shape=(4,), dtype="u2", chunks=(1,)
+        )
+        z[:] = 1
+        (damaged := tmp_path / f"{name}/c/1").write_bytes(damaged.read_bytes()[:-1])
+    report, real = check_store(tmp_path), repair._Repair.repair
+
+    def replace_then_repair(self: Any, key: str, found: Any) -> Any:
+        (tmp_path / "b/zarr.json").write_text('{"zarr_format": 3, "node_type": "group"}')
+        return real(self, key, found)
+
+    with mock.patch.object(repair._Repair, "repair", replace_then_repair):
+        actions = repair_store(report, keep="drop", dry_run=False).actions
+    assert [(a.key, a.did) for a in actions] == [("a/c/1", "removed"), ("b/c/1", "left")]
+    assert "not known here" in actions[1].message

@@ -325,6 +325,7 @@ class TestOme:
         ("<f4", None, float("nan"), {"_FillValue": "AAAAAAAA+H8="}),
         ("<f4", None, "AAAAAAAA8L8=", {"_FillValue": "AAAAAAAA8L8="}),
         ("<f4", None, [-1.0], {"_FillValue": [-1.0]}),
+        ("<f4", None, 10**400, {"_FillValue": 10**400}),
         ("<i4", 0, -9999, {"_FillValue": 0}),
         ("<i4", None, -9999, {"_FillValue": -9999}),
         ("|S1", "", "x", {"missing_value": "x"}),

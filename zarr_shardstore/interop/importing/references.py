@@ -62,13 +62,14 @@ class _References:
 
     def __init__(self, files: SourceFiles, found: Mapping[str, Any]) -> None:
         self._files, self._found = files, found
+        self._is_mapping = not hasattr(found, "zmetadata")
         self.recoded: dict[str, str] = {}
 
     def get(self, key: str, /) -> Reference | None:
         try:
             # VirtualiZarr's key of the chunk of an array without dimensions ends in no name.
-            at_root = key.endswith("/0") and key not in self._found and key[:-1] in self._found
-            value = self._found[key[:-1] if at_root else key]
+            is_scalar = self._is_mapping and key.endswith("/0") and key not in self._found
+            value = self._found[key[:-1] if is_scalar else key]
         except (KeyError, ValueError, TypeError) as error:
             if isinstance(error, TypeError) or not isinstance(
                 error.__cause__, FileNotFoundError | None
@@ -89,12 +90,13 @@ class _References:
         return url, start, nbytes
 
     def __iter__(self) -> Iterator[str]:
-        if not hasattr(self._found, "zmetadata"):
+        if self._is_mapping:
             for key in self._found:
                 if key.rpartition("/")[2] not in DOCUMENTS:
                     yield f"{key}0" if key.endswith("/") else key
             return
-        for key, doc in self._found.zmetadata.items():  # its own iteration has no nested groups
+        zmetadata: Any = self._found.zmetadata  # type: ignore[attr-defined]
+        for key, doc in zmetadata.items():  # its own iteration has no nested groups
             if key.endswith(".zarray"):
                 for coords in np.ndindex(*layouts.chunk_grid_shape(doc["shape"], doc["chunks"])):
                     name = ".".join(map(str, coords)) or "0"

@@ -241,12 +241,12 @@ class ShardFileSystem(AsyncFileSystem):  # type: ignore[misc]
         sizes = {name: info["size"] for name, info in found.items()}
         return sum(sizes.values()) if total else sizes
 
-    async def _get(self, rpath: Any, lpath: Any, *args: Any, **options: Any) -> None:
+    async def _get(self, rpath: Any, lpath: Any, *args: Any, **options: Any) -> Any:
         lpath = fsspec.utils.stringify_path(lpath)
         name = _name_at_the_root(rpath)
-        if name and (lpath.endswith("/") or os.path.isdir(lpath)):
+        if name and isinstance(lpath, str) and (lpath.endswith("/") or os.path.isdir(lpath)):
             lpath = f"{lpath}/{name}"
-        await super()._get(rpath, lpath, *args, **options)
+        return await super()._get(rpath, lpath, *args, **options)
 
     async def _get_file(self, rpath: str, lpath: str, **_: Any) -> None:
         if await self._isdir(rpath):
@@ -316,18 +316,21 @@ class ShardFileSystem(AsyncFileSystem):  # type: ignore[misc]
     async def _copy(self, path1: Any, path2: Any, recursive: bool = False, **options: Any) -> None:
         later = list[str](), list[str]()
         name = _name_at_the_root(path1)
-        if name and (path2.endswith("/") or await self._isdir(path2)):
-            path2 = f"{path2.rstrip('/')}/{name}"
+        if name and isinstance(path2, str) and (path2[-1:] == "/" or await self._isdir(path2)):
+            path2 = f"{path2.rstrip('/')}/{name}".lstrip("/")
         await super()._copy(path1, path2, recursive, later=later, **options)
         await super()._copy(*later, recursive, **options)
 
     def mv(self, path1: Any, path2: Any, *args: Any, **options: Any) -> None:
-        if path1 != path2 and isinstance(path1, str):
-            source, target = self._strip_protocol(path1), self._strip_protocol(path2)
-            if not source or f"{target}/".startswith(
-                f"{source}/"
-            ):  # fsspec copies, then removes the source
-                raise SpecError(f"{path1!r} cannot be moved into itself, and was not changed")
+        # fsspec copies, then removes the source.
+        for path in path1 if isinstance(path1, list) else [path1] * (path1 != path2):
+            source, target = self._strip_protocol(path), self._strip_protocol(path2)
+            if isinstance(target, list):
+                continue
+            if not str(path).endswith("/") and (str(path2).endswith("/") or self.isdir(path2)):
+                target = f"{target}/{source.rpartition('/')[2]}".lstrip("/")
+            if not source or f"{target}/".startswith(f"{source}/"):
+                raise SpecError(f"{path!r} cannot be moved into itself, and was not changed")
         super().mv(path1, path2, *args, **options)
 
     async def _rm_file(self, path: str, **_: Any) -> None:

@@ -69,7 +69,8 @@ def renew_documents(
     names = [metadata.document_key(node) for node in near]
     values = base.values(names)
     for node, value in zip(near, values, strict=True):
-        if (doc := metadata.parse_json(value)) is None:
+        doc = metadata.parse_json(value)
+        if doc is None or not metadata.is_array_document(node, doc):
             del docs[node]
         else:
             docs[node] = doc

@@ -205,7 +205,7 @@ def to_dimension_names(
         return changed, list(names)
     masked = _masked(fill_value, data_type)
     if masked is None and not isinstance(changed.get(_MASKED), str):
-        with suppress(SpecError):  # no value of the type: it stays as it is
+        with suppress(SpecError, OverflowError):  # no value of the type: it stays as it is
             masked = _masked(changed.get(_MASKED), data_type)
     if masked is not None:
         changed[_MASKED] = masked
