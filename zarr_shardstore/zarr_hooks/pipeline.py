@@ -279,7 +279,7 @@ class ShardedCodecPipeline(BatchedCodecPipeline):
         return None
 
     def check(self, document: ArrayDocument | None) -> None:
-        """Refuse an array that was removed, or made anew, since the last operation.
+        """Refuse an array that was made anew since it was opened, or removed since its last use.
 
         Raises
         ------

@@ -245,11 +245,9 @@ class ShardsArgument(NamedTuple):
         keys = [path.path.removesuffix(SHARD_MARK) for path, *_ in batch]
         refs: Sequence[ShardRef | None] = await batch[0][0].store._shards_of(keys) if batch else []
         for ref in refs[:1]:
-            document: Any = None if ref is None else ref.layout.document
-            pipeline.check(document)
-            if document is None:
-                document = await batch[0][0].store._document_of(keys[0], None)
-            if ref is None and document and not has_sharding_codec(document.members):
+            pipeline.check(None if ref is None else ref.layout.document)
+            document = None if ref else await batch[0][0].store._document_of(keys[0], None)
+            if document and not has_sharding_codec(document.members):  # it is unsharded by now
                 raise ShardConflictError.of_replaced(document.node.path)
         return refs
 

@@ -322,8 +322,8 @@ class ShardFileSystem(AsyncFileSystem):  # type: ignore[misc]
         await super()._copy(*later, recursive, **options)
 
     def mv(self, path1: Any, path2: Any, *args: Any, **options: Any) -> None:
-        # fsspec copies, then removes the source.
-        for path in path1 if isinstance(path1, list) else [path1] * (path1 != path2):
+        paths = path1 if isinstance(path1, list) else [path1]
+        for path in paths if path1 != path2 else ():  # fsspec copies, then removes the source
             source, target = self._strip_protocol(path), self._strip_protocol(path2)
             if isinstance(target, list):
                 continue

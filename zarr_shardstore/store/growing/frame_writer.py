@@ -132,7 +132,7 @@ class FrameWriter:
     def close(self) -> None:
         """Flush, seal the shards, and let other writers append.
 
-        A second call has no effect, and a call in a forked child.
+        Neither a second call nor a call in a forked child has an effect.
         """
         if self._thread.is_of_the_parent:
             return

@@ -57,8 +57,8 @@ from zarr_shardstore.tools.convert.task import StoredValues
 from zarr_shardstore.tools.inspect.find import FoundArray, read_array
 from zarr_shardstore.tools.native.draft_documents import array_of_draft
 
-_MAX_ATTEMPTS = 16
-"""Checks of a shard that writers replace again and again."""
+MAX_ATTEMPTS = 16
+"""Checks of a shard, or of an array, that writers replace again and again."""
 
 _MAX_UNPICKLED = 1024
 
@@ -182,7 +182,7 @@ class ArrayChecker:
         founds = self.read_indexes(shards, consistent=False)
         for shard, found in zip(shards, founds, strict=True):
             earlier: list[Finding] = []
-            for _ in range(_MAX_ATTEMPTS):
+            for _ in range(MAX_ATTEMPTS):
                 part = _ShardCheck(self, shard).run(found, has_copies=has_copies)
                 if part.findings == earlier:
                     break

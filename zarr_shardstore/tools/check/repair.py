@@ -223,7 +223,8 @@ class _Repair:
             if kinds & {"partial_file", "lock_file"}:
                 return self._remove_side_file(key)
             self._documents, is_changed = renew_documents(self.base, self._docs, key)
-            self._checker_of.cache_clear() if is_changed else None
+            if is_changed:
+                self._checker_of.cache_clear()
             checkers = self._checkers_of(key)
             if "outside_grid" in kinds <= {"outside_grid", "journal"}:
                 return self._remove_outside(key, found[0].array or "", checkers)
@@ -361,12 +362,7 @@ class _Repair:
         return index_reads.check_whole(key, found.value, size)
 
     def _exchange(
-        self,
-        key: str,
-        new: _Bytes | None,
-        message: str,
-        old: _Bytes | None = None,
-        **more: Any,
+        self, key: str, new: _Bytes | None, message: str, old: _Bytes | None = None, **more: Any
     ) -> RepairAction:
         """Put an object with its journal into the quarantine, and then another in its place. The
         writer that locks the shard undoes the change in the journal."""

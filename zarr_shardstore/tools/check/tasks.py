@@ -13,17 +13,14 @@ from typing import Any
 from zarr_shardstore.access import BaseStoreHandle, metadata
 from zarr_shardstore.errors import ShardStoreError
 from zarr_shardstore.tools.check.findings import CheckResult, Level, finding
-from zarr_shardstore.tools.check.objects import ArrayChecker
+from zarr_shardstore.tools.check.objects import MAX_ATTEMPTS, ArrayChecker
 from zarr_shardstore.tools.inspect.find import arrays_at
-
-_MAX_ATTEMPTS = 16
-"""Checks of objects whose array is replaced again and again."""
 
 
 def check_objects(checker: ArrayChecker, keys: Sequence[str]) -> CheckResult:
     """Check some objects of an array; those that are gone by now are left out."""
     name, node = checker.task_name(keys), checker.array.node
-    for _ in range(_MAX_ATTEMPTS):
+    for _ in range(MAX_ATTEMPTS):
         found = CheckResult(n_objects=len(keys), task=name)
         if checker.grid.is_sharded:
             checker.check_shards(keys, found)
