@@ -53,7 +53,13 @@ def _sparse_of(to: Framework) -> Callable[[Any, Any, Any, tuple[int, int]], Any]
     if to == "numpy":
         from scipy.sparse import csr_array
 
-        return lambda data, indices, indptr, shape: csr_array((data, indices, indptr), shape)
+        def of_scipy(data: Any, indices: Any, indptr: Any, shape: tuple[int, int]) -> Any:
+            matrix = csr_array(shape, dtype=data.dtype)  # with arrays, it would copy most views
+            matrix.data, matrix.indptr = data, indptr
+            matrix.indices = indices.astype(indptr.dtype, copy=False)
+            return matrix
+
+        return of_scipy
     if to == "jax":
         from jax.experimental.sparse import BCSR
 

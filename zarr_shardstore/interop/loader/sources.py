@@ -36,11 +36,12 @@ class Column(NamedTuple):
             raise CorruptValueError(
                 f"columns of the sparse matrix lie outside of its {self.n_columns}", key=key
             )
-        fits = indices.dtype.kind == "i" and len(data) <= np.iinfo(indices.dtype).max
-        indptr = np.zeros(len(starts) + 1, indices.dtype if fits else np.int64)
+        shape = (len(starts), self.n_columns)
+        fits = indices.dtype == np.int32 and max(len(data), *shape) < 2**31
+        indptr = np.zeros(len(starts) + 1, np.int32 if fits else np.int64)
         indptr[1:] = np.cumsum(first.n_rows(starts))
         parts = map(convert.dense, (data, indices, indptr))
-        return convert.sparse(*parts, (len(starts), self.n_columns))
+        return convert.sparse(*parts, shape)
 
 
 def columns_of(store: Any, paths: Mapping[str, str], window: Any, axes: Any) -> dict[str, Column]:
