@@ -312,6 +312,17 @@ def test_an_import_of_no_array_names_each_fault(tmp_path: Path) -> None:
     assert store._store_dict.keys() == {"zarr.json", "group/zarr.json"}
 
 
+@pytest.mark.parametrize("source", [{"version": 1, "refs": {}}, "groups.h5"])
+def test_a_source_without_arrays_is_named(source: Any, tmp_path: Path) -> None:
+    if isinstance(source, str):
+        source = tmp_path / source
+        with h5py.File(source, "w") as file:
+            file.create_group("g")
+    with pytest.raises(SpecError, match="the source, read as .*, has no array"):
+        import_store(source, tmp_path / "z.zarr", chunks_per_shard=2)
+    assert not (tmp_path / "z.zarr").exists()
+
+
 def test_the_command_says_that_something_was_left(tmp_path: Path) -> None:
     """In its table, and by status 3; 0 if nothing was."""
     path = tmp_path / "in.h5"

@@ -229,7 +229,9 @@ def _open_references(
     else:
         parsed = parse_references(files, load_references(source, kind, files), recode=recode)
     parsed = _only(parsed, paths)
-    if parsed.refused and not any("shape" in doc for doc in parsed.documents.values()):
+    if not any("shape" in doc for doc in parsed.documents.values()):
+        if not parsed.refused:
+            raise SpecError(f"the source, read as {kind}, has no array; nothing was written")
         each = "; ".join(f"{path!r}: {why}" for path, why in parsed.refused.items())
         advice = "Pass recode=True (--recode), which encodes them again, or name"
         raise UnsupportedError(
