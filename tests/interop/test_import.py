@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import ctypes
 import json
+import lzma
 import os
 import re
 import shutil
@@ -810,7 +811,8 @@ def test_a_cut_parquet_file_of_one_chunk(tmp_path: Path) -> None:
         import_store(str(tmp_path / "refs.parq"), tmp_path / "i.zarr")
 
 
-def test_a_scalar_as_virtualizarr_writes_it() -> None:
+@pytest.mark.parametrize("compressor", [None, {"id": "lzma"}])
+def test_a_scalar_as_virtualizarr_writes_it(compressor: Any) -> None:
     """The key of its chunk ends in no name."""
     doc: dict[str, Any] = {
         "zarr_format": 2,
@@ -819,11 +821,13 @@ def test_a_scalar_as_virtualizarr_writes_it() -> None:
         "dtype": "<i8",
         "order": "C",
     }
-    doc |= {"fill_value": 0, "compressor": None, "filters": None}
+    doc |= {"fill_value": 0, "compressor": compressor, "filters": None}
     refs = {".zgroup": '{"zarr_format":2}', "crs/.zarray": json.dumps(doc)}
-    refs["crs/"] = "base64:" + base64.b64encode((7).to_bytes(8, "little")).decode()
+    value = (7).to_bytes(8, "little")
+    value = lzma.compress(value) if compressor else value
+    refs["crs/"] = "base64:" + base64.b64encode(value).decode()
     target = MemoryStore()
-    import_store({"version": 1, "refs": refs}, target)
+    import_store({"version": 1, "refs": refs}, target, recode=bool(compressor))
     assert zarr.open_array(target, path="crs")[()] == 7
 
 

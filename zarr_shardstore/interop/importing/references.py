@@ -54,7 +54,9 @@ def load_references(source: Any, kind: str, files: SourceFiles) -> Any:
             "the references have a member 'gen': write its references into 'refs'"
         )
     # With "file" fsspec opens no client: it fetches nothing here.
-    return ReferenceFileSystem(source, remote_protocol="file", skip_instance_cache=True).references
+    fs = ReferenceFileSystem(source, remote_protocol="file", skip_instance_cache=True)
+    # VirtualiZarr's key of the chunk of an array without dimensions ends in no name.
+    return {f"{key}0" if key.endswith("/") else key: ref for key, ref in fs.references.items()}
 
 
 class _References:
@@ -67,9 +69,7 @@ class _References:
 
     def get(self, key: str, /) -> Reference | None:
         try:
-            # VirtualiZarr's key of the chunk of an array without dimensions ends in no name.
-            is_scalar = self._is_mapping and key.endswith("/0") and key not in self._found
-            value = self._found[key[:-1] if is_scalar else key]
+            value = self._found[key]
         except (KeyError, ValueError, TypeError) as error:
             if isinstance(error, TypeError) or not isinstance(
                 error.__cause__, FileNotFoundError | None
@@ -91,9 +91,7 @@ class _References:
 
     def __iter__(self) -> Iterator[str]:
         if self._is_mapping:
-            for key in self._found:
-                if key.rpartition("/")[2] not in DOCUMENTS:
-                    yield f"{key}0" if key.endswith("/") else key
+            yield from (key for key in self._found if key.rpartition("/")[2] not in DOCUMENTS)
             return
         zmetadata: Any = self._found.zmetadata  # type: ignore[attr-defined]
         for key, doc in zmetadata.items():  # its own iteration has no nested groups
