@@ -319,7 +319,7 @@ def test_a_source_without_arrays_is_named(source: Any, tmp_path: Path) -> None:
         source = tmp_path / source
         with h5py.File(source, "w") as file:
             file.create_group("g")
-    with pytest.raises(SpecError, match="the source, read as .*, has no array"):
+    with pytest.raises(SpecError, match=r"the source, read as .*, has no array"):
         import_store(source, tmp_path / "z.zarr", chunks_per_shard=2)
     assert not (tmp_path / "z.zarr").exists()
 
