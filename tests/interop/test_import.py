@@ -831,6 +831,17 @@ def test_a_scalar_as_virtualizarr_writes_it(compressor: Any) -> None:
     assert zarr.open_array(target, path="crs")[()] == 7
 
 
+def test_a_reference_that_is_no_chunk_is_refused() -> None:
+    """Its array would have fill values there."""
+    doc = {"zarr_format": 2, "shape": [2, 2], "chunks": [1, 2], "dtype": "|u1", "order": "C"}
+    doc |= {"fill_value": 0, "compressor": None, "filters": None}
+    refs = {".zgroup": '{"zarr_format":2}', "g/x/.zarray": json.dumps(doc), "g/x/0.0": "ab"}
+    import_store({"version": 1, "refs": {**refs, "g/notes": "of no array"}}, MemoryStore())
+    for key in ("g/x/1/0", "g/x/1", "g/x/1.0.0"):
+        with pytest.raises(SpecError, match=f"{key}' is no chunk of its array.* 'g/x/0.0'"):
+            import_store({"version": 1, "refs": {**refs, key: "cd"}}, MemoryStore())
+
+
 def test_references_that_are_generated_are_refused() -> None:
     """fsspec would leave them out."""
     gen = [{"key": "r/{{i}}", "url": "a.bin", "dimensions": {"i": {"stop": 4}}}]

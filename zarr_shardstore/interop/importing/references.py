@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, closing, contextmanager, suppress
 from dataclasses import replace
 from io import StringIO
@@ -25,7 +25,7 @@ from fsspec.implementations.reference import LazyReferenceMapper, ReferenceFileS
 from zarr.abc.store import Store
 from zarr.storage import FsspecStore
 
-from zarr_shardstore.access import layouts, metadata
+from zarr_shardstore.access import chunk_keys, layouts, metadata
 from zarr_shardstore.errors import ShardStoreError, SpecError, UnsupportedError
 from zarr_shardstore.interop.importing.hdf5 import ZSTD
 from zarr_shardstore.interop.importing.source import (
@@ -64,7 +64,7 @@ class _References:
 
     def __init__(self, files: SourceFiles, found: Mapping[str, Any]) -> None:
         self._files, self._found = files, found
-        self._is_mapping = not hasattr(found, "zmetadata")
+        self.is_mapping = not hasattr(found, "zmetadata")
         self.recoded: dict[str, str] = {}
 
     def get(self, key: str, /) -> Reference | None:
@@ -90,7 +90,7 @@ class _References:
         return url, start, nbytes
 
     def __iter__(self) -> Iterator[str]:
-        if self._is_mapping:
+        if self.is_mapping:
             yield from (key for key in self._found if key.rpartition("/")[2] not in DOCUMENTS)
             return
         zmetadata: Any = self._found.zmetadata  # type: ignore[attr-defined]
@@ -133,6 +133,8 @@ def parse_references(files: SourceFiles, found: Mapping[str, Any], *, recode: bo
                     documents[key] = with_zstd
                     recoded[path] = refused.pop(path)
     documents = {k: doc for k, doc in documents.items() if k.rpartition("/")[0] not in refused}
+    if references.is_mapping:
+        _check_keys(documents, references)
     first = next((v for v in map(references.get, references) if isinstance(v, tuple)), RECODED)
     is_local = file_path(first[0]) is not None
 
@@ -146,6 +148,29 @@ def parse_references(files: SourceFiles, found: Mapping[str, Any], *, recode: bo
         return _arrays_of(FsspecStore(fs, read_only=True, path=""))
 
     return ParsedSource(documents, references, decoded, refused, recoded, is_local=is_local)
+
+
+def _check_keys(documents: Mapping[str, Mapping[str, Any]], keys: Iterable[str]) -> None:
+    """Refuse keys below an array that spell no chunk, which readers would take for missing."""
+    arrays = {}
+    for key, doc in documents.items():
+        if key.rpartition("/")[2] == ".zarray":
+            separator = doc.get("dimension_separator") or "."
+            encoding = chunk_keys.ChunkKeyEncoding("v2", separator)
+            arrays[key.removesuffix(".zarray")] = encoding, len(doc["shape"])
+    for key in keys:
+        start = key.rfind("/") + 1
+        while start and key[:start] not in arrays:
+            start = key.rfind("/", 0, start - 1) + 1
+        if key[:start] not in arrays:
+            continue
+        encoding, ndim = arrays[key[:start]]
+        if encoding.decode(key[start:], ndim) is None:
+            first = key[:start] + encoding.encode((0,) * ndim)
+            raise SpecError(
+                f"the reference {key!r} is no chunk of its array, whose first chunk is {first!r}, "
+                "so readers would miss it: correct `dimension_separator`, or remove the reference"
+            )
 
 
 @contextmanager
