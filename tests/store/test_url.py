@@ -291,11 +291,16 @@ def test_sources_at_the_root_keep_their_names(tmp_path: Path) -> None:
         ("labels", each) for each in ("labels/", "labels/inside", "shard://labels/x", "", "/")
     ]
     moves += [("", "labels"), ("results/raw", "results"), ("note", "/"), (["labels"], "labels/")]
+    moves += [("*", "results/"), ("l*", "labels")]
     for source, target in moves:
         with pytest.raises(SpecError, match="cannot be moved into itself, and was not changed"):
             fs.mv(source, target, recursive=True)
     keys = ["labels/x", "note", "results/note", "results/old", "results/raw/x"]
     assert sorted(fs.find("")) == keys
+    fs.mv("results/[nor]*", "all/", recursive=True)
+    assert sorted(fs.find("")) == ["all/note", "all/old", "all/raw/x", "labels/x", "note"]
+    fs.rm("**", recursive=True)
+    assert fs.find("") == []
 
 
 def sum_of(z: Any) -> int:

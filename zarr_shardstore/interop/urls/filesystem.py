@@ -324,13 +324,15 @@ class ShardFileSystem(AsyncFileSystem):  # type: ignore[misc]
     def mv(self, path1: Any, path2: Any, *args: Any, **options: Any) -> None:
         paths = path1 if isinstance(path1, list) else [path1]
         for path in paths if path1 != path2 else ():  # fsspec copies, then removes the source
-            source, target = self._strip_protocol(path), self._strip_protocol(path2)
-            if isinstance(target, list):
+            if isinstance(path2, list):
                 continue
-            if not str(path).endswith("/") and (str(path2).endswith("/") or self.isdir(path2)):
-                target = f"{target}/{source.rpartition('/')[2]}".lstrip("/")
-            if not source or f"{target}/".startswith(f"{source}/"):
-                raise SpecError(f"{path!r} cannot be moved into itself, and was not changed")
+            nests = not str(path).endswith("/") and (str(path2).endswith("/") or self.isdir(path2))
+            for source in self.expand_path(path):
+                target = self._strip_protocol(path2)
+                if nests or has_magic(path):
+                    target = f"{target}/{source.rpartition('/')[2]}".lstrip("/")
+                if not source or f"{target}/".startswith(f"{source}/"):
+                    raise SpecError(f"{path!r} cannot be moved into itself, and was not changed")
         super().mv(path1, path2, *args, **options)
 
     async def _rm_file(self, path: str, **_: Any) -> None:
@@ -343,11 +345,14 @@ class ShardFileSystem(AsyncFileSystem):  # type: ignore[misc]
     async def _rm(
         self, path: Any, recursive: bool = False, batch_size: int | None = None, **options: Any
     ) -> None:
-        paths = path if isinstance(path, list) else [path]
         if not recursive:
             await super()._rm(path, batch_size=batch_size, **options)
             return
-        for each in paths:
+        removed: tuple[str, ...] = ()
+        for each in await self._expand_path(path):  # in order, a directory before its files
+            if each.startswith(removed):
+                continue
+            removed += (f"{each}/",)
             if (await self._info(each))["type"] == "file":
                 await self._rm_file(each)
             else:
