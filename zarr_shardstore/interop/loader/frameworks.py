@@ -54,7 +54,7 @@ def _sparse_of(to: Framework) -> Callable[[Any, Any, Any, tuple[int, int]], Any]
         from scipy.sparse import csr_array
 
         def of_scipy(data: Any, indices: Any, indptr: Any, shape: tuple[int, int]) -> Any:
-            matrix = csr_array(shape, dtype=data.dtype)  # with arrays, it would copy most views
+            matrix = csr_array(shape)  # with arrays, it would copy most views
             matrix.data, matrix.indptr = data, indptr
             matrix.indices = indices.astype(indptr.dtype, copy=False)
             return matrix
