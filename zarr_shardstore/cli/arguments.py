@@ -8,9 +8,10 @@ import os
 import re
 import signal
 import sys
+import threading
 import zipfile
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from typing import Any, TypeAlias
@@ -215,13 +216,27 @@ def _dask_client(scheduler: str) -> Any:
             "environment of the workers, too"
         ) from error
     options = {"address": scheduler}
+    connecting = Future[Any]()
+
+    def connect() -> None:
+        try:
+            client = Client(**options, timeout=_DASK_WAIT_S, set_as_default=False)
+            connecting.set_result(client)
+        except Exception as error:
+            connecting.set_exception(error)
+
     try:
         if scheduler.endswith(".json"):
             os.stat(scheduler)  # the client would wait for the file
             options = {"scheduler_file": scheduler}
-        return Client(**options, timeout=_DASK_WAIT_S, set_as_default=False)
-    except (OSError, ValueError) as error:
+        # The client waits without an end for a server that speaks another protocol.
+        threading.Thread(target=connect, daemon=True).start()
+        client = connecting.result(1.5 * _DASK_WAIT_S)
+    except (OSError, ValueError, MemoryError) as error:
         raise SpecError(
-            f"no dask scheduler answers at {scheduler!r} ({error}): pass the address that "
+            f"no dask scheduler answers at {scheduler!r} ({str(error) or 'no answer'}): pass the address that "
             "`dask scheduler` prints, as tcp://10.0.0.1:8786, or its --scheduler-file"
         ) from error
+    if not client.scheduler_info()["workers"]:
+        typer.echo("waiting for a worker: the dask cluster has none yet", err=True)
+    return client

@@ -9,9 +9,11 @@ import re
 import shlex
 import shutil
 import sys
+import threading
 import time
 from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib import import_module
 from inspect import signature
 from pathlib import Path
@@ -343,12 +345,16 @@ def test_a_dask_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
             arguments.executor_of(number, processes, "tcp://127.0.0.1:1"),
         ):
             pass
-    for scheduler in ("tcp://127.0.0.1:1", "nowhere://x", "no-such-file.json"):
-        with (
-            pytest.raises(SpecError, match="no dask scheduler answers at"),
-            arguments.executor_of(None, False, scheduler),
-        ):
-            pass
+    with ThreadingHTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler) as other:
+        threading.Thread(target=other.serve_forever, daemon=True).start()
+        of_other = f"127.0.0.1:{other.server_port}"  # the client waits for it without an end
+        for scheduler in ("tcp://127.0.0.1:1", "nowhere://x", "no-such-file.json", of_other):
+            with (
+                pytest.raises(SpecError, match="no dask scheduler answers at"),
+                arguments.executor_of(None, False, scheduler),
+            ):
+                pass
+        other.shutdown()
     monkeypatch.setitem(sys.modules, "distributed", None)
     with (
         pytest.raises(UnsupportedError, match=r"pip install 'zarr-shardstore\[dask\]'"),

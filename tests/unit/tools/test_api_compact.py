@@ -7,9 +7,11 @@ from pathlib import Path
 import h5py
 import numpy as np
 import pytest
+import zarr
 
 from tests.tools.test_destinations import EXPECTED, STORES, WORKS, tree, values_in
-from zarr_shardstore.errors import ShardStoreError
+from zarr_shardstore import ShardingStore
+from zarr_shardstore.errors import ShardStoreError, SpecError
 from zarr_shardstore.interop.adopt.adopt import adopt
 from zarr_shardstore.tools.convert.api import compact_store
 
@@ -37,3 +39,12 @@ def test_a_dry_run_counts_no_byte_of_an_adopted_file(tmp_path: Path) -> None:
     for dry_run in (True, False):
         report = compact_store(tmp_path / "m.zarr", dry_run=dry_run)
         assert (report.n_shards, report.n_compacted) == (1, 0)
+
+
+def test_a_prefix_of_no_chunk_is_refused() -> None:
+    """A misspelled one would look like a store without dead bytes."""
+    store = ShardingStore({}, chunks_per_shard=2)
+    zarr.create_array(store, name="raw", shape=(4,), chunks=(1,), dtype="u1")[:] = 1
+    assert compact_store(store, "raw/").n_shards == 2
+    with pytest.raises(SpecError, match="has a key that starts with 'rew'"):
+        compact_store(store, "rew")

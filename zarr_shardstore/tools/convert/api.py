@@ -331,6 +331,8 @@ def compact_store(
     if not dry_run:
         base.check_writable()
     shards, errors = base.run(shards_below(mapping._engine.operations.listing, prefix))
+    if prefix and not shards and not errors:
+        raise SpecError(f"no chunk that is stored in a shard has a key that starts with {prefix!r}")
     removed: list[int] = []
     failures: list[str] = []
     if dry_run:
