@@ -13,6 +13,7 @@ import zarr
 from zarr.storage import MemoryStore
 
 from zarr_shardstore import (
+    ShardConflictError,
     ShardingMapping,
     ShardingStore,
     ShardStoreError,
@@ -283,3 +284,30 @@ def test_one_place_alone() -> None:
     zarr.create_array(base, name="a", shape=(10,), chunks=(2,), dtype="u1")[:] = 1
     shard_store(base, shards_at=[4])
     assert get_shard_info(base).arrays[0].shard_grid_shape == (2,)
+
+
+@pytest.mark.parametrize("cps", [None, 2])
+@pytest.mark.parametrize(
+    ("lists", "others"), [([[10, 21]], [[10, 18]]), ([[4, 6], [4, 6]], [[4, 4], [4, 9]])]
+)
+def test_an_array_with_another_last_chunk_is_another(
+    cps: int | None, lists: Any, others: Any, tmp_path: Any
+) -> None:
+    """An array object that is open refuses it: chunks of 6 × 6 are as long as those of 4 × 9."""
+
+    def make_with(chunks: Any, value: int) -> None:
+        store = ShardingStore(tmp_path, chunks_per_shard=cps)
+        shape = tuple(map(sum, chunks))
+        options: dict[str, Any] = {"shape": shape, "chunks": chunks, "dtype": "i4"}
+        zarr.create_array(store, name="a", overwrite=True, **options)[...] = value
+
+    make_with(lists, 1)
+    z: Any = zarr.open_array(ShardingStore(tmp_path), path="a")
+    assert z[...].min() == 1
+    make_with(others, 2)
+    at = tuple(slice(length, length + 4) for length, _ in lists)
+    with pytest.raises(ShardConflictError, match="open it again"):
+        z[at]
+    with pytest.raises(ShardConflictError, match="open it again"):
+        z[at] = 3
+    assert np.asarray(zarr.open_array(ShardingStore(tmp_path), path="a")[...]).min() == 2

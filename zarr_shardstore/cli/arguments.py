@@ -234,7 +234,7 @@ def _dask_client(scheduler: str) -> Any:
         client = connecting.result(1.5 * _DASK_WAIT_S)
     except (OSError, ValueError, MemoryError) as error:
         raise SpecError(
-            f"no dask scheduler answers at {scheduler!r} ({str(error) or 'no answer'}): pass the address that "
+            f"no dask scheduler answers at {scheduler!r} ({error}): pass the address that "
             "`dask scheduler` prints, as tcp://10.0.0.1:8786, or its --scheduler-file"
         ) from error
     if not client.scheduler_info()["workers"]:

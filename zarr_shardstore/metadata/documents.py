@@ -266,7 +266,7 @@ class ArrayDocument:
             return mine is theirs
         if mine == theirs and self.members == other.members:
             return True
-        return mine.has_same_chunks(theirs, but_last=True) and declaration.agree(
+        return mine.has_same_chunks(theirs) and declaration.agree(
             self.members, other.members
         )
 

@@ -32,7 +32,7 @@ def describes(metadata: ArrayMetadata, document: ArrayDocument) -> bool:
     mine = _parsed(node, doc)
     if mine is None or mine.geometry is None or document.has_same_chunks(mine):
         return True
-    if not mine.geometry.has_same_chunks(document.geometry, but_last=True):
+    if not mine.geometry.has_same_chunks(document.geometry):
         return False
     members = dict(document.members)
     if mine.declaration == "codec":
