@@ -43,18 +43,18 @@ def test_each_name_in_the_page_exists() -> None:
 
 
 ROOMS = {
-    "core": 22_195,
+    "core": 22_193,
     "core/format": 1_713,
-    "core/metadata": 1_205,
+    "core/metadata": 1_203,
     "core/shards": 2_490,
     "core/arrays": 1_865,
     "core/operations": 2_427,
     "core/io": 6_175,
     "core/zarr_hooks": 2_037,
     "core/store": 3_746,  # 86 lines read entries for the loader
-    "tools": 9_460,  # 190 lines estimate what a conversion costs, 100 convert a part of a store
-    "cli": 1_320,  # 100 lines: first screen, exit codes, tables of groups, estimates as text
-    "interop": 6_340,  # 1,380 lines are the loader
+    "tools": 9_462,  # 190 lines estimate what a conversion costs, 100 convert a part of a store
+    "cli": 1_335,  # 100 lines: first screen, exit codes, tables of groups, estimates as text
+    "interop": 6_436,  # 1,380 lines are the loader
 }
 """Lines that each room may have. The core is what is neither `tools`, `cli` nor `interop`."""
 

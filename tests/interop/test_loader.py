@@ -11,6 +11,7 @@ import threading
 import time
 import tracemalloc
 from collections import Counter
+from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -671,6 +672,85 @@ def test_memory_of_uneven_sparse_rows_stays_within_the_limit() -> None:
             tracemalloc.stop()
     assert loader.stats().most_nbytes <= limit
     assert peak <= most
+
+
+def test_memory_of_texts_stays_within_the_limit() -> None:
+    """Texts count by the sizes of some chunks, not by the size of an element of the data type."""
+    store = ShardingStore({}, chunks_per_shard=16)
+    texts = np.array([f"{i:05}" * 4000 for i in range(100)], object)
+    z: Any = zarr.create_array(store, name="t", shape=(4000,), chunks=(100,), dtype=str)
+    for start in range(0, 4000, 100):
+        z[start : start + 100] = texts
+    limit = 48 * 2**20
+    options: dict[str, Any] = {"batch_size": 16, "n_threads": 2, "prefetch_nbytes": limit}
+    with ShardLoader(store, "t", shuffle="shards", **options) as loader:
+        assert loader.plan().nbytes_delivered >= 4000 * 20_000
+        tracemalloc.start()
+        try:
+            n = len(next(iter(loader)))
+            time.sleep(0.5)  # as many batches as the limit allows are finished
+            peak = tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+    assert n == 16
+    assert peak <= loader.plan().peak_nbytes
+
+
+@pytest.mark.parametrize("index", ["u1", "u4", "<i8", "u8"])
+def test_columns_of_any_type_are_no_copies(index: str) -> None:
+    """Frameworks take 32 and 64 bits with a sign: the loader decodes into these."""
+    store = ShardingStore({}, chunks_per_shard=4)
+    attributes = {"encoding-type": "csr_matrix", "shape": [6, 7]}
+    group = zarr.create_group(store, path="X", attributes=attributes)
+    group.create_array("data", data=np.arange(12, dtype="f2"), chunks=(5,))
+    group.create_array("indices", data=(np.arange(12) % 7).astype(index), chunks=(5,))
+    group.create_array("indptr", data=np.arange(0, 13, 2), chunks=(7,))
+    (batch,) = ShardLoader(store, "X", batch_size=6)
+    assert batch.indices.dtype == (np.int64 if index[-1] == "8" else np.int32)
+    assert batch.indptr.dtype == batch.indices.dtype
+    assert not batch.indices.flags.owndata
+    assert batch.indices.tolist() == [i % 7 for i in range(12)]
+    assert batch.data.tolist() == [*range(12)]
+
+
+def test_a_transform_may_close_its_loader() -> None:
+    """In all threads at the same time: none waits for another."""
+    store = ShardingStore({}, chunks_per_shard=2)
+    array(store, (400, 3), (4, 3))
+    ready = threading.Barrier(2)
+
+    def close(batch: Any) -> Any:
+        with suppress(threading.BrokenBarrierError):
+            ready.wait(0.5)
+        loader.close()
+        return batch
+
+    loader = ShardLoader(store, "x", batch_size=4, n_threads=2, transform=close)
+    assert len(list(loader)) <= 2
+
+
+def test_wrong_numbers_are_refused() -> None:
+    store = ShardingStore({}, chunks_per_shard=2)
+    array(store, (8,), (2,))
+    wrong: list[dict[str, Any]] = [{"n_threads": -1}, {"batch_size": 2.5}, {"batch_size": 0}]
+    wrong += [{"seed": -1}, {"prefetch_nbytes": "1GB"}, {"pool_nbytes": -2}]
+    for options in wrong:
+        with pytest.raises(SpecError, match="is a whole number of at least"):
+            ShardLoader(store, "x", **{"batch_size": 2, **options})
+    of_numpy: Any = {"batch_size": np.int64(4), "seed": np.int64(3)}
+    loader = ShardLoader(store, "x", shuffle="full", **of_numpy)
+    assert sum(len(batch) for batch in loader) == 8
+
+
+def test_chunks_of_several_lengths_are_refused() -> None:
+    if "rectilinear_chunks" not in zarr.config.get("array"):
+        pytest.skip("zarr before 3.2 has no lists")
+    store = ShardingStore({}, chunks_per_shard=2)
+    lists: Any = [[2, 5, 1]]
+    with zarr.config.set({"array.rectilinear_chunks": True}):
+        zarr.create_array(store, name="x", shape=(8,), chunks=lists, dtype="u1")[:] = 1
+        with pytest.raises(UnsupportedError, match="several lengths"):
+            ShardLoader(store, "x", batch_size=2)
 
 
 def test_a_matrix_without_rows_one_by_one_is_refused() -> None:

@@ -266,9 +266,7 @@ class ArrayDocument:
             return mine is theirs
         if mine == theirs and self.members == other.members:
             return True
-        return mine.has_same_chunks(theirs) and declaration.agree(
-            self.members, other.members
-        )
+        return mine.has_same_chunks(theirs) and declaration.agree(self.members, other.members)
 
 
 def is_array_document(node: Node, doc: Mapping[str, Any]) -> bool:

@@ -1,30 +1,31 @@
-"""Engine of a loader: groups that are planned at a time."""
+"""Memory of the batches of a loader."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 import zarr
 
 from zarr_shardstore import ShardingStore, ShardLoader
-from zarr_shardstore.interop.loader.engine import Task
+from zarr_shardstore.interop.loader import loader as module
+from zarr_shardstore.interop.loader.frameworks import Converter
 
 
-def test_small_groups_are_planned_many_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By `plan`, and in an epoch."""
-    store = ShardingStore({}, chunks_per_shard=10)
-    zarr.create_array(store, name="x", shape=10_000, chunks=(100,), dtype="i4")
-    n_groups, plan = list[int](), Task.plan
+def test_memory_that_a_device_may_still_copy_is_not_used_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    store = ShardingStore({}, chunks_per_shard=2)
+    zarr.create_array(store, name="x", shape=(40, 3), chunks=(4, 3), dtype="u1")
+    allocated: list[int] = []
 
-    def counted(task: Task, numbers: Any, bounds: Any) -> Any:
-        n_groups.append(len(bounds) - 1)
-        return plan(task, numbers, bounds)
+    def allocate(nbytes: int) -> Any:
+        allocated.append(nbytes)
+        return np.empty(nbytes, np.uint8)
 
-    monkeypatch.setattr(Task, "plan", counted)
-    loader = ShardLoader(store, "x", batch_size=100, shuffle="full", pool_nbytes=0)
-    for run in (loader.plan, lambda: list(loader)):
-        run()
-        assert len(n_groups) <= 5
-        assert sum(n_groups) == 10_000
-        n_groups.clear()
+    pinned = Converter(np.asarray, None, allocate, reuses_memory=False)
+    monkeypatch.setattr(module, "converter_of", lambda *_: pinned)
+    for _ in ShardLoader(store, "x", batch_size=4, n_threads=1):
+        pass
+    assert len(allocated) == 10

@@ -94,4 +94,7 @@ def test_advice_has_numbers() -> None:
     assert advice_of(tiny, 1.0, 2**28, tiny.shard_nbytes) == [], "the pool holds all of it"
     sparse = replace(good, shape=(9000,), chunk_shape=(900,), axes=(0,), lengths=(1,))
     sparse = replace(sparse, shards=box_grids.BoxGrid((4,)), indptr=np.arange(0, 9001, 30))
-    assert "chunks of (30,) in place of (900,)" in advice_of(sparse, 9.0, 2**20, 7200)[0]
+    assert 'shuffle="shards"' in advice_of(sparse, 9.0, 2**20, 7200)[0], "900 are few"
+    large = replace(sparse, shape=(9_000_000,), chunk_shape=(900_000,))
+    assert "chunks of (32768,) in place" in advice_of(large, 9.0, 2**28, 2**22)[0]
+    assert len(advice_of(large, 9.0, 2**28, 2**22)) == 1, "the pool has 64 shards"

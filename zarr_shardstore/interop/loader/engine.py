@@ -36,7 +36,7 @@ import numpy.typing as npt
 from zarr_shardstore.errors import UnsupportedError
 from zarr_shardstore.interop.loader.copies import Array, Memory, Source
 from zarr_shardstore.interop.loader.order import Draw, Ints, Samples, Share
-from zarr_shardstore.interop.loader.plan import PART_NBYTES, PlannedSamples, Unit
+from zarr_shardstore.interop.loader.plan import BATCH_NBYTES, PART_NBYTES, PlannedSamples, Unit
 from zarr_shardstore.interop.loader.sources import nbytes_of
 
 _MOST_KEPT = 32
@@ -47,6 +47,9 @@ _FEW_UNITS = 64
 
 _PLANNED_PARTS = 4096
 """Parts of samples of small groups that are planned at a time."""
+
+_MOST_PARTS = 16 * _PLANNED_PARTS
+"""Parts in units that wait; with more, no further group is planned."""
 
 
 @dataclass
@@ -91,15 +94,40 @@ class _Batch:
     start: int
     """Place of its first sample in the order."""
     n: int
+    nbytes: int
     n_rows: list[int]
     """Length of the array of each source."""
-    nbytes: int
     n_left: int
     """Samples that are not planned, and units that are not decoded."""
     buffers: list[Array] | None = None
     """An array of each source; ``None``: the batch is not open."""
     result: Any = None
     is_done: bool = False
+
+
+class _Batches(dict[int, _Batch]):
+    """Batches by their numbers, made at their first use: an epoch may have millions."""
+
+    def __init__(self, first: int, columns: Ints) -> None:
+        self._first, self._columns = first, columns
+
+    def __missing__(self, number: int) -> _Batch:
+        start, n, nbytes, *n_rows = self._columns[number - self._first].tolist()
+        self[number] = batch = _Batch(start, n, nbytes, n_rows, n)
+        return batch
+
+    @property
+    def end(self) -> int:
+        return self._first + len(self._columns)
+
+    @property
+    def empty(self) -> list[int]:
+        """Numbers of the batches without samples."""
+        return (self._first + np.flatnonzero(self._columns[:, 1] == 0)).tolist()
+
+    @property
+    def most_nbytes(self) -> int:
+        return int(self._columns[:, 2].max(initial=0))
 
 
 class Task(NamedTuple):
@@ -115,6 +143,13 @@ class Task(NamedTuple):
     finish: Callable[[Sequence[Array], Ints], Any]
     """Makes a batch of an array of each source, and of the starts of its samples."""
     allocate: Callable[[int], npt.NDArray[np.uint8]]
+    reuses_memory: bool
+    """False: a device may copy the memory of a batch after the last reference to it is gone."""
+
+    @property
+    def batch_overhead(self) -> int:
+        """Bytes of a batch beside its elements."""
+        return BATCH_NBYTES * len(self.sources)
 
     def order(self, epoch: int) -> tuple[Ints, list[int]]:
         """Return the numbers of the samples of an epoch, and the ends of their groups."""
@@ -137,16 +172,14 @@ class Task(NamedTuple):
         n_parts = sum(source.n_parts for source in self.sources)
         return nbytes_of(self.sources, self.samples) + PART_NBYTES * n_parts
 
-    def batches(self, numbers: Ints, first: int) -> dict[int, _Batch]:
+    def batches(self, numbers: Ints, first: int) -> _Batches:
         """Return the batches of these samples from the first one on, by their numbers."""
         ends = np.append(0, self.share.batch_ends)[first:]
         starts = self.samples.starts(numbers[ends[0] :])
         sums = [s.rows_before(starts)[ends - ends[0]] for s in self.sources]
         n_rows = np.diff(sums, axis=1)
         nbytes = [source.row_nbytes for source in self.sources] @ n_rows
-        columns = (ends[:-1], np.diff(ends), n_rows.T, nbytes, np.diff(ends))
-        of_batches = zip(*[each.tolist() for each in columns], strict=True)
-        return {i: _Batch(*each) for i, each in enumerate(of_batches, first)}
+        return _Batches(first, np.column_stack([ends[:-1], np.diff(ends), nbytes, n_rows.T]))
 
     def n_groups(self, bounds: Sequence[int]) -> int:
         """Return how many of the groups between `bounds` are planned at a time."""
@@ -186,12 +219,11 @@ class Run:
         self._threads: list[threading.Thread] = []
         self._units: deque[Unit] = deque()
         self._requests: set[Future[Any]] = set()
-        self._used = self._n_under_way = 0
+        self._used = self._n_under_way = self._n_parts = 0
         self._is_planning = self._is_stopped = False
         self._error: BaseException | None = None
         self._batches = task.batches(self._numbers, first_batch)
-        most = max((batch.nbytes for batch in self._batches.values()), default=0)
-        n_kept = task.limit_nbytes // 16 // max(1, most)
+        n_kept = task.limit_nbytes // 16 // max(1, self._batches.most_nbytes)
         n_kept = max(2, min(_MOST_KEPT, n_kept))
         self._memory = Memory(task.allocate, n_kept * len(task.sources))
 
@@ -222,6 +254,8 @@ class Run:
             self._jobs.put(None)
         for request in requests:
             request.cancel()
+        # A transform may close its loader: then no thread waits for another.
+        waits = waits and threading.current_thread() not in self._threads
         for thread in self._threads if waits else ():
             _join(thread)
 
@@ -230,8 +264,8 @@ class Run:
     def _begin(self) -> None:
         self._began = time.perf_counter()
         with self._lock:
-            for batch in self._batches.values():
-                self._count(batch, 0)  # some have no sample
+            for number in self._batches.empty:
+                self._count(self._batches[number], 0)
             self._pump()
         for i in range(self.task.n_threads):
             thread = threading.Thread(target=_work, args=(self._jobs, self.stop), daemon=True)
@@ -250,17 +284,21 @@ class Run:
             self._begin()
         began, stats = time.perf_counter(), self.stats
         with self._lock:
-            while (batch := self._batches.get(self.next)) is not None and not batch.is_done:
+            while not (self._is_stopped or self.next >= self._batches.end):
+                batch = self._batches[self.next]
+                if batch.is_done:
+                    break
                 self._changed.wait()
-            if self._error is not None:
-                raise self._error
-            if batch is None:
+            else:
+                if self._error is not None:
+                    raise self._error
                 return []
-            for buffer in batch.buffers or ():
-                self._memory.give_back(buffer)
+            for buffer, source in zip(batch.buffers or (), self.task.sources, strict=True):
+                if self.task.reuses_memory and source.indptr is None:  # their sizes repeat
+                    self._memory.give_back(buffer)
             del self._batches[self.next]
             self.next += 1
-            self._used -= batch.nbytes
+            self._used -= batch.nbytes + self.task.batch_overhead
             self._pump()
             stats.n_batches += 1
             stats.n_samples += batch.n
@@ -280,27 +318,29 @@ class Run:
             batches = [self._batches[number] for number in unit.numbers]
             opened = [batch for batch in batches if batch.buffers is None]
             reserved = source.reserved_nbytes(unit)
-            nbytes = reserved + sum(batch.nbytes for batch in opened)
+            nbytes = reserved + sum(batch.nbytes + task.batch_overhead for batch in opened)
             is_idle = not self._n_under_way and self._batches[self.next].n_left
             if self._used + nbytes > task.limit_nbytes and not is_idle:
                 break
             if source.entries.can_block and self._n_under_way >= 2 * task.n_threads:
                 break  # no thread is free; batches that are opened late use memory again
             self._units.popleft()
+            self._n_parts -= unit.n_parts
             self._n_under_way += 1
             self._used += reserved
             for batch in opened:
                 self._open(batch)
             self.stats.most_nbytes = max(self.stats.most_nbytes, self._used)
             self._request(unit)
-        if len(self._bounds) > 1 and len(self._units) <= _FEW_UNITS and not self._is_planning:
+        is_short = len(self._units) <= _FEW_UNITS and self._n_parts <= _MOST_PARTS
+        if len(self._bounds) > 1 and is_short and not self._is_planning:
             self._is_planning = True
             n = task.n_groups(self._bounds)
             self._jobs.put(partial(self._plan, self._bounds[: n + 1]))
             del self._bounds[:n]
 
     def _open(self, batch: _Batch) -> None:
-        self._used += batch.nbytes
+        self._used += batch.nbytes + self.task.batch_overhead
         batch.buffers = [
             self._memory.take((n, *source.lengths), source.dtype)
             for n, source in zip(batch.n_rows, self.task.sources, strict=True)
@@ -341,6 +381,7 @@ class Run:
             for number, n in counted:
                 self._count(self._batches[number], n)
             self._units.extend(units)
+            self._n_parts += sum(unit.n_parts for unit in units)
             self._is_planning = False
             self._pump()
 

@@ -26,6 +26,8 @@ class Converter(NamedTuple):
     """From elements, their columns, the ends of the rows, and a shape."""
     allocate: Callable[[int], Any]
     """Allocates the memory of arrays."""
+    reuses_memory: bool = True
+    """False: torch copies pinned memory later, and then uses it again by itself."""
 
 
 def converter_of(
@@ -45,7 +47,7 @@ def converter_of(
         pinned = partial(torch.empty, dtype=torch.uint8, pin_memory=True)
         has_cuda = torch.cuda.is_available()
         allocate = (lambda n: pinned(n).numpy()) if has_cuda else pageable
-        return Converter(torch.from_numpy, sparse, allocate)
+        return Converter(torch.from_numpy, sparse, allocate, reuses_memory=not has_cuda)
     raise SpecError(f"to is 'numpy', 'torch' or 'jax', got {to!r}")
 
 

@@ -8,6 +8,7 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from numbers import Integral
 from typing import Any, Literal
 
 import numpy as np
@@ -25,6 +26,7 @@ from zarr_shardstore.interop.loader.frameworks import (
 )
 from zarr_shardstore.interop.loader.order import Draw, Ints, Samples, Share, Shuffle
 from zarr_shardstore.interop.loader.plan import (
+    BATCH_NBYTES,
     GAPS_NBYTES,
     LOCAL_UNIT_NBYTES,
     UNIT_NBYTES,
@@ -139,11 +141,19 @@ class ShardLoader:
         to: Framework = "numpy",
         n_threads: int | None = None,
     ) -> None:
-        check(batch_size >= 1, "batch_size is at least 1", batch_size)
+        for name, value, least in (
+            ("batch_size", batch_size, 1),
+            ("seed", seed, 0),
+            ("prefetch_nbytes", prefetch_nbytes, 0),
+            ("pool_nbytes", pool_nbytes or 0, 0),
+            ("n_threads", n_threads or 1, 1),
+        ):
+            is_valid = isinstance(value, Integral) and value >= least
+            check(is_valid, f"{name} is a whole number of at least {least}", value)
+        batch_size, seed = int(batch_size), int(seed)
         check(0 <= rank < world_size, "rank is in range(world_size)", (rank, world_size))
         check(shuffle in (False, "shards", "full"), "shuffle is False, 'shards', 'full'", shuffle)
         check(edges in ("drop", "shift"), "edges is 'drop' or 'shift'", edges)
-        check(isinstance(seed, int) and seed >= 0, "seed is not negative", seed)
         paths = {"": arrays} if isinstance(arrays, str) else dict(arrays)
         check(bool(paths), "arrays are at least one", arrays)
         self._store = store_of(store)
@@ -162,6 +172,7 @@ class ShardLoader:
         else:
             most = min(batch_size, len(sizes))
             batch_nbytes = int(np.partition(sizes, -most)[-most:].sum()) if most else 0
+        batch_nbytes += BATCH_NBYTES * len(sources)
         limit, pool = _limits(sources, batch_nbytes, n_threads, prefetch_nbytes, pool_nbytes)
         is_local = all(source.entries.can_block for source in sources)
         unit = LOCAL_UNIT_NBYTES if is_local else UNIT_NBYTES
@@ -178,6 +189,7 @@ class ShardLoader:
             n_threads=n_threads,
             finish=partial(_finish, found, convert, transform),
             allocate=convert.allocate,
+            reuses_memory=convert.reuses_memory,
         )
         of_batches = {"batch_size": batch_size, "world_size": world_size, "drop_last": drop_last}
         self._order_id = _order_id(self._task, **of_batches)

@@ -31,6 +31,12 @@ LOCAL_UNIT_NBYTES = 2 * 1024 * 1024
 PART_NBYTES = 100
 """Memory of the plan for one part."""
 
+BATCH_NBYTES = 1024
+"""Memory for each array of a batch, on top of its elements."""
+
+_LEAST_NBYTES = 64 * 1024
+"""Chunks that are smaller cost more requests and steps than they save."""
+
 SMALL_NBYTES = 8 * 1024
 """Smaller rows are copied many at a time."""
 
@@ -86,6 +92,11 @@ class Unit(NamedTuple):
     """The parts of this unit."""
     copies: list[Ints]
     """Columns of the copies of the parts, see `Geometry.copies`."""
+
+    @property
+    def n_parts(self) -> int:
+        start, stop = int(self.part_range.start), int(self.part_range.stop)
+        return stop - start
 
 
 @dataclass(frozen=True)
@@ -340,8 +351,8 @@ def advice_of(
 ) -> list[str]:
     """Return advice as sentences with numbers.
 
-    Chunks have about 1 MiB, shards 8 MiB, and the pool 16 shards. An array that fits in the pool
-    needs none of this.
+    Chunks have about 1 MiB, and 64 KiB at least, shards 8 MiB, and the pool 16 to 64 shards. An
+    array that fits in the pool needs none of this.
     """
     better, nbytes, found = list(first.chunk_shape), first.chunk_nbytes, []
     lengths = first.lengths
@@ -349,9 +360,18 @@ def advice_of(
         lengths = (first.shape[0] // max(1, len(first.indptr) - 1),)
     if amplification > 1.25:
         better = [max(1, min(pair)) for pair in zip(better, lengths, strict=True)]
+        n = math.prod(better) * first.itemsize
+        if n < _LEAST_NBYTES and first.axes:
+            axis = first.axes[0]
+            better[axis] = min(first.chunk_shape[axis], -(-better[axis] * _LEAST_NBYTES // n))
+        if tuple(better) == first.chunk_shape:
+            found.append(
+                f"{amplification:.1f} bytes are decoded for each byte of a batch: "
+                'shuffle="shards" decodes each chunk once'
+            )
     elif math.prod(first.shape) * first.itemsize <= pool_nbytes:
         return []
-    elif first.axes and not 2**16 <= nbytes <= 2**24:
+    elif first.axes and not _LEAST_NBYTES <= nbytes <= 2**24:
         axis = first.axes[0]
         better[axis] = max(1, min(first.shape[axis], better[axis] * 2**20 // nbytes))
     if tuple(better) != first.chunk_shape:
@@ -360,9 +380,8 @@ def advice_of(
             f"bytes; {amplification:.1f} bytes are decoded for each byte of a batch"
         )
     most = max(1, pool_nbytes // 16)
-    least = min(2**23, most)
-    if not least <= shard_nbytes <= most or math.prod(first.shards.largest) == 1:
-        n = max(1, least // max(1, math.prod(better) * first.itemsize))
+    if not min(2**23, most // 4) <= shard_nbytes <= most or math.prod(first.shards.largest) == 1:
+        n = max(1, min(2**23, most) // max(1, math.prod(better) * first.itemsize))
         found.append(
             f"shards of about {n} chunks: now the pool has {pool_nbytes / shard_nbytes:.1f} "
             f"shards of {shard_nbytes:,} bytes"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -37,8 +39,8 @@ class Column(NamedTuple):
                 f"columns of the sparse matrix lie outside of its {self.n_columns}", key=key
             )
         shape = (len(starts), self.n_columns)
-        fits = indices.dtype == np.int32 and max(len(data), *shape) < 2**31
-        indptr = np.zeros(len(starts) + 1, np.int32 if fits else np.int64)
+        fits = max(len(data), *shape) < 2**31
+        indptr = np.zeros(len(starts) + 1, indices.dtype if fits else np.int64)
         indptr[1:] = np.cumsum(first.n_rows(starts))
         parts = map(convert.dense, (data, indices, indptr))
         return convert.sparse(*parts, shape)
@@ -74,7 +76,10 @@ def nbytes_of(
 
 def _column(store: Any, path: str, window: Any, axes: Any) -> Column:
     try:
-        return Column([_source(EntryReader.of(store, path), path, window, axes)])
+        source = _source(EntryReader.of(store, path), path, window, axes)
+        if source.dtype.kind in PLAIN_KINDS:
+            return Column([source])
+        return Column([replace(source, itemsize=_text_nbytes(store, path, source))])
     except SpecError:
         group = None
         with suppress(Exception):
@@ -98,11 +103,28 @@ def _column(store: Any, path: str, window: Any, axes: Any) -> Column:
     expected = [(n_rows, 0, *s.shape, *s.shape) for s in sources]
     if ends != expected or (np.diff(indptr) < 0).any() or sources[0].shape != sources[1].shape:
         raise SpecError(f"{path!r} is not a sparse matrix: its indptr does not fit its elements")
-    return Column([replace(source, indptr=indptr) for source in sources], n_columns)
+    data, indices = [replace(source, indptr=indptr) for source in sources]
+    # Frameworks take these two types of columns, and would copy others.
+    number = np.dtype(np.int32 if indices.itemsize <= 4 and n_columns < 2**31 else np.int64)
+    indices = replace(indices, dtype=number, itemsize=number.itemsize)
+    return Column([data, indices], n_columns)
+
+
+def _text_nbytes(store: Any, path: str, source: Source) -> int:
+    """Estimate the memory of an element of variable size, by the first, middle and last chunk."""
+    last, largest = np.array(source.grid, np.int64) - 1, 0.0
+    for coords in (last * 0, last // 2, last) if (last >= 0).all() else ():
+        values = store.read_chunks(path, [coords]).reshape(-1).tolist()
+        sizes = [len(v.encode()) if isinstance(v, str) else sys.getsizeof(v) for v in values]
+        largest = max(largest, sum(sizes) / max(1, len(sizes)))
+    of_object = sys.getsizeof("") if source.dtype.hasobject else 0
+    return source.dtype.itemsize + of_object + math.ceil(largest)
 
 
 def _source(entries: EntryReader, path: str, window: Any, axes: Any) -> Source:
     reader, layout = entries.chunks, entries.layout
+    if not reader.is_even:
+        raise UnsupportedError(f"the chunks of {path!r} have several lengths: take one for batches")
     shape = reader.array.shape
     are_rows = window is None and bool(shape)
     window = () if window is None and not shape else (1,) if window is None else window
