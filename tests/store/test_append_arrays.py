@@ -24,6 +24,7 @@ from zarr_shardstore import (
     ShardingStore,
     SpecError,
     UnsupportedError,
+    reshard,
 )
 
 pytestmark = pytest.mark.filterwarnings("ignore:Consolidated metadata is currently not part")
@@ -360,6 +361,33 @@ def test_arrays_of_several_lengths(kind: str) -> None:
         sizes = again.read_chunk_sizes
         if kind in ("chunks", "sharded chunks"):
             assert sizes[0] == (3, 1, 2, 1, 3, 2, 1)
+
+
+@pytest.mark.skipif(
+    "rectilinear_chunks" not in zarr.config.get("array"), reason="zarr before 3.2 has no lists"
+)
+@pytest.mark.parametrize("kind", ["equal chunks", "codec", "storage_transformers"])
+def test_copies_that_were_left_behind_have_the_grid_of_their_array(kind: str) -> None:
+    """`z.append` grows no copy, and gives the rows chunks and shards of another size."""
+    base: dict[str, bytes] = {}
+    lists: Any = [[4, 4, 4]]
+    with zarr.config.set({"array.rectilinear_chunks": True}):
+        group = zarr.create_group(ShardingStore(base))
+        chunks = lists if kind == "equal chunks" else (1,)
+        group.create_array("z", shape=(12,), chunks=chunks, dtype="i8")[:] = np.arange(12)
+        if kind != "equal chunks":
+            declared: Any = kind
+            reshard(base, shards=[[6, 2, 4]], declaration=declared)
+        zarr.consolidate_metadata(ShardingStore(base))
+        z: Any = zarr.open_array(ShardingStore(base, view="shards"), path="z")
+        z.append(np.arange(12, 21))
+        ShardingStore(base).append_arrays({"z": np.arange(21, 30)})
+        for view in ("chunks", "shards"):
+            grown: Any = zarr.open_consolidated(ShardingStore(base, view=view))
+            assert grown["z"][:].tolist() == [*range(30)]
+    documents = objects_of(base)
+    copies = json.loads(documents["zarr.json"])["consolidated_metadata"]["metadata"]
+    assert copies["z"] == json.loads(documents["z/zarr.json"])
 
 
 def test_an_error_names_the_rows() -> None:

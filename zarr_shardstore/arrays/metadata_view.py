@@ -252,30 +252,6 @@ class MetadataView:
             _warn_of_unsharded(node, array.unknown)
         return doc
 
-    def with_lengths(
-        self, path: str, doc: Document, ends: Mapping[Node, tuple[int, Document]]
-    ) -> Flow[Document]:
-        """Return a stored document whose consolidated metadata has arrays at least as long as in
-        these documents, each along an axis; the same object if it has."""
-        changed: dict[str, Document] = {}
-        for name, (node, member) in documents.members(path, doc).items():
-            if node not in ends:
-                continue
-            axis, longer = ends[node]
-            length: int = longer["shape"][axis]
-            try:
-                array = self._reader.read(node, member)
-                if array is None or member["shape"][axis] >= length:
-                    continue
-            except (ShardStoreError, LookupError, TypeError):
-                continue  # the copy is damaged or of another array
-            shown = self._document_to_user(member, array, "chunks")
-            shown = declaration.with_length(shown, axis, length)
-            if array.document.geometry is not None and array.document.geometry.sides:
-                shown["chunk_grid"] = longer["chunk_grid"]  # with the same chunks
-            changed[name] = yield from self._stored_array(node, shown, _Stored(member, array))
-        return documents.with_members(doc, changed) if changed else doc
-
     def takes_shards(self, document: memoryview) -> bool:
         """Whether an array whose document has a sharding codec is addressed by its inner chunks."""
         doc = documents.parse_json(document)

@@ -6,6 +6,7 @@ The cache of arrays and the write buffer follow each change.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from zarr_shardstore.arrays.array_cache import ArrayCache, Generation, read_documents
@@ -19,8 +20,10 @@ from zarr_shardstore.metadata.documents import (
     document_key,
     dump_document,
     keys_of_groups,
+    members,
     node_of_document,
     parse_json,
+    with_members,
 )
 from zarr_shardstore.metadata.transformer_list import name_of
 from zarr_shardstore.operations.batch import Flusher
@@ -121,9 +124,9 @@ class Documents:
 
     def grow(
         self, node: Node, seen: bytes, axis: int, new_length: Callable[[int], int]
-    ) -> Flow[tuple[int, Mapping[str, Any]]]:
+    ) -> Flow[tuple[int, Mapping[str, Any], Mapping[str, Any]]]:
         """Grow the array of the stored document `seen`; return its length before, and its new
-        document by its chunks. A document that another writer has changed is read again.
+        document by its chunks and as stored. If another writer has changed it, it is read again.
 
         Raises `ShardConflictError` if it has become another array.
         """
@@ -142,7 +145,7 @@ class Documents:
             before: int = doc["shape"][axis]
             after = new_length(before)
             if after == before:
-                return before, doc
+                return before, doc, parse_json(seen) or {}
             new = with_length(doc, axis, after)
             data = memoryview(dump_document(new))
             stored, array, _ = yield from self._view.to_store(key, data, memoryview(seen))
@@ -153,7 +156,7 @@ class Documents:
             finally:
                 self._arrays.documents_changed(node, array if is_swapped else None)
             if is_swapped:
-                return before, new
+                return before, new, parse_json(stored) or {}
             (found,) = yield from read_documents([key])
             seen = bytes(found.value or b"")
         raise ShardConflictError(
@@ -161,14 +164,14 @@ class Documents:
         )
 
     def grow_copies(self, ends: Mapping[Node, tuple[int, Mapping[str, Any]]]) -> Flow[None]:
-        """Grow arrays, each along an axis as in a document of it, in the consolidated metadata of
-        the groups above them. No array shrinks there."""
+        """Replace the documents of arrays in the consolidated metadata of the groups above them by
+        stored documents that are longer along an axis. No array shrinks there."""
         keys = list(dict.fromkeys(key for node in ends for key in keys_of_groups(node)))
         while keys:
             swaps: dict[str, tuple[bytes, bytes]] = {}
             for key, reply in zip(keys, (yield from read_documents(keys)), strict=True):
                 doc = parse_json(reply.value) or {}
-                new = yield from self._view.with_lengths(key.rpartition("/")[0], doc, ends)
+                new = _with_lengths(key.rpartition("/")[0], doc, ends)
                 if new is not doc:
                     swaps[key] = bytes(reply.value or b""), dump_document(new)
             done = yield from _swap(swaps)
@@ -183,6 +186,19 @@ def _fixed(doc: Mapping[str, Any], axis: int) -> dict[str, Any]:
         sides = grid["configuration"]["chunk_shapes"]
         fixed["chunk_grid"] = [*sides[:axis], *sides[axis + 1 :]]
     return fixed
+
+
+def _with_lengths(
+    path: str, doc: Mapping[str, Any], ends: Mapping[Node, tuple[int, Mapping[str, Any]]]
+) -> Mapping[str, Any]:
+    """Return `doc` with these documents in the place of copies that are shorter along an axis."""
+    changed: dict[str, Mapping[str, Any] | None] = {}
+    for name, (node, copy) in members(path, doc).items():
+        axis, longer = ends.get(node, (0, None))
+        with suppress(LookupError, TypeError):  # the copy is damaged
+            if longer is not None and copy["shape"][axis] < longer["shape"][axis]:
+                changed[name] = longer
+    return with_members(doc, changed) if changed else doc
 
 
 def _swap(values: Mapping[str, tuple[bytes, bytes]]) -> Flow[list[bool]]:

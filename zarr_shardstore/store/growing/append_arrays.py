@@ -133,18 +133,23 @@ class AppendArrays(DirectArrays):
         def grow(slab: _Slab, new_length: Any) -> Any:
             return documents.grow(slab.reader.node, slab.seen, slab.axis, new_length)
 
-        reserved: tuple[int, Mapping[str, Any]] = run(grow(first, lambda n: n + first.length))
+        reserved: tuple[int, Mapping[str, Any], Mapping[str, Any]] = run(
+            grow(first, lambda n: n + first.length)
+        )
         start = reserved[0]
         stop, state = start + first.length, "reserved"
         try:
             flows = [grow(slab, lambda n: max(n, stop)) for slab in others]
             found = [reserved, *run(in_shared_rounds(flows))]
             store = self._without_batch([slab.reader.node for slab in slabs])
-            for slab, (_, document) in zip(slabs, found, strict=True):
+            for slab, (_, document, _) in zip(slabs, found, strict=True):
                 store._write_rows(slab, document, start)
             state = "stored, and consolidated metadata of groups lacks them"
-            pairs = zip(slabs, found, strict=True)
-            ends = {s.reader.node: (s.axis, with_length(d, s.axis, stop)) for s, (_, d) in pairs}
+            ends: dict[Any, Any] = {}
+            for slab, (_, _, stored) in zip(slabs, found, strict=True):
+                shape = [*stored["shape"]]
+                shape[slab.axis] = stop  # of rows that are stored; lists may be longer
+                ends[slab.reader.node] = slab.axis, {**stored, "shape": shape}
             run(documents.grow_copies(ends))
         except BaseException as error:
             error.add_note(f"the rows {start} to {stop - 1} of {list(arrays)} were {state}")
