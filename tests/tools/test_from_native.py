@@ -11,7 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 import zarr
+from zarr.storage import MemoryStore
 
+from tests.support.kit import objects_of
 from tests.support.pipeline_arrays import THEIRS
 from tests.tools.test_native import assert_read, data_of, documents_of, make_v2, make_v3, wrap
 from zarr_shardstore import (
@@ -20,6 +22,7 @@ from zarr_shardstore import (
     SpecError,
     UnsupportedError,
     from_native,
+    reshard,
     to_native,
 )
 
@@ -175,3 +178,17 @@ def test_an_array_with_consolidated_indexes(tmp_path: Path, zarr_format: Any) ->
         np.testing.assert_array_equal(zarr.open_array(ShardingStore(root), path="a")[:], 1)
         (document,) = [p for p in (tmp_path / "a").iterdir() if p.name in (".zarray", "zarr.json")]
         assert "zarr_shardstore_index" in json.loads(document.read_bytes())
+
+
+def test_shards_of_several_lengths_over_equal_chunks() -> None:
+    """There and back; the chunks are the same in both documents."""
+    base = MemoryStore()
+    z = zarr.create_array(base, name="a", shape=(90,), chunks=(1,), dtype="i4")
+    z[:] = np.arange(90)
+    reshard(base, shards=[[31, 28, 31]])
+    native = objects_of(base)
+    from_native(base, zarr_format=3)
+    assert "storage_transformers" in json.loads(objects_of(base)["a/zarr.json"])
+    assert zarr.open_array(ShardingStore(base), path="a")[:].tolist() == [*range(90)]
+    to_native(base)
+    assert objects_of(base) == native

@@ -63,13 +63,14 @@ def redeclare(doc: Mapping[str, Any], how: Literal["codec", "storage_transformer
     declared = declarations.find_declaration(doc, "passthrough" if how == "codec" else "flat")
     if declared is None or declared.how == how:
         return dict(doc)
-    _geometry(doc)
+    plain = declarations.strip(doc, declared.how)
+    _geometry(plain)
     if how == "codec" and declarations.has_sharding_codec(doc):
         raise UnsupportedError(
             "its chunks are shards of the codec themselves, and shards of shards are not written: "
             "rewrite the array"
         )
-    return _declare(declarations.strip(doc, declared.how), declared, how)
+    return _declare(plain, declared, how)
 
 
 def v3_of_v2(doc: Mapping[str, Any], attributes: Mapping[str, Any]) -> Document:
