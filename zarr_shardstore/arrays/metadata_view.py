@@ -211,7 +211,9 @@ class MetadataView:
                 if new and new.layout and old.array.layout.has_same_entries(new.layout):
                     plain = declaration.strip(plain, "codec")
                     how, spec = old.array.document.declaration, new.layout.spec
-                    if how is not None and spec != old.array.layout.spec:  # zarr has added shards
+                    before, grid_shape = old.array.layout.spec.boxes, new.layout.grid_shape or ()
+                    # zarr has added shards. A list may also spell out lengths that repeat.
+                    if how is not None and not spec.boxes.has_same_boxes(before, grid_shape):
                         declared = Declared(how, (sharding_transformer(spec),))
                         return {**declaration.apply(plain, declared), **notes}
                     kept = self._as_update(node, plain, old)
