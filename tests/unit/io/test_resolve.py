@@ -354,3 +354,14 @@ def test_options_of_the_client_are_taken_beside_those_of_the_store(no_credential
     options = {"endpoint": "http://h", "allow_http": "true", "timeout": "9s"}
     store: Any = base_store_of("s3://b/p", options)
     assert store.store.client_options == {"allow_http": "true", "timeout": "9s"}
+
+
+def test_a_url_with_one_slash_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would be a directory; one of this name that is there is opened."""
+    monkeypatch.chdir(tmp_path)
+    for url in ("s3:/bucket/x", "file:/tmp/x", "gs:/x"):
+        with pytest.raises(SpecError, match="one slash"):
+            base_store_of(url)
+    Path("s3:/there").mkdir(parents=True)
+    assert isinstance(base_store_of("s3:/there"), LocalStore)
+    assert isinstance(base_store_of("c:/x"), LocalStore)

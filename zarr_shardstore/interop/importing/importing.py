@@ -191,9 +191,9 @@ def _kind_of(source: Any, files: SourceFiles) -> str:
     if kind in ("hdf5", "tiff", "json", "zarr"):
         return kind
     raise SpecError(
-        f"{url!r} is no HDF5, NetCDF-4, TIFF, zip or JSON file, and no directory: of other formats "
-        "such as NetCDF-3, and of many files, let kerchunk or VirtualiZarr make references, and "
-        f"import these ({DOCUMENTATION}how-to/netcdf.html)"
+        f"{url!r} is no HDF5, NetCDF-4, TIFF, zip or JSON file, and no directory: adopt takes .npy "
+        "files; of other formats such as NetCDF-3, and of many files, let kerchunk or VirtualiZarr "
+        f"make references, and import these ({DOCUMENTATION}how-to/netcdf.html)"
     )
 
 

@@ -8,6 +8,7 @@ caller is understood by the client that is chosen, or there is an error.
 from __future__ import annotations
 
 import os
+import re
 import zipfile
 from collections.abc import Mapping, MutableMapping
 from inspect import signature
@@ -75,6 +76,9 @@ BaseStoreLike: TypeAlias = (
 BaseStore: TypeAlias = Store | MutableMapping[str, bytes]
 
 
+_ONE_SLASH = re.compile("(s3|gs|gcs|az|abfs|abfss|https?|file|memory):/[^/]")
+
+
 def base_store_of(
     store: BaseStoreLike, storage_options: Mapping[str, Any] | None = None
 ) -> BaseStore:
@@ -96,7 +100,7 @@ def base_store_of(
     is_remote_url = isinstance(store, str) and local_path(store) is None
     options = storage_options_of(storage_options)
     if options and not is_remote_url:
-        raise SpecError("storage_options go with a URL; this base store takes none")
+        raise SpecError(f"the options {sorted(options)} go with a URL, and {short(store)} is none")
     if isinstance(store, Store):
         return store
     if isinstance(store, Group):
@@ -107,6 +111,8 @@ def base_store_of(
         path_there = local_path(store)
         if path_there is None:
             return _store_of_url(store, options or {})
+        if _ONE_SLASH.match(store) and not path_there.exists():
+            raise SpecError(f"{store!r} has one slash after its scheme: a URL has two")
         store = path_there
     elif isinstance(store, fsspec.AbstractFileSystem):
         store = FSMap(store.root_marker or "/", store)

@@ -279,7 +279,9 @@ def reshard(
     default: Shape = ... if shard_nbytes is None else None
     shape = _one_of(chunks_per_shard, shard_shape, shards, shards_at, default)
     if shape is ...:
-        raise SpecError("reshard needs chunks_per_shard: what a shard has afterwards")
+        raise SpecError(
+            "reshard needs the size of shards: chunks_per_shard, or another option for it"
+        )
     sharding = store_options.ShardingOptions(
         chunks_per_shard=shape,
         shard_nbytes=shard_nbytes,

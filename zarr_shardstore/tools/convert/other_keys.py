@@ -126,8 +126,9 @@ def _stored(base: BaseStoreHandle, keys: Sequence[str]) -> Iterator[str]:
 
 def _another(key: str) -> SpecError:
     return SpecError(
-        f"the destination has another {key!r} than the source would give it; nothing was "
-        "written: take an empty destination, or remove what is there"
+        f"the destination has another {key!r} than the source would give it, perhaps of a "
+        "conversion with other options; nothing was written: take an empty destination, or remove "
+        "what is there"
     )
 
 
