@@ -7,8 +7,8 @@ import sys
 
 EXIT_CODES = {
     0: "done",
-    1: "it failed, and one sentence says why; or fsck has errors or warnings",
-    2: "nothing was done: the call is wrong, or needs --yes; or fsck could not check",
+    1: "it was refused, or failed, and one sentence says why; or fsck has errors or warnings",
+    2: "nothing was done: an option is not known, or --yes is missing; or fsck could not check",
     3: "done, but for arrays that are not understood: the output has the reasons",
     130: "interrupted",
 }

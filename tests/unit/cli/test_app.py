@@ -303,7 +303,8 @@ def test_typer_takes_our_usage_errors() -> None:
     assert arguments.parse_storage_options([]) is None
     assert run("info", "packed.zarr", "--source-option", "x").exit_code == 2
     one_sentence(
-        run("info", "packed.zarr", "--source-option", "x=1"), says="the options ['x'] go with a URL"
+        run("info", "packed.zarr", "--source-option", "x=1"),
+        says="go with a URL, and 'packed.zarr' is none",
     )
 
 
