@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import webbrowser
+from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -99,9 +100,13 @@ def run_info(store: str, arrays: Any, paths: Any, as_json: bool, **options: Any)
     found = zarr_shardstore.get_shard_info(store, paths=paths, **options)
     output.check_arrays(found.arrays, store)
     output.print_report(as_json, found.as_dict(), output.info_text(found))
-    if any(array.n_errors for array in found.arrays):
-        raise typer.Exit(1)
+    _fail_if_errors(found.arrays)
     output.fail_if_left(found.n_unknown)
+
+
+def _fail_if_errors(arrays: Sequence[Any]) -> None:
+    if any(array.n_errors for array in arrays):
+        raise typer.Exit(1)
 
 
 def run_map(
@@ -132,6 +137,7 @@ def run_map(
         text = shard_map.render_text(shards, width=width, height=height, is_ascii=is_ascii)
         typer.echo(text, nl=False)
     output.fail_if_damaged(shards.errors)
+    _fail_if_errors(info.arrays if info is not None else ())
 
 
 def run_fsck(store: str, arrays: Any, storage_options: Any, as_json: bool, **options: Any) -> None:

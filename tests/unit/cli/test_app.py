@@ -642,9 +642,11 @@ def test_info_as_json() -> None:
 
 def test_info_shows_errors_and_notes_of_arrays(here: Path) -> None:
     """A damaged shard is not hidden, and fails nothing else."""
-    (here / "packed.zarr/raw/c/0/0").write_bytes(b"damaged")
+    assert run("map", "packed.zarr").exit_code == 0
     (here / "packed.zarr/bad").mkdir()
     (here / "packed.zarr/bad/.zarray").write_text("{")
+    assert run("map", "packed.zarr").exit_code == 1, "it has the table of info"
+    (here / "packed.zarr/raw/c/0/0").write_bytes(b"damaged")
     result = run("info", "packed.zarr")
     assert result.exit_code == run("info", "packed.zarr", "--json").exit_code == 1
     assert "! shard 'raw/c/0/0': the index of 8 entries" in result.stdout
