@@ -233,8 +233,9 @@ def _dask_client(scheduler: str) -> Any:
         threading.Thread(target=connect, daemon=True).start()
         client = connecting.result(1.5 * _DASK_WAIT_S)
     except (OSError, ValueError, MemoryError) as error:
+        reason = str(error) or "no answer"
         raise SpecError(
-            f"no dask scheduler answers at {scheduler!r} ({error}): pass the address that "
+            f"no dask scheduler answers at {scheduler!r} ({reason}): pass the address that "
             "`dask scheduler` prints, as tcp://10.0.0.1:8786, or its --scheduler-file"
         ) from error
     if not client.scheduler_info()["workers"]:
