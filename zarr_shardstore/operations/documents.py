@@ -164,8 +164,8 @@ class Documents:
         )
 
     def grow_copies(self, ends: Mapping[Node, tuple[int, Mapping[str, Any]]]) -> Flow[None]:
-        """Replace the documents of arrays in the consolidated metadata of the groups above them by
-        stored documents that are longer along an axis. No array shrinks there."""
+        """Put stored documents of arrays into the consolidated metadata of the groups above them,
+        where these are longer along an axis. No array shrinks there."""
         keys = list(dict.fromkeys(key for node in ends for key in keys_of_groups(node)))
         while keys:
             swaps: dict[str, tuple[bytes, bytes]] = {}

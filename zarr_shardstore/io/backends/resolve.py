@@ -100,7 +100,8 @@ def base_store_of(
     is_remote_url = isinstance(store, str) and local_path(store) is None
     options = storage_options_of(storage_options)
     if options and not is_remote_url:
-        raise SpecError(f"the options {sorted(options)} go with a URL, and {short(store)} is none")
+        names = sorted(options)
+        raise SpecError(f"storage_options {names} go with a URL, and {short(store)} is none")
     if isinstance(store, Store):
         return store
     if isinstance(store, Group):
