@@ -7,7 +7,8 @@ and the same keys. Source: the design of the catalog, ``zarr_shardstore.arrays.c
 from __future__ import annotations
 
 import json
-from typing import Any
+from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -181,3 +182,27 @@ def test_a_name_below_data_root_that_the_draft_takes_for_a_chunk(
     zarr.create_array(store, name=name, dtype="i1", **options)[:] = 5
     for again in (store, ShardingStore(base)):
         np.testing.assert_array_equal(zarr.open_array(again, path=name)[:], 5)
+
+
+@pytest.mark.parametrize(
+    "url", ["memory://signs-of-patterns", "shard://?chunks_per_shard=2::file://"]
+)
+def test_signs_of_patterns_are_names(url: str, tmp_path: Path) -> None:
+    """fsspec removes what a name with brackets matches, unless it is asked for one object."""
+    where: Any = f"{url}{tmp_path}/s" if url.startswith("shard") else ShardingStore(url, 2)
+    group = zarr.open_group(where, mode="a")
+    names = {"x[1]": "x1", "y*": "y2", "z?": "z3"}
+    for name in [*names, *names.values()]:
+        group.create_array(name, shape=(4,), chunks=(1,), dtype="u1")[:] = 1
+    for name, other in names.items():
+        z, kept = (cast(Any, group[each]) for each in (name, other))
+        z[2:] = 0  # erases chunks
+        z[2:] = 0  # that are missing
+        z.resize((3,))
+        assert kept[:].tolist() == [1] * 4
+        assert z[:].tolist() == [1, 1, 0]
+        group.create_array(name, shape=(2,), chunks=(1,), dtype="u1", overwrite=True)
+        assert kept[:].tolist() == [1] * 4
+        del group[name]
+    assert sorted(group.keys()) == sorted(names.values())
+    assert all(cast(Any, group[each])[:].tolist() == [1] * 4 for each in names.values())

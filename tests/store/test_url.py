@@ -297,10 +297,37 @@ def test_sources_at_the_root_keep_their_names(tmp_path: Path) -> None:
             fs.mv(source, target, recursive=True)
     keys = ["labels/x", "note", "results/note", "results/old", "results/raw/x"]
     assert sorted(fs.find("")) == keys
-    fs.mv("results/[nor]*", "all/", recursive=True)
-    assert sorted(fs.find("")) == ["all/note", "all/old", "all/raw/x", "labels/x", "note"]
-    fs.rm("**", recursive=True)
-    assert fs.find("") == []
+    for pattern, target in (("results/[nor]*", "all/"), ("l*", "labels_old"), ("no*", "note_old")):
+        fs.mv(pattern, target, recursive=True)
+    moved = ["all/note", "all/old", "all/raw/x", "labels_old/labels/x", "note_old/note"]
+    assert sorted(fs.find("")) == moved
+    fs.mv(["all/old", "note_old"], "k", recursive=True)
+    fs.mv(["all/raw"], ["raw"], recursive=True)
+    assert sorted(fs.find("")) == [
+        "all/note",
+        "k/note_old/note",
+        "k/old",
+        "labels_old/labels/x",
+        "raw/x",
+    ]
+
+
+def test_moves_that_would_lose_something_are_refused() -> None:
+    """Names with brackets are names where they are removed, too."""
+    fs = fsspec.filesystem("shard", fo="memory://losing-moves")
+    for key in ("x[1]/a", "x1/a", "g/a", "h/a"):
+        fs.pipe_file(key, key.encode())
+    losing: list[tuple[Any, Any, dict[str, Any]]] = [
+        ("g", "k", {"maxdepth": 1}),
+        (["g/a", "h/a"], "k/", {}),
+        ("x[1]", "y", {}),
+    ]
+    for source, target, options in losing:
+        with pytest.raises(SpecError):
+            fs.mv(source, target, recursive=True, **options)
+    assert sorted(fs.find("")) == ["g/a", "h/a", "x1/a", "x[1]/a"]
+    fs.rm("x[1]", recursive=True)
+    assert sorted(fs.find("")) == ["g/a", "h/a", "x1/a"]
 
 
 def sum_of(z: Any) -> int:

@@ -30,7 +30,7 @@ from typing import Any
 from urllib.parse import parse_qsl
 
 import fsspec
-from fsspec.asyn import AsyncFileSystem
+from fsspec.asyn import AsyncFileSystem, sync
 from fsspec.callbacks import DEFAULT_CALLBACK
 from fsspec.core import has_magic
 from fsspec.spec import AbstractBufferedFile
@@ -47,6 +47,7 @@ from zarr_shardstore.access import (
     zarrs_loop,
 )
 from zarr_shardstore.errors import SpecError, UnsupportedError
+from zarr_shardstore.interop.urls.moves import moves_of, names_of
 
 _OF_FSSPEC = {"asynchronous", "batch_size", "listings_expiry_time", "max_paths"}
 _OF_FSSPEC |= {"skip_instance_cache", "use_listings_cache"}
@@ -56,6 +57,8 @@ _QUERY = re.compile(r"\?(?=\w+=)")
 """Begin of the options in a URL. Any other question mark is a wildcard of fsspec."""
 
 _N_SIZES_AT_ONCE = 64
+
+_REMOVED_AT_ONCE = 256
 
 
 class _WorkingDirectory:
@@ -271,11 +274,11 @@ class ShardFileSystem(AsyncFileSystem):  # type: ignore[misc]
     async def _put_file(
         self, lpath: str, rpath: str, mode: str = "overwrite", later: Any = None, **_: Any
     ) -> None:
-        if not self._is_later(lpath, rpath, later):
+        if not _is_later(lpath, rpath, later):
             await self._pipe_file(rpath, Path(lpath).read_bytes(), mode=mode)
 
     async def _cp_file(self, path1: str, path2: str, later: Any = None, **_: Any) -> None:
-        if self._is_later(path1, path2, later):
+        if _is_later(path1, path2, later):
             return
         try:
             value = await self._cat_file(path1)
@@ -286,14 +289,6 @@ class ShardFileSystem(AsyncFileSystem):  # type: ignore[misc]
             await self._pipe_file(path2, value)
 
     # A call for many files stores documents first, because they declare the sharding of new arrays.
-
-    def _is_later(self, source: str, path: str, later: tuple[list[str], list[str]] | None) -> bool:
-        """Put a file that is no document into the lists of the second round, if there are any."""
-        if later is None or metadata.is_document(self._strip_protocol(path)):
-            return False
-        later[0].append(source)
-        later[1].append(path)
-        return True
 
     async def _pipe(self, path: Any, value: Any = None, **options: Any) -> None:
         values = {path: value} if isinstance(path, str) else path
@@ -321,19 +316,14 @@ class ShardFileSystem(AsyncFileSystem):  # type: ignore[misc]
         await super()._copy(path1, path2, recursive, later=later, **options)
         await super()._copy(*later, recursive, **options)
 
-    def mv(self, path1: Any, path2: Any, *args: Any, **options: Any) -> None:
-        paths = path1 if isinstance(path1, list) else [path1]
-        for path in paths if path1 != path2 else ():  # fsspec copies, then removes the source
-            if isinstance(path2, list):
-                continue
-            nests = not str(path).endswith("/") and (str(path2).endswith("/") or self.isdir(path2))
-            for source in self.expand_path(path):
-                target = self._strip_protocol(path2)
-                if nests or has_magic(path):
-                    target = f"{target}/{source.rpartition('/')[2]}".lstrip("/")
-                if not source or f"{target}/".startswith(f"{source}/"):
-                    raise SpecError(f"{path!r} cannot be moved into itself, and was not changed")
-        super().mv(path1, path2, *args, **options)
+    def mv(self, path1: Any, path2: Any, recursive: bool = False, **options: Any) -> None:
+        """Move files and directories, one after another: each is copied, then removed.
+
+        A pattern, or a list, moves into the directory `path2`. Only what was copied is removed.
+        """
+        for name, target in moves_of(self, path1, path2, **options):
+            self.copy(name, target, recursive=recursive, on_error="raise")
+            self.rm(name, recursive=recursive)
 
     async def _rm_file(self, path: str, **_: Any) -> None:
         key = self._strip_protocol(path)
@@ -343,20 +333,25 @@ class ShardFileSystem(AsyncFileSystem):  # type: ignore[misc]
         await self.sharding_store.delete(key)
 
     async def _rm(
-        self, path: Any, recursive: bool = False, batch_size: int | None = None, **options: Any
+        self, path: Any, recursive: bool = False, batch_size: int | None = None, **_: Any
     ) -> None:
-        if not recursive:
-            await super()._rm(path, batch_size=batch_size, **options)
-            return
-        removed: tuple[str, ...] = ()
-        for each in await self._expand_path(path):  # in order, a directory before its files
-            if each.startswith(removed):
-                continue
-            removed += (f"{each}/",)
+        # Names, never patterns: stores of zarr remove keys by it, and "x[1]/c/0" is one.
+        paths = path if isinstance(path, list) else [path]
+        n = batch_size or _REMOVED_AT_ONCE
+        for start in () if recursive else range(0, len(paths), n):
+            await asyncio.gather(*map(self._rm_file, paths[start : start + n]))
+        for each in paths if recursive else ():
             if (await self._info(each))["type"] == "file":
                 await self._rm_file(each)
             else:
                 await self.sharding_store.delete_dir(self._strip_protocol(each))
+
+    def rm(self, path: Any, recursive: bool = False, maxdepth: int | None = None) -> None:
+        """Remove files, or directories with all below; patterns stand for what they match now."""
+        names = names_of(self, path, maxdepth=maxdepth)
+        if recursive:  # a directory goes with the files that the pattern matches, too
+            names = [name for name in names if not name.startswith(tuple(f"{n}/" for n in names))]
+        sync(self.loop, self._rm, names, recursive=recursive)
 
     def _open(
         self, path: str, mode: str = "rb", block_size: Any = "default", **options: Any
@@ -372,6 +367,15 @@ class ShardFileSystem(AsyncFileSystem):  # type: ignore[misc]
         if mode == "ab" and self.exists(path):
             file.write(self.cat_file(path))
         return file
+
+
+def _is_later(source: str, path: str, later: tuple[list[str], list[str]] | None) -> bool:
+    """Put a file that is no document into the lists of the second round, if there are any."""
+    if later is None or metadata.is_document(ShardFileSystem._strip_protocol(path)):
+        return False
+    later[0].append(source)
+    later[1].append(path)
+    return True
 
 
 class _ShardFile(AbstractBufferedFile):  # type: ignore[misc]

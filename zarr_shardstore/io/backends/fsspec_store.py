@@ -10,6 +10,7 @@ from contextlib import aclosing, suppress
 from functools import cache
 from typing import Any
 
+from fsspec.core import has_magic
 from zarr.abc.store import Store
 from zarr.storage import FsspecStore
 
@@ -106,8 +107,14 @@ class FsspecBackend(ZarrBackend):
             self._refuse(change, error)
             raise
 
+    async def _delete(self, key: str) -> None:
+        if self._fs is None or not has_magic(self._path_of(key)):
+            await super()._delete(key)
+        else:  # FsspecStore takes the key for a pattern, and removes what it matches
+            await unless_missing(self._fs._rm_file(self._path_of(key)), None)
+
     async def _deletes_by_key(self, prefix: str) -> bool:
-        if await super()._deletes_by_key(prefix):
+        if await super()._deletes_by_key(prefix) or has_magic(self._path_of(prefix)):
             return True
         if not prefix:
             return False

@@ -157,11 +157,14 @@ class ZarrBackend(base.Backend):
 
     async def delete(self, request: requests.Delete) -> None:
         try:
-            await self.store.delete(request.key)
+            await self._delete(request.key)
         except NotImplementedError:
             if request.placeholder is None:
                 raise
             await self.set(requests.Set(request.key, request.placeholder()))
+
+    async def _delete(self, key: str) -> None:
+        await self.store.delete(key)
 
     async def delete_prefix(self, request: requests.DeletePrefix) -> None:
         directory = request.prefix.removesuffix("/")
@@ -175,7 +178,7 @@ class ZarrBackend(base.Backend):
         # FsspecStore.clear stops at the first directory that it has removed already.
         for key in [key async for key, *_ in self._listed(request.prefix)]:
             if not self._is_linked(key):
-                await self.store.delete(key)
+                await self._delete(key)
 
     async def _deletes_by_key(self, prefix: str) -> bool:  # noqa: ARG002
         return store_traits.deletes_only_by_key(self.store)
@@ -191,7 +194,7 @@ class ZarrBackend(base.Backend):
             if found.value is not None:
                 check_whole(key, found.value, await self._size(key))
                 await self.store.set(to, self._buffer(to, found.value))
-                await self.store.delete(key)
+                await self._delete(key)
 
     async def list_page(self, request: requests.ListPage) -> VersionedKeys:
         cursor = request.cursor
