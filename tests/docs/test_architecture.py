@@ -43,18 +43,18 @@ def test_each_name_in_the_page_exists() -> None:
 
 
 ROOMS = {
-    "core": 22_199,
+    "core": 22_209,
     "core/format": 1_713,
     "core/metadata": 1_203,
     "core/shards": 2_490,
     "core/arrays": 1_843,
     "core/operations": 2_443,
-    "core/io": 6_182,
+    "core/io": 6_192,
     "core/zarr_hooks": 2_037,
     "core/store": 3_751,  # 86 lines read entries for the loader
     "tools": 9_466,  # 190 lines estimate what a conversion costs, 100 convert a part of a store
     "cli": 1_342,  # 100 lines: first screen, exit codes, tables of groups, estimates as text
-    "interop": 6_436,  # 1,380 lines are the loader
+    "interop": 6_530,  # 1,380 lines are the loader
 }
 """Lines that each room may have. The core is what is neither `tools`, `cli` nor `interop`."""
 

@@ -837,9 +837,11 @@ def test_a_reference_that_is_no_chunk_is_refused() -> None:
     doc |= {"fill_value": 0, "compressor": None, "filters": None}
     refs = {".zgroup": '{"zarr_format":2}', "g/x/.zarray": json.dumps(doc), "g/x/0.0": "ab"}
     import_store({"version": 1, "refs": {**refs, "g/notes": "of no array"}}, MemoryStore())
-    for key in ("g/x/1/0", "g/x/1", "g/x/1.0.0"):
+    for key in ("g/x/1/0", "g/x/1", "g/x/1.0.0", "g/x"):
+        wrong = {"version": 1, "refs": {**refs, "g/y/.zarray": json.dumps(doc), key: "cd"}}
         with pytest.raises(SpecError, match=f"{key}' is no chunk of its array.* 'g/x/0.0'"):
-            import_store({"version": 1, "refs": {**refs, key: "cd"}}, MemoryStore())
+            import_store(wrong, MemoryStore())
+        import_store(wrong, MemoryStore(), paths=["g/y"])
 
 
 def test_references_that_are_generated_are_refused() -> None:

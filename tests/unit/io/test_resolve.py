@@ -359,7 +359,7 @@ def test_options_of_the_client_are_taken_beside_those_of_the_store(no_credential
 def test_a_url_with_one_slash_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It would be a directory; one of this name that is there is opened."""
     monkeypatch.chdir(tmp_path)
-    for url in ("s3:/bucket/x", "file:/tmp/x", "gs:/x"):
+    for url in ("s3:/bucket/x", "file:/tmp/x", "R2:/x", Path("s3://bucket/x")):
         with pytest.raises(SpecError, match="one slash"):
             base_store_of(url)
     Path("s3:/there").mkdir(parents=True)

@@ -23,6 +23,7 @@ from zarr_shardstore.access import StoreLike
 from zarr_shardstore.errors import DOCUMENTATION, SpecError, UnsupportedError
 from zarr_shardstore.interop.importing.hdf5 import parse_hdf5
 from zarr_shardstore.interop.importing.references import (
+    check_keys,
     load_references,
     parse_references,
     parse_tiff,
@@ -229,6 +230,7 @@ def _open_references(
     else:
         parsed = parse_references(files, load_references(source, kind, files), recode=recode)
     parsed = _only(parsed, paths)
+    check_keys(parsed)
     if not any("shape" in doc for doc in parsed.documents.values()):
         if not parsed.refused:
             raise SpecError(f"the source, read as {kind}, has no array; nothing was written")

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, closing, contextmanager, suppress
 from dataclasses import replace
 from io import StringIO
@@ -133,8 +133,6 @@ def parse_references(files: SourceFiles, found: Mapping[str, Any], *, recode: bo
                     documents[key] = with_zstd
                     recoded[path] = refused.pop(path)
     documents = {k: doc for k, doc in documents.items() if k.rpartition("/")[0] not in refused}
-    if references.is_mapping:
-        _check_keys(documents, references)
     first = next((v for v in map(references.get, references) if isinstance(v, tuple)), RECODED)
     is_local = file_path(first[0]) is not None
 
@@ -150,23 +148,26 @@ def parse_references(files: SourceFiles, found: Mapping[str, Any], *, recode: bo
     return ParsedSource(documents, references, decoded, refused, recoded, is_local=is_local)
 
 
-def _check_keys(documents: Mapping[str, Mapping[str, Any]], keys: Iterable[str]) -> None:
-    """Refuse keys below an array that spell no chunk, which readers would take for missing."""
+def check_keys(parsed: ParsedSource) -> None:
+    """Refuse references below an array that spell no chunk, which readers would take for
+    missing."""
     arrays = {}
-    for key, doc in documents.items():
+    for key, doc in parsed.documents.items():
         if key.rpartition("/")[2] == ".zarray":
             separator = doc.get("dimension_separator") or "."
             encoding = chunk_keys.ChunkKeyEncoding("v2", separator)
             arrays[key.removesuffix(".zarray")] = encoding, len(doc["shape"])
-    for key in keys:
-        start = key.rfind("/") + 1
-        while start and key[:start] not in arrays:
-            start = key.rfind("/", 0, start - 1) + 1
-        if key[:start] not in arrays:
+    # References in Parquet have the numbers of chunks.
+    are_named = getattr(parsed.references, "is_mapping", False)
+    for key in parsed.references if are_named else ():
+        prefix = f"{key}/"
+        while prefix and prefix not in arrays:
+            prefix = prefix[: prefix.rfind("/", 0, -1) + 1]
+        if prefix not in arrays:
             continue
-        encoding, ndim = arrays[key[:start]]
-        if encoding.decode(key[start:], ndim) is None:
-            first = key[:start] + encoding.encode((0,) * ndim)
+        encoding, ndim = arrays[prefix]
+        if encoding.decode(key[len(prefix) :], ndim) is None:
+            first = prefix + encoding.encode((0,) * ndim)
             raise SpecError(
                 f"the reference {key!r} is no chunk of its array, whose first chunk is {first!r}, "
                 "so readers would miss it: correct `dimension_separator`, or remove the reference"

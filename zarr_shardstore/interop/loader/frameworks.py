@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NoReturn, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -31,14 +31,21 @@ class Converter(NamedTuple):
 
 
 def converter_of(
-    to: Framework, dtypes: Iterable[np.dtype[Any]], are_sparse: bool = False
+    to: Framework, dtypes: Mapping[str, np.dtype[Any]], are_sparse: bool = False
 ) -> Converter:
+    """Return functions for arrays of these types, by their paths."""
     pageable = partial(np.empty, dtype=np.uint8)
     sparse = _sparse_of(to) if are_sparse else None
     if to == "numpy":
         return Converter(np.asarray, sparse, pageable)
+    for path, dtype in dtypes.items():
+        if dtype.kind not in "biufc":
+            raise SpecError(
+                f"{path!r} has the data type {dtype}, which {to} lacks: leave it out, or take "
+                "numpy arrays, and convert them in `transform`"
+            )
     if to == "jax":
-        for dtype in dtypes:
+        for dtype in dtypes.values():
             _check_that_jax_keeps(dtype)
         return Converter(_jax_array, sparse, pageable)
     if to == "torch":
@@ -101,11 +108,15 @@ def torch_dataset(loader: ShardLoader) -> Any:
 
         def __iter__(self) -> Iterator[Any]:
             if data.get_worker_info() is not None:
-                raise UnsupportedError(
-                    "the loader reads and decodes in threads of this process: each worker process "
-                    "would read all samples again, so pass num_workers=0"
-                )
+                self.__reduce__()
             return iter(loader)
+
+        def __reduce__(self) -> NoReturn:
+            """Refuse worker processes: those that are spawned get a pickle."""
+            raise UnsupportedError(
+                "the loader reads and decodes in threads of this process: each worker process "
+                "would read all samples again, so pass num_workers=0"
+            )
 
     return LoaderDataset()
 

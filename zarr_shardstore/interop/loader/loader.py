@@ -177,7 +177,8 @@ class ShardLoader:
         is_local = all(source.entries.can_block for source in sources)
         unit = LOCAL_UNIT_NBYTES if is_local else UNIT_NBYTES
         are_sparse = any(source.indptr is not None for source in sources)
-        convert = converter_of(to, [source.dtype for source in sources], are_sparse)
+        dtypes = {source.entries.chunks.node.path: source.dtype for source in sources}
+        convert = converter_of(to, dtypes, are_sparse)
         found = columns if not isinstance(arrays, str) else columns[""]
         self._task = Task(
             sources=sources,
@@ -324,7 +325,9 @@ class ShardLoader:
         amplification = nbytes_decoded / delivered if delivered else 1.0
         of_pool = task.pool_samples * delivered / max(1, len(numbers)) / shard_nbytes
         pool_shards = min(of_pool, len(shards) / len(sources))
-        advice = advice_of(sources[0], amplification, task.draw.pool_nbytes, shard_nbytes)
+        draw = task.draw
+        of_pool_and_shards = (draw.pool_nbytes, shard_nbytes, draw.shuffle)
+        advice = advice_of(sources[0], amplification, *of_pool_and_shards)
         read = (len(shards), n_chunks, n_requests, nbytes_read, delivered)
         price = (self._peak_nbytes, amplification, pool_shards, advice)
         return LoaderPlan(len(numbers), len(self), *read, *price)

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from zarr_shardstore.access import box_grids
-from zarr_shardstore.interop.loader.order import Ints, cut
+from zarr_shardstore.interop.loader.order import Ints, Shuffle, cut
 
 UNIT_NBYTES = 8 * 1024 * 1024
 """Decoded size of a unit over a network: 32 at a time fill a connection of 10 Gbit/s."""
@@ -114,6 +114,8 @@ class Geometry:
     """Cut of the grid of chunks into shards. Without shards each chunk counts as one."""
     n_in_piece: int
     """Chunks of a unit that are decoded at a time."""
+    joins_rows: bool = field(default=True, kw_only=True)
+    """False: numpy would store texts that are copied many at a time twice."""
     indptr: Ints | None = field(default=None, kw_only=True)
     """Of a sparse matrix: the first element of each row, and the end of the last row."""
 
@@ -286,7 +288,8 @@ class Geometry:
             slots=parts.slots + starts - offsets,
             n_rows=stops - starts,
         )
-        are_small = self.indptr is None and self.row_nbytes < SMALL_NBYTES
+        joins = self.joins_rows and self.indptr is None
+        are_small = joins and self.row_nbytes < SMALL_NBYTES
         if are_small:  # a stable order: rows of one batch keep theirs
             order = np.lexsort((parts.batches, parts.pieces))
             parts = Parts(*[each[order] for each in parts])
@@ -347,7 +350,11 @@ class LoaderPlan(NamedTuple):
 
 
 def advice_of(
-    first: Geometry, amplification: float, pool_nbytes: int, shard_nbytes: int
+    first: Geometry,
+    amplification: float,
+    pool_nbytes: int,
+    shard_nbytes: int,
+    shuffle: Shuffle = False,
 ) -> list[str]:
     """Return advice as sentences with numbers.
 
@@ -364,7 +371,7 @@ def advice_of(
         if n < _LEAST_NBYTES and first.axes:
             axis = first.axes[0]
             better[axis] = min(first.chunk_shape[axis], -(-better[axis] * _LEAST_NBYTES // n))
-        if tuple(better) == first.chunk_shape:
+        if tuple(better) == first.chunk_shape and shuffle != "shards":
             found.append(
                 f"{amplification:.1f} bytes are decoded for each byte of a batch: "
                 'shuffle="shards" decodes each chunk once'

@@ -79,7 +79,11 @@ def _column(store: Any, path: str, window: Any, axes: Any) -> Column:
         source = _source(EntryReader.of(store, path), path, window, axes)
         if source.dtype.kind in PLAIN_KINDS:
             return Column([source])
-        return Column([replace(source, itemsize=_text_nbytes(store, path, source))])
+        of_text: dict[str, Any] = {
+            "itemsize": _text_nbytes(store, path, source),
+            "joins_rows": False,
+        }
+        return Column([replace(source, **of_text, n_in_piece=1).in_pieces()])
     except SpecError:
         group = None
         with suppress(Exception):
@@ -117,8 +121,9 @@ def _text_nbytes(store: Any, path: str, source: Source) -> int:
         values = store.read_chunks(path, [coords]).reshape(-1).tolist()
         sizes = [len(v.encode()) if isinstance(v, str) else sys.getsizeof(v) for v in values]
         largest = max(largest, sum(sizes) / max(1, len(sizes)))
-    of_object = sys.getsizeof("") if source.dtype.hasobject else 0
-    return source.dtype.itemsize + of_object + math.ceil(largest)
+    if source.dtype.hasobject:
+        return source.dtype.itemsize + sys.getsizeof("") + math.ceil(largest)
+    return source.dtype.itemsize + math.ceil(1.25 * largest)  # numpy's texts grow in steps
 
 
 def _source(entries: EntryReader, path: str, window: Any, axes: Any) -> Source:

@@ -76,7 +76,7 @@ BaseStoreLike: TypeAlias = (
 BaseStore: TypeAlias = Store | MutableMapping[str, bytes]
 
 
-_ONE_SLASH = re.compile("(s3|gs|gcs|az|abfs|abfss|https?|file|memory):/[^/]")
+_ONE_SLASH = re.compile("[A-Za-z][A-Za-z0-9+.-]+:/[^/]")
 
 
 def base_store_of(
@@ -102,6 +102,8 @@ def base_store_of(
     if options and not is_remote_url:
         names = sorted(options)
         raise SpecError(f"storage_options {names} go with a URL, and {short(store)} is none")
+    if isinstance(store, str | Path) and _ONE_SLASH.match(str(store)) and not Path(store).exists():
+        raise SpecError(f"{str(store)!r} has one slash after its scheme: a URL is a str with two")
     if isinstance(store, Store):
         return store
     if isinstance(store, Group):
@@ -112,8 +114,6 @@ def base_store_of(
         path_there = local_path(store)
         if path_there is None:
             return _store_of_url(store, options or {})
-        if _ONE_SLASH.match(store) and not path_there.exists():
-            raise SpecError(f"{store!r} has one slash after its scheme: a URL has two")
         store = path_there
     elif isinstance(store, fsspec.AbstractFileSystem):
         store = FSMap(store.root_marker or "/", store)
