@@ -54,18 +54,19 @@ def check(path: Path, name: str = "a", *, is_sharded: bool | None = None) -> Non
 
 
 @pytest.mark.parametrize("batch_size", [None, 1, 7])
-@pytest.mark.parametrize("how", ["put", "pipe", "copy", "mv"])
+@pytest.mark.parametrize("how", ["put", "pipe", "copy", "mv", "mv pattern", "mv list"])
 def test_many_files_by_fsspec(how: str, batch_size: int | None, source: Path) -> None:
     """One call stores the documents first, so a new array is sharded."""
-    target = source if how in ("copy", "mv") else source.parent / "target"
+    target = source if how[:2] in ("co", "mv") else source.parent / "target"
     fs = fsspec.filesystem("shard", fo=str(target), chunks_per_shard=4)
     options: Any = {} if batch_size is None else {"batch_size": batch_size}
     if how == "put":
         fs.put(f"{source}/a/", "new/", recursive=True, **options)
     elif how == "copy":
         fs.copy("a/", "new/", recursive=True, **options)
-    elif how == "mv":
-        fs.mv("a/", "new/", recursive=True, **options)
+    elif how.startswith("mv"):
+        names: Any = {"mv": "a/", "mv pattern": "a/*", "mv list": fs.glob("a/*")}[how]
+        fs.mv(names, "new/", recursive=True, **options)
         assert not fs.exists("a")
     else:
         fs.pipe({f"new{key[1:]}": value for key, value in items_of(source, 0)}, **options)

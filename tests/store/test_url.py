@@ -321,6 +321,7 @@ def test_moves_that_would_lose_something_are_refused() -> None:
         ("g", "k", {"maxdepth": 1}),
         (["g/a", "h/a"], "k/", {}),
         ("x[1]", "y", {}),
+        (["g/a", "h"], ["h/b", "k"], {}),
     ]
     for source, target, options in losing:
         with pytest.raises(SpecError):

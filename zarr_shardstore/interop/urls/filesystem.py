@@ -316,13 +316,23 @@ class ShardFileSystem(AsyncFileSystem):  # type: ignore[misc]
         await super()._copy(path1, path2, recursive, later=later, **options)
         await super()._copy(*later, recursive, **options)
 
-    def mv(self, path1: Any, path2: Any, recursive: bool = False, **options: Any) -> None:
-        """Move files and directories, one after another: each is copied, then removed.
+    def mv(
+        self,
+        path1: Any,
+        path2: Any,
+        recursive: bool = False,
+        maxdepth: int | None = None,
+        **options: Any,
+    ) -> None:
+        """Move files and directories: all are copied, documents first, then all are removed.
 
         A pattern, or a list, moves into the directory `path2`. Only what was copied is removed.
         """
-        for name, target in moves_of(self, path1, path2, **options):
-            self.copy(name, target, recursive=recursive, on_error="raise")
+        moves = moves_of(self, path1, path2, maxdepth=maxdepth)
+        moves.sort(key=lambda move: not metadata.is_document(self._strip_protocol(move[0])))
+        for name, target in moves:
+            self.copy(name, target, recursive=recursive, on_error="raise", **options)
+        for name, _ in reversed(moves):
             self.rm(name, recursive=recursive)
 
     async def _rm_file(self, path: str, **_: Any) -> None:

@@ -6,6 +6,7 @@ copies, and what came meanwhile. A name that exists is a name, also with bracket
 
 from __future__ import annotations
 
+from itertools import accumulate
 from typing import Any
 
 from fsspec.core import has_magic
@@ -46,6 +47,10 @@ def moves_of(
             if end in moves:
                 raise SpecError(f"{name!r} and {moves[end][0]!r} would both become {end!r}")
             moves[end] = name, target
+    removed = {fs._strip_protocol(name) for name, _ in moves.values()}
+    for end, (name, _) in moves.items():
+        if not removed.isdisjoint(accumulate(end.split("/"), "{}/{}".format)):
+            raise SpecError(f"{name!r} would become {end!r}, which is moved itself")
     return list(moves.values())
 
 
