@@ -560,7 +560,7 @@ def check_import(path: Path, expected: Mapping[str, Any], *, recode: bool) -> No
     refusal = refusal_of(lambda: reports.append(import_store(path, store, **options)))
     if refusal is not None:
         found_late = refusal.startswith("no array of")  # while values were decoded
-        start = "these arrays cannot be imported" if expected else "no Zarr"
+        start = "these arrays cannot be imported" if expected else "the source, read as"
         assert refusal.startswith(start) or (expected and found_late), refusal
         assert not expected or LEFT.search(refusal), refusal
         documents = [json.loads(value.to_bytes()) for value in store._store_dict.values()]
