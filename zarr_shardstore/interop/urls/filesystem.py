@@ -360,7 +360,8 @@ class ShardFileSystem(AsyncFileSystem):  # type: ignore[misc]
         """Remove files, or directories with all below; patterns stand for what they match now."""
         names = names_of(self, path, maxdepth=maxdepth)
         if recursive:  # a directory goes with the files that the pattern matches, too
-            names = [name for name in names if not name.startswith(tuple(f"{n}/" for n in names))]
+            below = tuple([f"{name}/" for name in names])
+            names = [name for name in names if not name.startswith(below)]
         sync(self.loop, self._rm, names, recursive=recursive)
 
     def _open(
