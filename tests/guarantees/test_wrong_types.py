@@ -186,7 +186,7 @@ def documents(kind: str) -> tuple[Base, list[tuple[str, Steps]]]:
 
 
 @pytest.mark.parametrize("kind", HIERARCHIES)
-@settings(max_examples=rounds(40))
+@settings(max_examples=rounds(1600))
 @given(data=st.data())
 def test_a_value_of_another_type(kind: str, data: st.DataObject) -> None:
     """Wherever it is; also if it is missing."""

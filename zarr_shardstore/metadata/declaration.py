@@ -243,9 +243,12 @@ def chunks_per_shard(declared: Declared, ndim: int) -> Coords:
 def chunk_key_encoding(doc: Mapping[str, Any]) -> Any:
     """Return the chunk key encoding of a v3 array before the declaration added ours."""
     encoding = doc["chunk_key_encoding"]
-    if isinstance(encoding, Mapping) and encoding.get("name") == MARKER:
-        return encoding["configuration"]["above"]
-    return encoding
+    if name_of(encoding) != MARKER:
+        return encoding
+    match encoding:
+        case {"configuration": {"above": above}}:
+            return above
+    raise SpecError(f"the chunk key encoding {MARKER!r} needs 'above', got {encoding!r}")
 
 
 def marked(doc: Mapping[str, Any], native: Native) -> Document:

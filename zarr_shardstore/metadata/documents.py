@@ -345,7 +345,7 @@ def plain_geometry(hierarchy: Hierarchy, doc: Mapping[str, Any]) -> Geometry | N
             and all(isinstance(n, tuple) or (isinstance(n, int) and n > 0) for n in chunk_shape)
             and SEPARATORS[style].fullmatch(separator) is not None
         )
-    except (KeyError, TypeError, AttributeError):
+    except (KeyError, TypeError, AttributeError, SpecError):
         return None
     if not is_known:
         return None

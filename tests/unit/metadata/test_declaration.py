@@ -251,6 +251,10 @@ def test_each_hierarchy_is_told_by_its_members() -> None:
     assert declaration.chunk_key_encoding(v3()) == DEFAULT
     assert declaration.chunk_key_encoding(FORMS["list"][2]) == DEFAULT
     assert declaration.chunk_key_encoding({"chunk_key_encoding": "v2"}) == "v2"
+    for members in ({}, {"configuration": None}, {"configuration": {"below": DEFAULT}}):
+        encoding = {"name": "zarr_shardstore", **members}
+        with pytest.raises(SpecError, match="'above'"):
+            declaration.chunk_key_encoding({"chunk_key_encoding": encoding})
 
 
 @pytest.mark.parametrize(
