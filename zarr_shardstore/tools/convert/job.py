@@ -15,7 +15,6 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Se
 from concurrent import futures
 from contextlib import closing
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import islice, product
 from operator import add
 from typing import Any, TypeVar
@@ -36,7 +35,7 @@ from zarr_shardstore.access import (
 from zarr_shardstore.errors import ShardConflictError, ShardStoreError, SpecError
 from zarr_shardstore.tools.convert import in_place
 from zarr_shardstore.tools.convert.estimate import estimate_conversion
-from zarr_shardstore.tools.convert.other_keys import Part, check_other_keys, copy_other_keys
+from zarr_shardstore.tools.convert.other_keys import OtherKeys, Part
 from zarr_shardstore.tools.convert.plan import NOT_CHOSEN, ArrayPlan, plan_store
 from zarr_shardstore.tools.convert.regions import ArrayLocation, regions_to_visit
 from zarr_shardstore.tools.convert.report import ArrayReport, ConversionReport, OnProgress, Progress
@@ -242,19 +241,17 @@ class Conversion:
         there = self.check_destination()
         self.target.try_to_remove()
         # A reader that sees an array of v2 sees its attributes.
-        source, target, keys, documents, part = self._rest()
+        others = self._other_keys()
         attributes = {f"{plan.node.path}/.zattrs".lstrip("/") for plan in self.plans}
-        means = {"documents": documents, "part": part, "known": there}
-        copy = partial(copy_other_keys, source, target, **means)
-        copy(keys=[key for key in keys if key in attributes])
+        others.copy([key for key in others.keys if key in attributes], there)
         reports = tuple([self._convert_to_destination(plan, there) for plan in self.plans])
-        copy(keys=[key for key in keys if key not in attributes])
+        others.copy([key for key in others.keys if key not in attributes], there)
         return reports
 
     def check_destination(self, *, compares_values: bool = True) -> set[str]:
         """Refuse a destination with other things than the source would give it. Return the keys of
         no values that it has already; values are equal if these are compared."""
-        there = check_other_keys(*self._rest())
+        there = self._other_keys().check()
         for plan in self.plans:
             is_there = plan.new_documents.keys() <= there
             is_copied = plan.geometry is not None and plan.new_documents
@@ -262,12 +259,12 @@ class Conversion:
                 self._check_array(plan, is_there=is_there)
         return there
 
-    def _rest(self) -> tuple[Any, ...]:
-        """Return the arguments of the functions that check and copy other keys."""
+    def _other_keys(self) -> OtherKeys:
         documents: dict[str, Mapping[str, Any]] = {}
         for plan in self.plans:
             documents |= plan.new_documents
-        return self.source, self.target, self.contents.other_keys, documents, self.part
+        keys = self.contents.other_keys
+        return OtherKeys(self.source, self.target, keys, documents, self.part)
 
     def _convert_in_place(self, plan: ArrayPlan) -> ArrayReport:
         if plan.action == "skipped":

@@ -24,7 +24,6 @@ _SMALL_NBYTES = 128 * 1024
 """Values up to this size are copied by one round of requests for all of them."""
 
 _CONSOLIDATED = "consolidated_metadata"
-_NO_DOCUMENTS: DocumentsByKey = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,33 +72,115 @@ def with_copies(doc: Mapping[str, Any], path: str, new: DocumentsByKey) -> Mappi
     return metadata.with_members(doc, changed) if changed else doc
 
 
-def check_other_keys(
-    source: BaseStoreHandle,
-    target: BaseStoreHandle,
-    keys: Sequence[str],
-    documents: DocumentsByKey,
-    part: Part | None,
-) -> set[str]:
-    """Refuse a target with other values under these keys; return those that it has."""
-    _check_nodes(target, [*documents, *keys])
-    there: set[str] = set()
-    for some in in_rounds(list(documents)):
-        for key, value in zip(some, target.values(some), strict=True):
-            if value is None:
-                continue
-            doc = metadata.parse_json(value)
-            # A consolidated index of the target is no difference.
-            wanted = metadata.without_notes(documents[key])
-            if doc is None or metadata.without_notes(doc) != wanted:
+@dataclass(frozen=True, slots=True)
+class OtherKeys:
+    """The keys of a source that belong to no array, on their way to a target."""
+
+    source: BaseStoreHandle
+    target: BaseStoreHandle
+    keys: Sequence[str]
+    documents: DocumentsByKey
+    """New documents of arrays by key, of which groups get copies."""
+    part: Part | None
+
+    def check(self) -> set[str]:
+        """Refuse a target with other values under these keys; return those that it has."""
+        _check_nodes(self.target, [*self.documents, *self.keys])
+        there: set[str] = set()
+        for some in in_rounds(list(self.documents)):
+            for key, value in zip(some, self.target.values(some), strict=True):
+                if value is None:
+                    continue
+                doc = metadata.parse_json(value)
+                # A consolidated index of the target is no difference.
+                wanted = metadata.without_notes(self.documents[key])
+                if doc is None or metadata.without_notes(doc) != wanted:
+                    raise _another(key)
+                there.add(key)
+        for key in _stored(self.target, self.keys):
+            found, new = b"".join(_pieces(self.target, key)), b"".join(self._new_pieces(key))
+            if found != new and not _is_same(found, new, self._is_above(key)):
                 raise _another(key)
             there.add(key)
-    for key in _stored(target, keys):
-        found = b"".join(_pieces(target, key))
-        new = b"".join(_pieces(source, key, documents, part))
-        if found != new and not _is_same(found, new, part is not None and part.is_above(key)):
-            raise _another(key)
-        there.add(key)
-    return there
+        return there
+
+    def copy(self, keys: Sequence[str], known: Set[str]) -> None:
+        """Copy some keys and read them back, the deepest first: a group comes after its members.
+
+        Small values share rounds of requests. Groups above a part of a store that are there stay.
+        The target had the `known` keys before: a bad copy of another one is removed.
+        """
+
+        def order(key: str) -> tuple[int, bool]:
+            return -key.count("/"), key.rpartition("/")[2] in _NODES  # attributes before their node
+
+        for _, same in groupby(sorted(keys, key=lambda key: (order(key), key)), key=order):
+            for some in in_rounds(list(same)):
+                # `check` compared what is there; a zip would have it twice.
+                is_once = not self.target.supports_deletes
+                there = _stored(self.target, some) if is_once or self.part is not None else ()
+                stays = {key for key in there if is_once or self._is_above(key)}
+                sizes = zip(some, self.source.sizes(some), strict=True)
+                left = {key: size or 0 for key, size in sizes if key not in stays}
+                for key, size in left.items():
+                    if size > _SMALL_NBYTES:
+                        self._copy_large(key, size, known)
+                self._copy_small({k: n for k, n in left.items() if n <= _SMALL_NBYTES}, known)
+
+    def _copy_small(self, sizes: Mapping[str, int], known: Set[str]) -> None:
+        new = {}
+        for (key, size), value in zip(sizes.items(), self.source.values([*sizes]), strict=True):
+            new[key] = bytes(self._edited(key, index_reads.check_whole(key, value, size)))
+        self.target.perform([requests.Set(key, memoryview(value)) for key, value in new.items()])
+        for key, found in zip(new, self.target.values([*new]), strict=True):
+            if found is None or bytes(found) != new[key]:
+                self._refuse_copy(key, known)
+
+    def _copy_large(self, key: str, size: int, known: Set[str]) -> None:
+        written = found = 0
+
+        def parts() -> Iterator[Sequence[bytes | memoryview]]:
+            nonlocal written
+            for piece in self._new_pieces(key, size):
+                written = crc32c.crc32c(piece, written)
+                yield [piece]
+
+        self.target.backend.upload(key, parts())
+        for piece in _pieces(self.target, key):
+            found = crc32c.crc32c(piece, found)
+        if found != written:
+            self._refuse_copy(key, known)
+
+    def _refuse_copy(self, key: str, known: Set[str]) -> NoReturn:
+        """Raise for a copy that reads back as another. A new one is removed, and copied later."""
+        text = "it was written, and reads back as another; nothing was removed of the source"
+        if self.target.supports_deletes and key not in known:
+            with suppress(Exception):
+                self.target.perform([requests.Delete(key)])
+                text += ", and the copy was removed"
+        raise CorruptValueError(text, key=key)
+
+    def _new_pieces(self, key: str, size: int | None = None) -> Iterable[bytes | memoryview]:
+        """Return the value of a key in the target."""
+        pieces = _pieces(self.source, key, size)
+        return [self._edited(key, b"".join(pieces))] if self._is_edited(key) else pieces
+
+    def _is_edited(self, key: str) -> bool:
+        is_group = key.rpartition("/")[2] in ("zarr.json", ".zmetadata")
+        return is_group and bool(self.documents or self.part)
+
+    def _edited(self, key: str, value: bytes | memoryview) -> bytes | memoryview:
+        """Return the value of a key; a group gets the new documents in place of its copies."""
+        doc = metadata.parse_json(value) if self._is_edited(key) else None
+        if doc is None:
+            return value
+        new = with_copies(doc, key.rpartition("/")[0], self.documents)
+        if self._is_above(key) and _CONSOLIDATED in new:
+            new = _unconsolidated(new)
+        return value if new is doc else metadata.dump_document(new)
+
+    def _is_above(self, key: str) -> bool:
+        return self.part is not None and self.part.is_above(key)
 
 
 def _is_same(found: bytes, new: bytes, is_above: bool) -> bool:
@@ -148,120 +229,17 @@ def _check_nodes(target: BaseStoreHandle, keys: Sequence[str]) -> None:
         )
 
 
-def copy_other_keys(
-    source: BaseStoreHandle,
-    target: BaseStoreHandle,
-    keys: Sequence[str],
-    documents: DocumentsByKey,
-    part: Part | None,
-    known: Set[str],
-) -> None:
-    """Copy keys and read them back, the deepest first: a group is visible after its members.
-
-    Small values share rounds of requests. Groups above a part of a store that are there stay. The
-    target had the `known` keys before: a bad copy of another one is removed.
-    """
-
-    def order(key: str) -> tuple[int, bool]:
-        return -key.count("/"), key.rpartition("/")[2] in _NODES  # attributes before their node
-
-    for _, same in groupby(sorted(keys, key=lambda key: (order(key), key)), key=order):
-        for some in in_rounds(list(same)):
-            # `check_other_keys` compared what is there; a zip would have it twice.
-            is_once = not target.supports_deletes
-            there = _stored(target, some) if is_once or part is not None else iter(())
-            stays = {key for key in there if is_once or (part and part.is_above(key))}
-            sizes = zip(some, source.sizes(some), strict=True)
-            left = {key: size or 0 for key, size in sizes if key not in stays}
-            small = [key for key, size in left.items() if size <= _SMALL_NBYTES]
-            for key, size in left.items():
-                if size > _SMALL_NBYTES:
-                    _copy_large(source, target, key, size, documents, part, known)
-            new = {}
-            for key, value in zip(small, source.values(small), strict=True):
-                whole = index_reads.check_whole(key, value, left[key])
-                new[key] = bytes(_edited(key, whole, documents, part))
-            target.perform([requests.Set(key, memoryview(value)) for key, value in new.items()])
-            for key, found in zip(new, target.values(list(new)), strict=True):
-                if found is None or bytes(found) != new[key]:
-                    _refuse_copy(target, key, known)
-
-
-def _copy_large(
-    source: BaseStoreHandle,
-    target: BaseStoreHandle,
-    key: str,
-    size: int,
-    documents: DocumentsByKey,
-    part: Part | None,
-    known: Set[str],
-) -> None:
-    written = found = 0
-
-    def parts() -> Iterator[Sequence[bytes | memoryview]]:
-        nonlocal written
-        for piece in _pieces(source, key, documents, part, size):
-            written = crc32c.crc32c(piece, written)
-            yield [piece]
-
-    target.backend.upload(key, parts())
-    for piece in _pieces(target, key):
-        found = crc32c.crc32c(piece, found)
-    if found != written:
-        _refuse_copy(target, key, known)
-
-
-def _refuse_copy(target: BaseStoreHandle, key: str, known: Set[str]) -> NoReturn:
-    """Raise for a copy that reads back as another. A new one is removed: a later run copies it."""
-    text = "it was written, and reads back as another; nothing was removed of the source"
-    if target.supports_deletes and key not in known:
-        with suppress(Exception):
-            target.perform([requests.Delete(key)])
-            text += ", and the copy was removed"
-    raise CorruptValueError(text, key=key)
-
-
 def _pieces(
-    base: BaseStoreHandle,
-    key: str,
-    documents: DocumentsByKey = _NO_DOCUMENTS,
-    part: Part | None = None,
-    size: int | None = None,
+    base: BaseStoreHandle, key: str, size: int | None = None
 ) -> Iterator[bytes | memoryview]:
-    """Read the value of a key, which has a size if it is given; a document is edited."""
-
-    def checked() -> Iterator[bytes | memoryview]:
-        nbytes = 0
-        for found in read_object(base, key):
-            for piece in found.pieces:
-                nbytes += len(piece)
-                yield piece
-        if size is not None and nbytes != size:
-            index_reads.check_whole(key, None, size)
-
-    pieces = checked()
-    if _is_edited(key, documents, part):
-        yield _edited(key, b"".join(pieces), documents, part)
-    else:
-        yield from pieces
-
-
-def _is_edited(key: str, documents: DocumentsByKey, part: Part | None) -> bool:
-    is_group = key.rpartition("/")[2] in ("zarr.json", ".zmetadata")
-    return is_group and bool(documents or part)
-
-
-def _edited(
-    key: str, value: bytes | memoryview, documents: DocumentsByKey, part: Part | None
-) -> bytes | memoryview:
-    """Return the value of a key; a group gets `documents` in place of its copies."""
-    doc = metadata.parse_json(value) if _is_edited(key, documents, part) else None
-    if doc is None:
-        return value
-    new = with_copies(doc, key.rpartition("/")[0], documents)
-    if part is not None and part.is_above(key) and _CONSOLIDATED in new:
-        new = _unconsolidated(new)
-    return value if new is doc else metadata.dump_document(new)
+    """Read the value of a key, which has a size if it is given."""
+    nbytes = 0
+    for found in read_object(base, key):
+        for piece in found.pieces:
+            nbytes += len(piece)
+            yield piece
+    if size is not None and nbytes != size:
+        index_reads.check_whole(key, None, size)
 
 
 def in_rounds(keys: Sequence[str], n: int = _KEYS_A_ROUND) -> Iterator[Sequence[str]]:
