@@ -288,15 +288,16 @@ def _counted(info: ArrayInfo, rounds: Iterable[Round]) -> ArrayInfo:
     totals: dict[str, Any] = dict.fromkeys(_TOTALS, 0)
     extremes: list[int] = []
     errors: list[str] = []
-    for part in rounds:
-        totals["n_objects"] += len(part.object_nbytes)
-        totals["stored_nbytes"] += sum(part.object_nbytes)
-        totals["n_errors"] += len(part.errors())
+    for sizes, cells in rounds:
+        totals["n_objects"] += len(sizes)
+        totals["stored_nbytes"] += sum(sizes)
         for name in ("n_chunks", "chunk_nbytes", "index_nbytes", "dead_nbytes"):
-            totals[name] += sum(getattr(cell, name) or 0 for cell in part.cells)
-        sizes = extremes + part.object_nbytes
-        extremes = [min(sizes), max(sizes)] if sizes else []
-        errors += part.errors()[: _MAX_ERRORS - len(errors)]
+            totals[name] += sum(getattr(cell, name) or 0 for cell in cells)
+        extremes += sizes
+        extremes = [min(extremes), max(extremes)] if extremes else []
+        found = [cell.error for cell in cells if cell.error]
+        totals["n_errors"] += len(found)
+        errors += found[: _MAX_ERRORS - len(errors)]
     if extremes:
         mean = totals["stored_nbytes"] / totals["n_objects"]
         totals |= {"smallest": extremes[0], "mean": mean, "largest": extremes[1]}

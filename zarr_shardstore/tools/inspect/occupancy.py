@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 
@@ -25,15 +26,8 @@ class Cell:
     """Damage of the shard: it could not be read, or an entry leaves it."""
 
 
-@dataclass(slots=True)
-class Round:
-    """Some objects of an array: their sizes in the base store, and their content."""
-
-    object_nbytes: list[int]
-    cells: list[Cell]
-
-    def errors(self) -> list[str]:
-        return [cell.error for cell in self.cells if cell.error]
+Round: TypeAlias = tuple[list[int], list[Cell]]
+"""Sizes of some objects in the base store, and their content."""
 
 
 def rounds_of_objects(base: BaseStoreHandle, grid: walks.ObjectGrid) -> Iterator[Round]:
@@ -57,7 +51,7 @@ def _read_round(
     found = walks.try_read(base.run, grid, listed, ("index", "size"))
     if not grid.below:
         sizes = [stored.nbytes for stored in found]
-    return Round([size for size in sizes if size is not None], [*map(cell_of, found)])
+    return [size for size in sizes if size is not None], [*map(cell_of, found)]
 
 
 def cell_of(stored: walks.Stored) -> Cell:

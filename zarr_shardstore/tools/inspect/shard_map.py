@@ -131,9 +131,9 @@ def shard_map(
         )
     fill = np.zeros(grid.shape, dtype=np.float32)
     errors = unfinished
-    for part in rounds_of_objects(base, grid):
-        errors += part.errors()
-        for cell in part.cells:
+    for _, cells in rounds_of_objects(base, grid):
+        for cell in cells:
+            errors += [cell.error] if cell.error else []
             n_chunks = math.nan if cell.n_chunks is None else cell.n_chunks
             fill[cell.coords] = n_chunks / grid.boxes.n_in_box(cell.coords, array.grid_shape)
     fill.flags.writeable = False
