@@ -7,14 +7,7 @@ from contextlib import suppress
 from functools import cache
 from typing import Any
 
-from zarr_shardstore.access import (
-    StoreLike,
-    chunk_keys,
-    layouts,
-    open_base,
-    requests,
-    stacks,
-)
+from zarr_shardstore.access import StoreLike, chunk_keys, layouts, open_base, requests, stacks
 from zarr_shardstore.errors import ShardStoreError
 from zarr_shardstore.tools.check.chunks import transcoder
 from zarr_shardstore.tools.check.objects import ArrayChecker, coords_of_entry

@@ -53,8 +53,6 @@ class Salvage:
     entries: dict[int, memoryview] = field(default_factory=dict)
     lost: list[int] = field(default_factory=list)
     """Entries of an index whose chunk is damaged. Without a valid index all others of the grid."""
-    has_index: bool = True
-    """False if no valid index says which chunks there were."""
     text: str = "its index is valid"
     """Source of the entries."""
     older: list[int] = field(default_factory=list)

@@ -9,12 +9,7 @@ from itertools import islice
 import numpy as np
 import numpy.typing as npt
 
-from zarr_shardstore.access import (
-    consolidated_index,
-    layouts,
-    shard_format,
-    walks,
-)
+from zarr_shardstore.access import consolidated_index, layouts, shard_format, walks
 from zarr_shardstore.tools.check.objects import ArrayChecker, is_sound, specs_of_index
 from zarr_shardstore.tools.check.salvage.damaged_shard import (
     ORDERS,
@@ -59,7 +54,7 @@ def salvage(
     spec = shard.spec
     if spec.n_entries > max(_MAX_LOST, len(data)):  # a document of a few bytes may declare millions
         text = f"of its index of {spec.n_entries} entries hardly anything is there"
-        return Salvage({}, [], False, text)
+        return Salvage(text=text)
     damaged = DamagedShard(checker, shard, data)
     for index, form in _valid_indexes(spec, data):
         if form.index.checksum or form != spec or damaged.is_in_place(index.fields):
@@ -68,7 +63,7 @@ def salvage(
                 damaged.add_moved(found, index, form)
             return found
     if not guesses:
-        return Salvage({}, shard.entries_of().tolist(), False, "it has no valid index")
+        return Salvage(lost=shard.entries_of().tolist(), text="it has no valid index")
     if copy is not None and _is_copy_of(damaged, copy, is_current):
         found = damaged.through(copy.index, spec)
         found.text = "its index is damaged, and comes from the consolidated index"
@@ -119,7 +114,7 @@ def _is_copy_of(shard: DamagedShard, copy: consolidated_index.IndexCopy, is_curr
 
 def _without_index(shard: DamagedShard, order: shard_format.EntryOrder | None) -> Salvage:
     """Return the chunks that single entries, older indexes and the order name."""
-    found, texts = Salvage({}, [], False), []
+    found, texts = Salvage(), ["it has no valid index"]
     missing: set[int] = set()
     named = None
     if shard.at_end and len(shard.data) >= shard.spec.index_nbytes:
@@ -164,7 +159,7 @@ def _without_index(shard: DamagedShard, order: shard_format.EntryOrder | None) -
     if shard.exact and not shard.is_proving:
         n_chunks = n_chunks or (len(shard.data) - shard.first) // shard.exact
     found.n_unnamed = max(0, min(n_chunks - len(found.entries), len(found.lost)))
-    found.text = "; ".join(["it has no valid index", *texts])
+    found.text = "; ".join(texts)
     return found
 
 
