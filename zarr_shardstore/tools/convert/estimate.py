@@ -10,8 +10,9 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import islice
+from typing import NamedTuple
 
 import numpy as np
 
@@ -38,30 +39,21 @@ _TIMED_NBYTES = 256 * 1024
 """Objects that are read for the time, and bytes of each at most: 16 MiB."""
 
 
-@dataclass(slots=True)
-class _Counts:
-    """Content of some or all objects of an array."""
+class _Counts(NamedTuple):
+    """Content of the objects of an array."""
 
-    n_objects: float = 0
-    n_chunks: float = 0
-    n_bytes: float = 0
-    chunk_nbytes: float = 0
-    factor: float = 1.0
-    """Objects of the grid for each that was looked at."""
-    is_exact: bool = True
+    n_objects: int
+    n_bytes: int
+    n_chunks: int
+    chunk_nbytes: int
 
-    def add(self, objects: Iterable[walks.Stored]) -> None:
-        for stored in objects:
-            cell = cell_of(stored)
-            self.n_objects += 1
-            self.n_bytes += stored.nbytes or 0
-            self.n_chunks += cell.n_chunks or 0
-            self.chunk_nbytes += cell.chunk_nbytes
-
-    def scaled(self) -> _Counts:
-        names = ("n_objects", "n_chunks", "n_bytes", "chunk_nbytes")
-        values = {name: round(self.factor * getattr(self, name)) for name in names}
-        return replace(self, **values)
+    @classmethod
+    def of(cls, looked_at: Sequence[walks.Stored], factor: float = 1.0) -> _Counts:
+        """Count objects; `factor` is the number of objects of the grid for each of them."""
+        n_bytes, cells = sum(stored.nbytes or 0 for stored in looked_at), [*map(cell_of, looked_at)]
+        n_chunks = sum(cell.n_chunks or 0 for cell in cells)
+        counts = len(cells), n_bytes, n_chunks, sum(cell.chunk_nbytes for cell in cells)
+        return cls(*(round(factor * n) for n in counts))
 
 
 def estimate_conversion(
@@ -78,41 +70,41 @@ def estimate_conversion(
             continue
         keys = plan.geometry.encoding, plan.grid_shape
         grid = walks.ObjectGrid.of_keys(plan.node.chunk_prefix, *keys, plan.spec)
-        counts, n_after, some = _look(ArrayLocation(source, grid), plan)
+        counts, n_after, is_exact, some = _look(ArrayLocation(source, grid), plan)
         timed += islice(some, max(0, _TIMED - len(timed)))
-        after = round(counts.chunk_nbytes) if counts.is_exact else counts.chunk_nbytes
         index = 0 if plan.new_spec is None else plan.new_spec.index_nbytes
         report = replace(
             report,
-            n_chunks=int(counts.n_chunks),
+            n_chunks=counts.n_chunks,
             n_objects=n_after,
-            n_bytes=int(after),
-            n_objects_before=int(counts.n_objects),
-            n_bytes_before=int(counts.n_bytes),
+            n_bytes=counts.chunk_nbytes,
+            n_objects_before=counts.n_objects,
+            n_bytes_before=counts.n_bytes,
         )
         found.append(report)
-        total += _requests(plan, report, n_after * index, counts.is_exact, in_place)
+        total += _requests(plan, report, n_after * index, is_exact, in_place)
     seconds = _seconds(source, timed, total)
     n_bytes_more = total.n_bytes_more if in_place else total.n_bytes_after
     return tuple(found), replace(total, n_bytes_more=n_bytes_more, seconds=seconds)
 
 
-def _look(location: ArrayLocation, plan: ArrayPlan) -> tuple[_Counts, int, list[tuple[str, int]]]:
-    """Count objects; return also how many there are after it, and keys with their sizes."""
+def _look(
+    location: ArrayLocation, plan: ArrayPlan
+) -> tuple[_Counts, int, bool, list[tuple[str, int]]]:
+    """Count objects; return also how many there are after it, whether both numbers are exact, and
+    keys with their sizes."""
     grid, n_grid = location.grid, math.prod(location.grid.shape)
     boxes = plan.regions.boxes
     n_regions = math.prod(boxes.shape(grid.grid_shape))
     is_plain = plan.new_spec is None or plan.action == "copied"
-    counts, regions = _Counts(), set[tuple[int, ...]]()
-    places, there = list[walks.Stored](), list[walks.Stored]()
+    regions = set[tuple[int, ...]]()
+    places, there, is_exact = list[walks.Stored](), list[walks.Stored](), True
     if n_grid > _COUNTED:
         coords = set(random_coords(grid.shape, _SAMPLED, np.random.default_rng(0)))
         places = [walks.Stored(grid.key(c), c) for c in coords]
         there = _read(location, places)
     if len(there) >= _ENOUGH:
-        counts.add(there)
-        counts.factor, counts.is_exact = n_grid / len(places), False
-        counts = counts.scaled()
+        counts, is_exact = _Counts.of(there, n_grid / len(places)), False
         # A region is empty if all its chunks are missing.
         share = counts.n_chunks / max(1, math.prod(grid.grid_shape))
         n_after = round(n_regions * (1 - (1 - min(1, share)) ** math.prod(boxes.largest)))
@@ -122,20 +114,20 @@ def _look(location: ArrayLocation, plan: ArrayPlan) -> tuple[_Counts, int, list[
             location.base.run, grid, needs=(), is_paged=True, reads=False
         )
         if location.base.backend.linked_directory(grid.prefix):  # a listing does not follow it
-            counts.is_exact = n_grid <= _COUNTED
-            if counts.is_exact:
+            is_exact = n_grid <= _COUNTED
+            if is_exact:
                 pages = [[walks.Stored(grid.key(c), c) for c in np.ndindex(*grid.shape)]]
         for page in pages:
             there += _read(location, page)
             if len(there) >= _MAX_LISTED:
-                counts.is_exact = False
+                is_exact = False
                 break
-        counts.add(there)
+        counts = _Counts.of(there)
         if not is_plain:
             add_regions(location, there, boxes, regions)
         n_after = len(regions)
     some = [(stored.key, stored.nbytes or 0) for stored in there]
-    return counts, int(counts.n_chunks) if is_plain else n_after, some
+    return counts, counts.n_chunks if is_plain else n_after, is_exact, some
 
 
 def _read(location: ArrayLocation, places: Sequence[walks.Stored]) -> list[walks.Stored]:
