@@ -5,17 +5,11 @@
     .zarr_shardstore_quarantine/ID/c/0/0.original    all bytes of the object before the repair
     .zarr_shardstore_quarantine/ID/c/0/0.repaired    digests of the original and of later states
 
-Rules:
-
-1. Both are stored, synced on local files, and read back before the object is changed. A repair that
-   is killed leaves each object as it was, or repaired with its original here.
-2. An object is replaced only if it has the bytes that the repair has read: under the lock of a
-   local file, or by the ETag. If a writer was faster the object is left.
-3. No store removes under a condition. Where other hosts compare ETags, only objects that no program
-   stores twice are removed: temporary files, locks, journals, consolidated indexes.
-4. A shard and its journal are changed under one lock: no writer sees the one without the other.
-5. The lock of a shard undoes a change that a killed writer has begun. The digest of that state is
-   also noted: it counts as the original if the repair is killed then.
+Both are stored, synced on local files, and read back before the object is changed. Decision 33 has
+what comes at a kill and beside writers. Where other hosts compare ETags, only objects that no
+program stores twice are removed: temporary files, locks, journals, consolidated indexes. The lock
+of a shard undoes a change that a killed writer has begun. The digest of that state is also noted:
+it counts as the original.
 """
 
 from __future__ import annotations

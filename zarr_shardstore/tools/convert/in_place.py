@@ -26,21 +26,9 @@ staged and verified, and then exchanged for the old ones.
 8. The new documents are written, the copies in groups first.
 9. The manifest is deleted, then the rest of the directory.
 
-===============  ============================  =============================================
-killed in        leaves                        the next run
-===============  ============================  =============================================
-``staging``      the old array, and some       the same command compares what is staged with
-                 staged values                 the source and continues; another one discards it
-``replacing``,   the old array; copies of its  any conversion writes the copies again, and
-no marker yet    document may have markers     returns to ``staging``: values may be new
-``replacing``    a part of the old objects,    any conversion continues at step 4
-                 all new ones staged
-``moving``       the new objects, some staged  any conversion continues at step 6
-after step 8     the new array                 any conversion continues at step 9
-===============  ============================  =============================================
-
-After a kill the array may also be removed or made anew. Its document is missing then, or has no
-marker in state ``moving``. No run changes such an array, or removes what is staged (`_fate`).
+Decision 13 has what a kill in each state leaves, and what the next run does. After a kill the array
+may also be removed or made anew. Its document is missing then, or has no marker in state
+``moving``. No run changes such an array, or removes what is staged (`_fate`).
 
 Each step may be repeated. A conversion to another store has the state ``staging`` only, and writes
 values to their own keys: no reader sees the array before its document is written at the end.

@@ -1,18 +1,9 @@
 """Codecs of a chunk: order, data type, filters and compressor of Zarr v2 and the draft, or v3's.
 
-===================  ====================================================================
-v2, draft            v3
-===================  ====================================================================
-order ``F``          a ``transpose`` codec that reverses the dimensions
-filters of values    the same, in this order
-byte order           the endian of the ``bytes`` codec
-filters of bytes     the same, in this order
-compressor           the last codec
-===================  ====================================================================
-
-v3 itself names ``blosc``, ``gzip``, ``zstd``, and ``crc32c`` at the end. Every other codec is
-``numcodecs.`` and its id. A first filter ``vlen-utf8`` or ``vlen-bytes`` makes bytes of objects; in
-v3 its codec replaces ``bytes``. The draft has compressors only.
+Decision 14 has a table of them, in the order of the v3 codecs. v3 itself names ``blosc``, ``gzip``,
+``zstd``, and ``crc32c`` at the end. Every other codec is ``numcodecs.`` and its id. A first filter
+``vlen-utf8`` or ``vlen-bytes`` makes bytes of objects; in v3 its codec replaces ``bytes``. The
+draft has compressors only.
 
 A *config* is the parsed JSON object of numcodecs: ``{"id": "gzip", "level": 1}``. In v3 every
 option is spelled out, because other programs have other defaults.

@@ -1,23 +1,7 @@
 """One array or group document in the other format: v2 and v3, sharded by transformer or codec.
 
-==============================================  ================================================
-stored here                                     native v3
-==============================================  ================================================
-v3, ``storage_transformers``: one sharding      ``sharding_indexed`` with the same index
-v2, marker in ``filters``: one sharding         the same; ``order``, ``filters`` and
-                                                ``compressor`` become the codecs in it
-``chunks``, ``dimension_separator``             regular grid; chunk key encoding ``v2``
-``dtype``                                       ``data_type``; byte order: the ``bytes`` codec
-``|O`` with ``vlen-utf8``, ``vlen-bytes``       ``string``, ``variable_length_bytes``
-``fill_value`` ``null``                         the zero of the data type, ``NaT`` for times
-its number for ``vlen-utf8``, such as 0         the text of the number, as zarr-python 3 reads it
-``.zattrs``                                     ``attributes``
-its ``_ARRAY_DIMENSIONS``, of xarray            ``dimension_names``
-a fill value, if it has ``_ARRAY_DIMENSIONS``   also the attribute ``_FillValue``
-==============================================  ================================================
-
-A document that the other format cannot express is refused. The bytes of chunks and shards, and
-their keys, are the same in both formats.
+Decisions 14 and 25 say what becomes what. A document that the other format cannot express is
+refused. The bytes of chunks and shards, and their keys, are the same in both formats.
 
 xarray takes the fill value of a v2 array for missing data; in v3, the attribute ``_FillValue``,
 which it cannot decode for texts: they get none.
