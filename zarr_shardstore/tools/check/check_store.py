@@ -48,7 +48,7 @@ from zarr_shardstore.tools.check.findings import (
 from zarr_shardstore.tools.check.objects import ArrayChecker
 from zarr_shardstore.tools.check.side_files import check_side_files, is_growing, is_young
 from zarr_shardstore.tools.check.tasks import check_objects, checker_of
-from zarr_shardstore.tools.convert.job import check_reach, own_threads, run_all
+from zarr_shardstore.tools.convert.job import check_callables, check_reach, own_threads, run_all
 from zarr_shardstore.tools.convert.report import OnProgress, Progress
 from zarr_shardstore.tools.inspect import find
 from zarr_shardstore.tools.inspect.conversions import is_locked, unfinished_conversions
@@ -128,8 +128,7 @@ def check_store(
     [('index_checksum', (1,))]
     """
     arguments.check_choice("level", level, Level)
-    if executor is not None and not callable(getattr(executor, "submit", None)):
-        raise SpecError(f"executor is a concurrent.futures.Executor, got {executor!r}")
+    check_callables(executor, progress)
     begun = time.monotonic()
     base = open_base(store, storage_options)
     if executor is not None:
@@ -341,10 +340,10 @@ class _Check:
         if self._growing[node] or is_young(self.base, key):
             text += ", and a writer may append it"
             return finding("in_use", key, text, array=node.path)
+        severity = None
         if checker.grid.is_sharded and self._is_empty(key, checker.grid.layout.spec):
-            text, more = f"{text}, and has no chunk", {"severity": "info"}
-            return finding("outside_grid", key, text, array=node.path, **more)
-        return finding("outside_grid", key, text, array=node.path)
+            text, severity = f"{text}, and has no chunk", "info"
+        return finding("outside_grid", key, text, array=node.path, severity=severity)
 
     def _is_empty(self, key: str, spec: shard_format.ShardingSpec) -> bool:
         """Whether a shard has no chunk, as it stays where removals have no condition."""

@@ -68,7 +68,7 @@ def convert_store(
 ) -> ConversionReport:
     """Convert a store, in place if there is no destination; `shard_store` has the errors."""
     begun = time.monotonic()
-    _check_callables(executor, progress)
+    check_callables(executor, progress)
     patterns = None if paths is None else arguments.paths_of(paths)
     is_in_place = destination is None
     if estimate and not dry_run:
@@ -123,7 +123,7 @@ def convert_store(
     return ConversionReport(arrays, n_copied, notes, seconds, dry_run, estimated)
 
 
-def _check_callables(executor: Any, progress: Any) -> None:
+def check_callables(executor: Any, progress: Any) -> None:
     if progress is not None and not callable(progress):
         raise SpecError(f"progress is a function of a Progress, got {progress!r}")
     if executor is not None and not callable(getattr(executor, "submit", None)):

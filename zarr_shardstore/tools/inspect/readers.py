@@ -66,7 +66,10 @@ def _readers_of(doc: Mapping[str, Any]) -> str:
         others = ", ".join(name for name in names if name not in _OURS)
         return f"{ONLY_HERE} with {others}" if others else ONLY_HERE
     members = list(_members_in(doc.get("codecs")))
-    unusual = _unusual_names(doc, members) if kind == "v3" else _filters(doc)
+    if kind == "v3":
+        unusual = _unusual_names(doc, members)
+    else:
+        unusual = [str(id_) for name, id_ in _members_in(doc.get("filters")) if name == "id"]
     phrase = f"every {kind} reader{_that_knows(unusual)}"
     return f"{phrase}, but not zarrita.js" if ("index_location", "start") in members else phrase
 
@@ -81,10 +84,6 @@ def _that_knows(names: Sequence[str]) -> str:
     first, *rest = (_PROGRAMS[name] for name in names)
     in_all = (each for each in first if all(each in other for other in rest))
     return f"{phrase} ({', '.join(in_all)})"
-
-
-def _filters(doc: Mapping[str, Any]) -> list[str]:
-    return [str(value) for name, value in _members_in(doc.get("filters")) if name == "id"]
 
 
 def _unusual_names(doc: Mapping[str, Any], members: Iterable[tuple[str, Any]]) -> list[str]:

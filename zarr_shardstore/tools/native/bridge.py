@@ -209,7 +209,7 @@ def from_native(
         change.for_each(partial(change.name_dimensions, names_them=False))
     change.for_each(lambda path: step(change.before[path], change.after[path]))
     if zarr_format == 2 and (
-        found := [path or "/" for path in change.selected if change.has_new_ome(path)]
+        found := [p or "/" for p in change.selected if "ome" in change.after[p].get(".zattrs", {})]
     ):
         change.notes += (
             f"OME-Zarr 0.5 metadata stays in {quoted(found)}, where OME readers of Zarr v2 do not "
@@ -302,10 +302,6 @@ class DocumentChange:
         """Paths of arrays of v2 that become v3."""
         stay = {path for path, node in self.after.items() if ".zarray" in node}
         return sorted({path for path, node in self.before.items() if ".zarray" in node} - stay)
-
-    def has_new_ome(self, path: str) -> bool:
-        """Return whether a node has the attributes of OME-Zarr 0.5 in v2."""
-        return "ome" in self.after[path].get(".zattrs", {})
 
     def for_each(self, step: Callable[[str], str | None]) -> None:
         """Take a step, which returns its reason, for each selected node; errors name the node."""
