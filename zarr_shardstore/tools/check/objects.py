@@ -38,13 +38,7 @@ from zarr_shardstore.access import (
     walks,
 )
 from zarr_shardstore.errors import CorruptValueError, ShardConflictError, UnsupportedError
-from zarr_shardstore.tools.check.chunks import (
-    Problem,
-    codec_names,
-    decoder,
-    has_checksum,
-    problem_of_frame,
-)
+from zarr_shardstore.tools.check import chunks
 from zarr_shardstore.tools.check.findings import (
     MAX_FINDINGS,
     CheckResult,
@@ -118,7 +112,7 @@ class ArrayChecker:
         self.has_checksum = any(type(t) is stacks.Crc32cTransformer for t in self.above)
         self.codecs: list[str] | None = None
         """Names of the codecs that change bytes, the nearest to the array first."""
-        self._decoder_of: Callable[[chunk_keys.Coords], Callable[[Any], Problem]] | None = None
+        self._decoder_of: Callable[..., Callable[[Any], chunks.Problem]] | None = None
         """Decoder of chunks of a shape."""
         self.view: dict[str, Any] = {}
         """Document of plain chunks of Zarr v2 or v3, for zarr's codecs."""
@@ -127,10 +121,10 @@ class ArrayChecker:
             if how is not None:
                 plain = declarations.strip(declarations.without_mark(plain), how)
             view = array_of_draft(plain) if node.hierarchy == "draft" else dict(plain)
-            self.view, self.codecs = view, codec_names(view)
-            self.has_checksum |= has_checksum(view)
+            self.view, self.codecs = view, chunks.codec_names(view)
+            self.has_checksum |= chunks.has_checksum(view)
             if level == "decode":
-                decoder_of = cache(partial(decoder, view))
+                decoder_of = cache(partial(chunks.decoder, view))
                 decoder_of(geometry.chunk_shape)  # raises if a codec is not installed
                 self._decoder_of = decoder_of
         except Exception as error:  # a codec or data type that is not installed here
@@ -173,17 +167,15 @@ class ArrayChecker:
         suffix = shard.key[len(shard.layout.prefix) :]
         return None if copies is None else copies.find(suffix, shard.spec.n_entries)
 
-    def check_shards(
-        self, keys: Sequence[str], result: CheckResult, *, has_copies: bool = True
-    ) -> None:
-        """Check shards, and the copies of their indexes unless `has_copies` is false."""
+    def check_shards(self, keys: Sequence[str], result: CheckResult) -> None:
+        """Check shards, and the copies of their indexes."""
         named = self.base.run(stacks.keys_above(self.grid.below, keys))
         shards = [s for key, _ in named if (s := self.grid.layout.shard_of_key(key)) is not None]
         founds = self.read_indexes(shards, consistent=False)
         for shard, found in zip(shards, founds, strict=True):
             earlier: list[Finding] = []
             for _ in range(MAX_ATTEMPTS):
-                part = _ShardCheck(self, shard).run(found, has_copies=has_copies)
+                part = _ShardCheck(self, shard).run(found)
                 if part.findings == earlier:
                     break
                 earlier = part.findings
@@ -230,7 +222,7 @@ class ArrayChecker:
                 more = {"array": self.path, "chunk": self.grid.layout.coords_of(key)}
                 result.findings.append(finding(problem[0], key, problem[1], **more))
 
-    def _problem_of_object(self, key: str, found: Any, result: CheckResult) -> Problem:
+    def _problem_of_object(self, key: str, found: Any, result: CheckResult) -> chunks.Problem:
         if isinstance(found, Exception):
             return _problem_of_error(found)
         if found.value is None:
@@ -243,7 +235,7 @@ class ArrayChecker:
             return "entry_length", f"it has {len(found.value)} bytes, each chunk takes {exact}"
         return self.problem_of(key, found.value)
 
-    def problem_of(self, key: str, value: Any) -> Problem:
+    def problem_of(self, key: str, value: Any) -> chunks.Problem:
         """Return the damage of a stored value, if any."""
         try:
             for transformer in reversed(self.above):
@@ -254,7 +246,7 @@ class ArrayChecker:
             return "chunk_undecodable", f"{type(error).__name__}: {error}"
         coords = None if self._chunks.uneven is None else self.grid.layout.coords_of(key)
         shape = self._chunks.largest if coords is None else self._chunks.lengths(coords)
-        problem = problem_of_frame(self.codecs or [], value, self._nbytes_of(shape))
+        problem = chunks.problem_of_frame(self.codecs or [], value, self._nbytes_of(shape))
         if problem is None and self._decoder_of is not None:
             problem = self._decoder_of(shape)(value)
         return problem
@@ -276,7 +268,7 @@ class _ShardCheck:
         self.checker, self.shard, self.spec = checker, shard, shard.spec
         self.result = CheckResult()
 
-    def run(self, found: requests.Found | Exception, *, has_copies: bool) -> CheckResult:
+    def run(self, found: requests.Found | Exception) -> CheckResult:
         """Check the shard; one that is gone by now has no findings."""
         result, spec = self.result, self.spec
         if isinstance(found, Exception):
@@ -314,8 +306,7 @@ class _ShardCheck:
                 return result
         if index is None:
             return result
-        if has_copies:
-            self._compare_copy(index, found)
+        self._compare_copy(index, found)
         if self.checker.level != "index" and self.checker.is_decodable:
             self._check_chunks(index, sound)
         return result

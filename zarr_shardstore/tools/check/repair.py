@@ -5,7 +5,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, nullcontext, suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from functools import cache
 from typing import Any, Literal, TypeAlias
@@ -27,6 +27,7 @@ from zarr_shardstore.access import (
     stacks,
 )
 from zarr_shardstore.errors import ShardStoreError, SpecError
+from zarr_shardstore.tools.check import side_files
 from zarr_shardstore.tools.check.check_store import check_store
 from zarr_shardstore.tools.check.findings import CheckReport, CheckResult, Finding, Keep
 from zarr_shardstore.tools.check.objects import (
@@ -38,12 +39,6 @@ from zarr_shardstore.tools.check.objects import (
 from zarr_shardstore.tools.check.quarantine import put_aside
 from zarr_shardstore.tools.check.replica import Replica
 from zarr_shardstore.tools.check.salvage.salvage import advice, order_of_others, salvage
-from zarr_shardstore.tools.check.side_files import (
-    check_side_files,
-    frames_lock,
-    is_growing,
-    is_young,
-)
 from zarr_shardstore.tools.check.tasks import checker_of, renew_documents
 from zarr_shardstore.tools.inspect.find import arrays_at, find_contents
 
@@ -105,10 +100,8 @@ class RepairReport:
 
     def as_dict(self) -> dict[str, Any]:
         """Return the report as a JSON object."""
-        names = ("store", "quarantine", "dry_run")
-        report = {name: getattr(self, name) for name in names}
         check = None if self.check is None else self.check.as_dict()
-        return {**report, "actions": [asdict(each) for each in self.actions], "check": check}
+        return {**asdict(replace(self, check=None)), "check": check}
 
 
 def repair_store(
@@ -193,26 +186,24 @@ def repair_store(
     return RepairReport(report.store, quarantine, tuple(actions), dry_run, check)
 
 
+@dataclass
 class _Repair:
     """One repair: its quarantine, and the checkers of the arrays."""
 
-    def __init__(
-        self,
-        base: BaseStoreHandle,
-        prefix: str,
-        keep: Keep,
-        replica: Replica | None,
-        order: shard_format.EntryOrder | None,
-        dry_run: bool,
-    ) -> None:
-        self.base, self.prefix, self.keep, self.dry_run = base, prefix, keep, dry_run
-        self.replica, self.order = replica, order
-        self.has_conditions = base.backend.optimistic() is not None
-        arrays = base.run(find_contents()).arrays.items()
+    base: BaseStoreHandle
+    prefix: str
+    keep: Keep
+    replica: Replica | None
+    order: shard_format.EntryOrder | None
+    dry_run: bool
+
+    def __post_init__(self) -> None:
+        self.has_conditions = self.base.backend.optimistic() is not None
+        arrays = self.base.run(find_contents()).arrays.items()
         self._docs = {node: found.doc for node, found in arrays}
         self._documents: Mapping[str, _Bytes | None] = {}
         """Stored documents by which the object was judged, by their keys."""
-        self._checker_of = cache(lambda node: checker_of(base, node, self._docs[node]))
+        self._checker_of = cache(lambda node: checker_of(self.base, node, self._docs[node]))
         self._order_of_others = cache(order_of_others)
 
     def repair(self, key: str, found: Sequence[Finding]) -> RepairAction:
@@ -243,12 +234,12 @@ class _Repair:
     def _remove_outside(self, key: str, path: str, checkers: Sequence[Any]) -> RepairAction:
         """Remove an object outside of the grid, unless its array grows or has grown."""
         base, backend = self.base, self.base.backend
-        if is_growing(base, path) or is_young(base, key):
+        if side_files.is_growing(base, path) or side_files.is_young(base, key):
             return RepairAction(key, "left", "a writer may append it")
         with ExitStack() as stack:
             has_locks = base.options.locking == "os" and not self.dry_run
             if has_locks and isinstance(backend, LocalBackend):
-                name = frames_lock(path)
+                name = side_files.frames_lock(path)
                 lock, is_there = locks.KeptLock(backend.real_root + name), base.sizes([name])[0]
                 lock.acquire(0, "a writer appends frames")
                 stack.callback(lock.remove if is_there is None else lock.close)
@@ -284,8 +275,9 @@ class _Repair:
         if old is None:
             return self._exchange(key, None, "its journal has no shard")
         now = CheckResult()
-        checker.check_shards([key], now, has_copies=False)
-        if not now.findings and not has_journal:
+        checker.check_shards([key], now)
+        is_whole = all(each.kind == "consolidated_index" for each in now.findings)
+        if is_whole and not has_journal:
             return RepairAction(key, "left", "it is whole now")
         return self._rewrite(checker, shard, key, old)
 
@@ -390,7 +382,7 @@ class _Repair:
 
     def _remove_side_file(self, key: str) -> RepairAction:
         """Move a file that no process uses to the quarantine."""
-        (found,) = [*check_side_files(self.base, [key]), None][:1]
+        (found,) = [*side_files.check_side_files(self.base, [key]), None][:1]
         if found is None or found.kind == "in_use":
             return RepairAction(key, "left", "a writer uses it, or has removed it")
         if not file_keys.is_side_file(key):  # of another program, which may store it again

@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from zarr_shardstore.access import consolidated_index, layouts, shard_format, walks
 from zarr_shardstore.tools.check.objects import ArrayChecker, is_sound, specs_of_index
+from zarr_shardstore.tools.check.salvage import indexes
 from zarr_shardstore.tools.check.salvage.damaged_shard import (
     ORDERS,
     DamagedShard,
@@ -18,12 +19,6 @@ from zarr_shardstore.tools.check.salvage.damaged_shard import (
     Salvage,
     Spec,
     orders_of,
-)
-from zarr_shardstore.tools.check.salvage.indexes import (
-    corrected_index,
-    named_by,
-    named_by_cut_index,
-    older_indexes,
 )
 
 _MAX_LOST = 1 << 16
@@ -69,7 +64,7 @@ def salvage(
         found.text = "its index is damaged, and comes from the consolidated index"
         found.text += "" if is_current else ": chunks that were erased since may be back"
         return found
-    right = corrected_index(damaged)
+    right = indexes.corrected_index(damaged)
     if right is not None:
         found = damaged.through(right, spec)
         found.text = "its index was damaged, and is put right by its checksum"
@@ -120,17 +115,17 @@ def _without_index(shard: DamagedShard, order: shard_format.EntryOrder | None) -
     if shard.at_end and len(shard.data) >= shard.spec.index_nbytes:
         fields = shard.fields_at(shard.index_start, shard.n)
         if shard.is_in_place(fields):
-            named = named_by(shard, shard.index_start, fields)
+            named = indexes.named_by(shard, shard.index_start, fields)
     text = "its damaged index"
     if named is None:
-        named = named_by_cut_index(shard)
+        named = indexes.named_by_cut_index(shard)
         text = "a cut index, perhaps an older index,"
     if named is not None:
         found.entries, missing = named
         texts.append(f"entries of {text} name {len(found.entries)} chunks")
     in_grid = set(shard.shard.entries_of().tolist())
     known = found.entries.keys() | missing
-    for index in islice(older_indexes(shard), _MAX_OLDER):
+    for index in islice(indexes.older_indexes(shard), _MAX_OLDER):
         older = shard.through(index, shard.spec, without=known)
         found.older += older.entries
         found.entries |= older.entries
