@@ -33,7 +33,6 @@ _YOUNG_S = 60
 
 
 def frames_lock(path: str) -> str:
-    """Return the key of the lock of a writer of frames."""
     return metadata.Node("v3", path).chunk_prefix + locks.FRAMES_LOCK
 
 

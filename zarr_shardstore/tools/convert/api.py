@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Executor
-from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from types import EllipsisType
@@ -222,21 +221,21 @@ def _convert_native(
 ) -> ConversionReport:
     """Convert a store and translate its documents; in place these come first."""
     notes: tuple[str, ...] = ()
-    is_in_place = destination is None and not dry_run
-    if is_in_place:
+    if destination is not None or dry_run:
+        previewed, change = preview()
+        report = convert(previewed, destination, dry_run=dry_run)
+    else:
         base.check_replaceable()
         base.check_writable()
-    with only_conversion(base) if is_in_place else nullcontext():
-        if is_in_place:
+        with only_conversion(base):
             notes = finish_exchanges(base)
-        previewed, change = preview()
-        report = convert(previewed, destination, dry_run=dry_run or is_in_place)
-        notes += change.notes
-        if destination is None and (n := len(change.of_v2)):
-            notes += (f"{n} arrays of Zarr v2 become v3 in place; {change.way_back}",)
-        if is_in_place:  # nothing was refused
+            previewed, change = preview()
+            convert(previewed, None, dry_run=True)  # what would refuse the conversion does so here
             change.make(base, dry_run=False)
             report = convert(base, None)
+    notes += change.notes
+    if destination is None and (n := len(change.of_v2)):
+        notes += (f"{n} arrays of Zarr v2 become v3 in place; {change.way_back}",)
     return replace(report, notes=notes + report.notes)
 
 

@@ -176,7 +176,6 @@ class Manifest:
 
 
 def directory_of(node: metadata.Node) -> str:
-    """Return the directory for the conversion of an array."""
     digest = hashlib.sha256(f"{node.hierarchy}:{node.path}".encode()).hexdigest()[:16]
     return f"{STAGING}{digest}/"
 
@@ -195,7 +194,6 @@ def read_manifests(base: BaseStoreHandle) -> list[Manifest]:
 
 
 def find_manifest(base: BaseStoreHandle, node: metadata.Node) -> Manifest | None:
-    """Read the manifest that an earlier run has left for an array."""
     key = f"{directory_of(node)}manifest.json"
     (value,) = base.values([key])
     return None if value is None else _parse(key, value)

@@ -186,7 +186,6 @@ def finish_exchanges(base: BaseStoreHandle) -> tuple[str, ...]:
 
 
 def check_reach(base: BaseStoreHandle, executor: futures.Executor) -> None:
-    """Refuse a store that the workers of an executor do not reach."""
     if base.is_in_memory and not isinstance(executor, futures.ThreadPoolExecutor):
         raise SpecError(
             f"the store {base.describe()} is in the memory of this process, where the workers of "

@@ -243,5 +243,4 @@ def _pieces(
 
 
 def in_rounds(keys: Sequence[str], n: int = _KEYS_A_ROUND) -> Iterator[Sequence[str]]:
-    """Split keys into slices of at most `n`."""
     return (keys[i : i + n] for i in range(0, len(keys), n))
