@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from zarr_shardstore.access import (
@@ -111,20 +111,14 @@ class StoreInfo(Mapping[str, Any]):
     store: str
     arrays: tuple[ArrayInfo, ...]
     """Sorted by path."""
-    n_sharded: int = field(init=False)
-    n_chunks: int = field(init=False)
-    n_objects: int = field(init=False)
-    stored_nbytes: int = field(init=False)
-    chunk_nbytes: int = field(init=False)
-    index_nbytes: int = field(init=False)
-    dead_nbytes: int = field(init=False)
-    n_errors: int = field(init=False)
-
-    def __post_init__(self) -> None:
-        counted = [array for array in self.arrays if not array.shares_objects]
-        object.__setattr__(self, "n_sharded", sum(array.is_sharded for array in counted))
-        for name in _TOTALS:
-            object.__setattr__(self, name, sum(getattr(array, name) for array in counted))
+    n_sharded: int
+    n_chunks: int
+    n_objects: int
+    stored_nbytes: int
+    chunk_nbytes: int
+    index_nbytes: int
+    dead_nbytes: int
+    n_errors: int
 
     @property
     def n_unknown(self) -> int:
@@ -236,7 +230,10 @@ def get_shard_info(
     unfinished = {each.path: each for each in conversions if each.is_of_stored_array}
     infos = (_info(base, array, by_node) for array in found)
     arrays = tuple(_with_state(array, unfinished.get(array.path)) for array in infos)
-    return StoreInfo(base.describe(), arrays)
+    counted = [array for array in arrays if not array.shares_objects]
+    totals = {name: sum(getattr(array, name) for array in counted) for name in _TOTALS}
+    n_sharded = sum(array.is_sharded for array in counted)
+    return StoreInfo(base.describe(), arrays, n_sharded, **totals)
 
 
 def _with_state(info: ArrayInfo, unfinished: UnfinishedConversion | None) -> ArrayInfo:
