@@ -215,14 +215,12 @@ class _Check:
         key, more = metadata.document_key(node), {"array": node.path}
         try:
             checker = ArrayChecker(self.base, node, found.doc, self.level)
-        except UnfinishedConversionError as error:
-            if is_locked(self.base, f"{STAGING}lock"):
-                yield finding("in_use", key, str(error), **more)
-            else:
-                yield finding("unfinished_conversion", key, str(error), severity="error", **more)
-            return
         except ShardStoreError as error:
             kind: Kind = "unchecked" if isinstance(error, UnsupportedError) else "document"
+            if isinstance(error, UnfinishedConversionError):
+                is_running = is_locked(self.base, f"{STAGING}lock")
+                kind = "in_use" if is_running else "unfinished_conversion"
+                more |= {} if is_running else {"severity": "error"}
             yield finding(kind, key, str(error), **more)
             return
         self.checkers[node] = checker

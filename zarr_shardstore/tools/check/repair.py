@@ -42,8 +42,6 @@ from zarr_shardstore.tools.check.salvage.salvage import advice, order_of_others,
 from zarr_shardstore.tools.check.tasks import checker_of, renew_documents
 from zarr_shardstore.tools.inspect.find import arrays_at, find_contents
 
-Did: TypeAlias = Literal["rewritten", "removed", "left"]
-
 _Bytes: TypeAlias = shard_format.Bytes
 
 
@@ -68,7 +66,7 @@ class RepairAction:
     """
 
     key: str
-    did: Did
+    did: Literal["rewritten", "removed", "left"]
     message: str
     n_kept: int = 0
     n_fetched: int = 0

@@ -1,11 +1,9 @@
 """`to_native`, `from_native`: sharded arrays for every v3 reader, and back.
 
-Only metadata documents change. The shards of the draft, of our v2 marker and of the
-``sharding_indexed`` codec are the same bytes under the same keys.
-
-The whole change is planned before any write. Documents are written first, the deepest node first
-and the root last; then documents are removed, the root first. So each array has a whole document
-at every step. A reader that finds the new format at the root finds it below.
+Only metadata documents change (decision 14), all planned before any write. Documents are written
+first, the deepest node first and the root last; then documents are removed, the root first. So each
+array has a whole document at every step. A reader that finds the new format at the root finds it
+below.
 
 Consolidated metadata follows. A consolidated group that becomes v3 or v2 stays consolidated. Other
 groups get new copies of changed documents, and lose copies of nodes that change their format.
