@@ -100,7 +100,7 @@ def _look(
     regions = set[tuple[int, ...]]()
     places, there, is_exact = list[walks.Stored](), list[walks.Stored](), True
     if n_grid > _COUNTED:
-        coords = set(random_coords(grid.shape, _SAMPLED, np.random.default_rng(0)))
+        coords = set(random_coords(map(range, grid.shape), _SAMPLED))
         places = [walks.Stored(grid.key(c), c) for c in coords]
         there = _read(location, places)
     if len(there) >= _ENOUGH:

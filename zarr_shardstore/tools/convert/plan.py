@@ -300,12 +300,11 @@ def _chunks_per_shard_by_size(
     """Choose chunks per shard by the sizes of up to 1,024 sampled chunks, and say why."""
     assert plan.geometry is not None
     prefix, encode = plan.node.chunk_prefix, plan.geometry.encoding.encode
-    rng = np.random.default_rng(0)  # the same chunks each time
     if math.prod(plan.grid_shape) <= _MAX_SAMPLED:
         coords = list(np.ndindex(*plan.grid_shape))
-        rng.shuffle(coords)
+        np.random.default_rng(0).shuffle(coords)  # the same chunks each time
     else:
-        coords = random_coords(plan.grid_shape, _MAX_SAMPLED, rng)
+        coords = random_coords(map(range, plan.grid_shape), _MAX_SAMPLED)
     stored: list[int] = []
     for i in range(0, len(coords), _ROUND):
         sizes = base.sizes([prefix + encode(c) for c in coords[i : i + _ROUND]])

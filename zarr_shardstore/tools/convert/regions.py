@@ -12,10 +12,9 @@ For a shard that lies in several regions, its index decides which regions to vis
 from __future__ import annotations
 
 import math
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
-from operator import add
 from typing import Self
 
 import numpy as np
@@ -96,11 +95,12 @@ def block_shape(grid_shape: chunk_keys.Coords, n_values: int) -> chunk_keys.Coor
     return tuple(reversed(shape))
 
 
-def random_coords(
-    grid_shape: chunk_keys.Coords, n: int, rng: np.random.Generator
-) -> list[chunk_keys.Coords]:
-    """Return `n` coordinates from all over a grid; some may be equal."""
-    columns = [rng.integers(0, min(length, _MAX_INT64), n).tolist() for length in grid_shape]
+def random_coords(box: Iterable[range], n: int) -> list[chunk_keys.Coords]:
+    """Return `n` coordinates from all over a box, each time the same; some may be equal."""
+    rng, columns = np.random.default_rng(0), []
+    for side in box:
+        offsets = rng.integers(0, min(side.stop - side.start, _MAX_INT64), n)
+        columns.append([side.start + offset for offset in offsets.tolist()])
     return list(zip(*columns, strict=True))
 
 
@@ -118,7 +118,7 @@ def regions_to_visit(
         return []
     if max(n_objects, n_regions) <= _WALKED and math.prod(first.grid.grid_shape) <= _FEW:
         return None
-    if n_objects > _WALKED and _is_dense(first, [range(n) for n in first.grid.shape]):
+    if n_objects > _WALKED and _is_dense(first, map(range, first.grid.shape)):
         return None
     # A listing does not follow links to directories.
     links = (location.base.backend.linked_directory(location.grid.prefix) for location in locations)
@@ -143,12 +143,9 @@ def regions_to_visit(
     return sorted(found)
 
 
-def _is_dense(location: ArrayLocation, box: Sequence[range]) -> bool:
+def _is_dense(location: ArrayLocation, box: Iterable[range]) -> bool:
     """Return whether enough objects of a box are stored, by samples from all over it."""
-    shape = tuple(r.stop - r.start for r in box)
-    sampled = random_coords(shape, _N_SAMPLES, np.random.default_rng(0))
-    starts = [r.start for r in box]
-    keys = [location.grid.key(tuple(map(add, starts, coords))) for coords in sampled]
+    keys = [location.grid.key(coords) for coords in random_coords(box, _N_SAMPLES)]
     return sum(size is not None for size in location.base.sizes(keys)) >= _N_DENSE
 
 
