@@ -347,14 +347,12 @@ def walk(
     needs: Needs = (),
     max_asked: int = 0,
     is_paged: bool = False,
-    reads: bool = True,
 ) -> Generator[list[Stored], None, None]:
-    """Yield the rounds of a `Walk`, read by `read_stored` if there are needs and it `reads`."""
+    """Yield the rounds of a `Walk`, perhaps empty ones; `read_stored` or `try_read` reads them."""
     steps = Walk(grid, box, needs, max_asked=max_asked, is_paged=is_paged)
     try:
         while steps.has_more:
-            some = run(steps.next_round())
-            yield run(read_stored(grid, some, needs)) if reads and needs and some else some
+            yield run(steps.next_round())
     finally:
         run(steps.close())
 

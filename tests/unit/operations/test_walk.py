@@ -13,7 +13,7 @@ import zarr
 from tests.support.kit import tuned
 from zarr_shardstore import ShardingMapping, ShardingStore
 from zarr_shardstore.errors import ShardStoreError
-from zarr_shardstore.operations.walk import ObjectGrid, Stored, Walk, read_stored, walk
+from zarr_shardstore.operations.walk import Needs, ObjectGrid, Stored, Walk, read_stored, walk
 from zarr_shardstore.store.base_handle import BaseStoreHandle, open_base
 from zarr_shardstore.tools.inspect.find import find_arrays, read_array
 
@@ -63,17 +63,20 @@ def test_each_box_has_its_objects(name: str) -> None:
             }
             for max_asked, n_keys in product((0, 99), (1, 1024)):
                 with tuned(keys_per_page=n_keys):
-                    found = walk(base.run, grid, box, needs=("index",), max_asked=max_asked)
-                    assert {s.key: chunks_in(s) for some in found for s in some} == expected
+                    listed = walk(base.run, grid, box, needs=("index",), max_asked=max_asked)
+                    read = [base.run(read_stored(grid, some, ("index",))) for some in listed]
+                    assert {s.key: chunks_in(s) for some in read for s in some} == expected
 
 
 @pytest.mark.thorough(of=4)
 @pytest.mark.parametrize("name", STORES)
 def test_sizes_are_those_of_the_objects(name: str) -> None:
     """A size comes with the index, or it is requested."""
+    needs: Needs = ("index", "size")
     for base, grid in grids_of(name):
         if not grid.below:
-            found = [s for some in walk(base.run, grid, needs=("index", "size")) for s in some]
+            listed = walk(base.run, grid, needs=needs)
+            found = [s for some in listed for s in base.run(read_stored(grid, some, needs))]
             assert [s.nbytes for s in found] == base.sizes([s.key for s in found])
 
 

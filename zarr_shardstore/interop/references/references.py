@@ -329,7 +329,7 @@ class _Reader:
 
     def _ranges(self, grid: walks.ObjectGrid) -> Iterator[ChunkRanges]:
         version_of = _versions_below(self.base, grid.prefix)
-        for listed in walks.walk(self.base.run, grid, needs=("index",), reads=False):
+        for listed in walks.walk(self.base.run, grid, needs=("index",)):
             # Before the indexes: a change between both makes another version.
             self._check_journals(grid, listed)
             versions = {key: version_of(key) for key, *_ in listed}

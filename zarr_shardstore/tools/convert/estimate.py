@@ -110,9 +110,7 @@ def _look(
         n_after = round(n_regions * (1 - (1 - min(1, share)) ** math.prod(boxes.largest)))
     else:
         there = []
-        pages: Iterable[list[walks.Stored]] = walks.walk(
-            location.base.run, grid, needs=(), is_paged=True, reads=False
-        )
+        pages: Iterable[list[walks.Stored]] = walks.walk(location.base.run, grid, is_paged=True)
         if location.base.backend.linked_directory(grid.prefix):  # a listing does not follow it
             is_exact = n_grid <= _COUNTED
             if is_exact:

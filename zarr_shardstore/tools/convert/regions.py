@@ -152,7 +152,7 @@ def _is_dense(location: ArrayLocation, box: Iterable[range]) -> bool:
 def _listing(location: ArrayLocation) -> closing[Generator[list[walks.Stored], None, None]]:
     """List the objects of a location in rounds whose indexes fit in memory."""
     run, grid = location.base.run, location.grid
-    return closing(walks.walk(run, grid, needs=("index",), is_paged=True, reads=False))
+    return closing(walks.walk(run, grid, needs=("index",), is_paged=True))
 
 
 def add_regions(

@@ -34,9 +34,8 @@ def rounds_of_objects(base: BaseStoreHandle, grid: walks.ObjectGrid) -> Iterator
     """Read the indexes of all objects of an array, some at a time; no chunk, but the values of a
     transformer below sharding. Objects outside the grid, or erased concurrently, are left out."""
     needs: walks.Needs = ("index", "size")
-    for listed in walks.walk(base.run, grid, needs=needs, is_paged=True, reads=False):
-        if listed:
-            yield _read_round(base, grid, listed)
+    for listed in filter(None, walks.walk(base.run, grid, needs=needs, is_paged=True)):
+        yield _read_round(base, grid, listed)
 
 
 def _read_round(
