@@ -15,7 +15,6 @@ import math
 from collections.abc import Generator, Iterable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
-from typing import Self
 
 import numpy as np
 import numpy.typing as npt
@@ -61,23 +60,6 @@ class ArrayRegion:
     """Cut of the grid into regions."""
     coords: chunk_keys.Coords
     ids: npt.NDArray[np.intp]
-
-    @classmethod
-    def of(
-        cls,
-        regions: shard_format.ShardingSpec,
-        coords: chunk_keys.Coords,
-        grid_shape: chunk_keys.Coords,
-        order: shard_format.EntryOrder,
-    ) -> Self:
-        """Return region number `coords` of a grid that is cut into regions."""
-        entries = regions.boxes.ids_in(coords, regions.boxes.box(coords, grid_shape))
-        shape = regions.boxes.lengths(coords)
-        return cls(regions, coords, shard_format.order_entries(entries, shape, order))
-
-    @property
-    def shape(self) -> chunk_keys.Coords:
-        return self.regions.boxes.lengths(self.coords)
 
     def keys(self, location: ArrayLocation) -> list[str]:
         """Return the keys of the values, in order, as plain chunks."""

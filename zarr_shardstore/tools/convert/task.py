@@ -147,7 +147,10 @@ def run_task(task: ArrayTask, coords: chunk_keys.Coords) -> TaskResult:
             f"a worker does not find {task.document_key!r} in {base.describe()}: take an executor "
             "whose workers reach the store; nothing was removed"
         )
-    region = ArrayRegion.of(task.regions, coords, task.source.grid.grid_shape, task.order)
+    boxes = task.regions.boxes
+    ids = boxes.ids_in(coords, boxes.box(coords, task.source.grid.grid_shape))
+    ids = shard_format.order_entries(ids, boxes.lengths(coords), task.order)
+    region = ArrayRegion(task.regions, coords, ids)
     values = _find_values(task.source, region, task.nominal_nbytes)
     if task.only_compares:
         return _compare(task, region, values)
@@ -340,7 +343,7 @@ def _values_in_shards(location: ArrayLocation, region: ArrayRegion) -> StoredVal
     """Find the values of a region in the indexes of its shards."""
     layout, boxes = location.grid.layout, location.grid.boxes
     box = region.regions.boxes.box(region.coords, location.grid.grid_shape)
-    numbers, shape = boxes.boxes_of(box), region.shape
+    numbers, shape = boxes.boxes_of(box), region.regions.boxes.lengths(region.coords)
     inside = np.unravel_index(region.ids, shape) if shape else ()
     entry_ids = np.zeros(len(region.ids), np.intp)
     shard_coords = np.zeros((len(region.ids), len(shape)), np.intp)

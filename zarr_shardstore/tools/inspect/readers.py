@@ -67,7 +67,10 @@ def _readers_of(doc: Mapping[str, Any]) -> str:
         return f"{ONLY_HERE} with {others}" if others else ONLY_HERE
     members = list(_members_in(doc.get("codecs")))
     if kind == "v3":
-        unusual = _unusual_names(doc, members)
+        extensions = ("data_type", "chunk_grid", "chunk_key_encoding")
+        given = [transformer_list.name_of(doc.get(member)) for member in extensions]
+        given += [value for name, value in members if name == "name"]
+        unusual = [str(name) for name in given if not _OF_V3.fullmatch(str(name))]
     else:
         unusual = [str(id_) for name, id_ in _members_in(doc.get("filters")) if name == "id"]
     phrase = f"every {kind} reader{_that_knows(unusual)}"
@@ -84,14 +87,6 @@ def _that_knows(names: Sequence[str]) -> str:
     first, *rest = (_PROGRAMS[name] for name in names)
     in_all = (each for each in first if all(each in other for other in rest))
     return f"{phrase} ({', '.join(in_all)})"
-
-
-def _unusual_names(doc: Mapping[str, Any], members: Iterable[tuple[str, Any]]) -> list[str]:
-    """Return the names in a v3 document that not every reader knows."""
-    extensions = ("data_type", "chunk_grid", "chunk_key_encoding")
-    names = [transformer_list.name_of(doc.get(member)) for member in extensions]
-    names += [value for name, value in members if name == "name"]
-    return [str(name) for name in names if not _OF_V3.fullmatch(str(name))]
 
 
 def _members_in(value: Any) -> Iterator[tuple[str, Any]]:
