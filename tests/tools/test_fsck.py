@@ -23,6 +23,7 @@ from tests.support.kit import CountingStore
 from tests.support.shard_bytes import MISSING, build_shard, index_of, places_in
 from zarr_shardstore import (
     CheckReport,
+    DraftHierarchyStore,
     Finding,
     ShardingMapping,
     ShardingStore,
@@ -386,6 +387,17 @@ def test_chunks_whose_codec_is_not_installed() -> None:
         ("unchecked", "0/zarr.json", "info")
     ]
     assert report.is_clean
+
+
+def test_chunks_whose_codecs_are_not_translated() -> None:
+    """The filters of an array of the draft are not known here, so its chunks may have any size."""
+    base: dict[str, Any] = {}
+    store = DraftHierarchyStore(ShardingStore(base, chunks_per_shard=2))
+    zarr.create_array(store, name="a", shape=(8,), chunks=(2,), dtype="u1")[:] = 1
+    document = json.loads(bytes(base["meta/root/a.array.json"]))
+    document["attributes"]["filters"] = [{"id": "delta", "dtype": "u1"}]
+    base["meta/root/a.array.json"] = json.dumps(document).encode()
+    assert kinds_of(check_store(base, level="entries")) == ["unchecked"]
 
 
 def test_a_temporary_file_of_a_killed_conversion(tmp_path: Path) -> None:

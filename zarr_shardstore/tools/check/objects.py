@@ -244,9 +244,11 @@ class ArrayChecker:
             return "chunk_checksum", error.message
         except Exception as error:
             return "chunk_undecodable", f"{type(error).__name__}: {error}"
+        if self.codecs is None:  # not known: any bytes may be a chunk
+            return None
         coords = None if self._chunks.uneven is None else self.grid.layout.coords_of(key)
         shape = self._chunks.largest if coords is None else self._chunks.lengths(coords)
-        problem = chunks.problem_of_frame(self.codecs or [], value, self._nbytes_of(shape))
+        problem = chunks.problem_of_frame(self.codecs, value, self._nbytes_of(shape))
         if problem is None and self._decoder_of is not None:
             problem = self._decoder_of(shape)(value)
         return problem
