@@ -204,6 +204,8 @@ def test_what_v3_cannot_express_changes_nothing() -> None:
         shard_store(base, chunks_per_shard={"nothing": 2}, native=True)
     with pytest.raises(SpecError, match="declaration"):
         shard(base, declaration="storage_transformers")
+    with pytest.raises(SpecError, match="goes with dry_run=True"):
+        shard(base, estimate=True)
     with pytest.raises(SpecError, match="native=True"):
         shard_store(base, ome=True)
     base["s/1/.zarray"] = before["s/1/.zarray"]

@@ -24,7 +24,7 @@ from zarr_shardstore.access import (
 )
 from zarr_shardstore.errors import ShardStoreError, SpecError
 from zarr_shardstore.tools.convert.in_place import only_conversion
-from zarr_shardstore.tools.convert.job import convert_store, finish_exchanges
+from zarr_shardstore.tools.convert.job import check_estimate, convert_store, finish_exchanges
 from zarr_shardstore.tools.convert.report import CompactionReport, ConversionReport, OnProgress
 from zarr_shardstore.tools.inspect.occupancy import cell_of
 from zarr_shardstore.tools.native.bridge import DocumentChange
@@ -187,6 +187,7 @@ def shard_store(
         raise SpecError("native=True declares arrays by the codec: leave declaration away")
     if ome and not native:
         raise SpecError("ome=True (--ome) goes with native=True (--native)")
+    check_estimate(estimate, dry_run)  # before documents change
     mapping = None
     if consolidate_index:
         result = source if destination is None else destination

@@ -71,8 +71,7 @@ def convert_store(
     check_callables(executor, progress)
     patterns = None if paths is None else arguments.paths_of(paths)
     is_in_place = destination is None
-    if estimate and not dry_run:
-        raise SpecError("estimate=True goes with dry_run=True: a report of a conversion has counts")
+    check_estimate(estimate, dry_run)
     if is_in_place and (copy_rest or destination_options):
         raise SpecError(
             "copy_rest=True (--all) and destination_options go with a destination: without one "
@@ -131,6 +130,11 @@ def check_callables(executor: Any, progress: Any) -> None:
             f"executor is a concurrent.futures.Executor, got {type(executor).__name__}; "
             "of dask take client.get_executor()"
         )
+
+
+def check_estimate(estimate: bool, dry_run: bool) -> None:
+    if estimate and not dry_run:
+        raise SpecError("estimate=True goes with dry_run=True: a report of a conversion has counts")
 
 
 def _take_part(
