@@ -27,7 +27,11 @@ def check_objects(checker: ArrayChecker, keys: Sequence[str]) -> CheckResult:
         else:
             checker.check_values(keys, found)
         found.n_without_checksum = 0 if checker.has_checksum else found.n_chunks
-        docs = [checker.doc] if not found.findings else _documents_now(checker)
+        if not found.findings:
+            return found
+        docs = [checker.doc]
+        with suppress(Exception):  # what cannot be read has not changed
+            docs = [array.doc for array in arrays_at(checker.base, node.path) if array.node == node]
         if docs == [checker.doc]:
             return found
         again = checker_of(checker.base, node, docs[0], checker.level) if docs else None
@@ -37,15 +41,6 @@ def check_objects(checker: ArrayChecker, keys: Sequence[str]) -> CheckResult:
     text = "another program replaces or converts the array: check it again"
     found.findings = [finding("in_use", metadata.document_key(node), text, array=node.path)]
     return found
-
-
-def _documents_now(checker: ArrayChecker) -> list[Mapping[str, Any]]:
-    """Return the document of the array as it is now; what cannot be read has not changed."""
-    try:
-        found = arrays_at(checker.base, checker.path)
-    except Exception:
-        return [checker.doc]
-    return [array.doc for array in found if array.node == checker.array.node]
 
 
 def checker_of(

@@ -89,7 +89,11 @@ def convert_store(
         def plan() -> Conversion:
             given = {"to_plain": to_plain, "in_place": is_in_place, "copy_rest": copies_all}
             plans, contents = plan_store(base, sharding, patterns, **given)
-            part = None if copies_all or is_in_place else _take_part(plans, contents, patterns)
+            part = None
+            if not copies_all and not is_in_place:  # all other keys stay out of the destination
+                part = Part.of(patterns or (), [p.node.path for p in plans if p.is_chosen])
+                contents.other_keys = [key for key in contents.other_keys if part.has(key)]
+                contents.unlisted = [node for node in contents.unlisted if part.has(node.path)]
             means = sharding.order, workers, progress, part
             return Conversion(base, target, plans, contents, *means)
 
@@ -135,16 +139,6 @@ def check_callables(executor: Any, progress: Any) -> None:
 def check_estimate(estimate: bool, dry_run: bool) -> None:
     if estimate and not dry_run:
         raise SpecError("estimate=True goes with dry_run=True: a report of a conversion has counts")
-
-
-def _take_part(
-    plans: Sequence[ArrayPlan], contents: StoreContents, patterns: Iterable[str] | None
-) -> Part:
-    """Leave the keys out of the contents that do not go to the destination with these paths."""
-    part = Part.of(patterns or (), [plan.node.path for plan in plans if plan.is_chosen])
-    contents.other_keys = [key for key in contents.other_keys if part.has(key)]
-    contents.unlisted = [node for node in contents.unlisted if part.has(node.path)]
-    return part
 
 
 def _notes(
