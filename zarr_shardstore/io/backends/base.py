@@ -22,6 +22,7 @@ from zarr_shardstore.errors import SpecError, UnsupportedError
 from zarr_shardstore.format.arguments import check_choice
 from zarr_shardstore.format.shard import Bytes
 from zarr_shardstore.io.concurrency import gather_bounded, worker_pool
+from zarr_shardstore.io.local import files
 from zarr_shardstore.io.local.cached_files import OpenFiles as OpenFiles
 from zarr_shardstore.io.local.fs import in_small_writes
 from zarr_shardstore.io.local.locks import Locking
@@ -83,6 +84,8 @@ class Backend(ABC):
     locks_whole_writes: bool = False
     """True if `Set` and `Delete` cannot detect a concurrent update under the lock of another
     process. The driver then queues whole writes."""
+    root: str | None = None
+    """Directory of the local files that are the objects; it ends with a slash."""
     max_shards_at_once: Callable[[], int] | None = None
     """Returns the most shards that a read may touch in two rounds."""
     max_requests_at_once: int | None = None
@@ -108,16 +111,20 @@ class Backend(ABC):
         """
         return None
 
-    def refuse_links(self, key: str) -> None:  # noqa: B027
+    def refuse_links(self, key: str) -> None:
         """Raise `SpecError` if the directory of a key, or of a prefix, is reached by a link."""
+        if self.root is not None:
+            files.refuse_links(self.root, key)
 
     def state_of(self, key: str) -> object:  # noqa: ARG002
         """Return the state of the local file of a key, now; ``None``: there are no local files."""
         return None
 
-    def linked_directory(self, prefix: str) -> str | None:  # noqa: ARG002
+    def linked_directory(self, prefix: str) -> str | None:
         """Return a link to a directory on the way to a directory, or below it, or ``None``."""
-        return None
+        if self.root is None:
+            return None
+        return files.link_on_way(self.root, prefix) or files.link_below(self.root + prefix)
 
     def perform(self, batch: list[Request], opened: OpenFiles | None = None) -> list[Any]:  # noqa: ARG002
         """Perform requests, blocking; return one reply for each, in order.
@@ -129,12 +136,8 @@ class Backend(ABC):
     async def perform_async(self, batch: list[Request]) -> list[Any]:
         """Perform requests concurrently; return one reply for each, in order."""
         if len(batch) == 1:
-            return [await self._reply_in_turn(batch[0])]
-        return await gather_bounded([self._reply_in_turn(r) for r in batch], MAX_CONCURRENCY)
-
-    async def _reply_in_turn(self, request: Request) -> Any:
-        """Reply; a client of a network waits here if too many requests are under way."""
-        return await self._reply(request)
+            return [await self._reply(batch[0])]
+        return await gather_bounded([self._reply(r) for r in batch], MAX_CONCURRENCY)
 
     async def _reply(self, request: Request) -> Any:
         return await self.replies[type(request)](self, request)

@@ -36,6 +36,7 @@ class LocalBackend(base.BlockingBackend):
 
     has_versions = True
     has_lasting_versions = True
+    root: str
 
     def __init__(self, store: Store, options: base.BackendOptions = base.DEFAULT_OPTIONS) -> None:
         directory = directory_of(store)
@@ -50,9 +51,9 @@ class LocalBackend(base.BlockingBackend):
         self.keeps_handles = options.locking != "lockfile" and fs.IS_POSIX
         self._is_durable = options.durability == "power"
         self.max_shards_at_once = fs.max_shards_of_a_read
-        self._root = os.path.join(os.path.abspath(directory), "")
+        self.root = os.path.join(os.path.abspath(directory), "")
         # Absolute: the working directory may change.
-        self._files = LocalStore(self._root, read_only=store.read_only)
+        self._files = LocalStore(self.root, read_only=store.read_only)
         # Open already: threads that open it when they first write would collide in zarr 3.1.
         self._files._is_open = True
         # The identity of the files, which several paths may lead to.
@@ -70,16 +71,10 @@ class LocalBackend(base.BlockingBackend):
         return lock_to_replace(self.real_root + key, self._locking, in_this_thread=True)
 
     def path_of(self, key: str) -> str:
-        return self._root + key
+        return self.root + key
 
     def state_of(self, key: str) -> object:
-        return fs.state_of(self._root + key) or "missing"
-
-    def refuse_links(self, key: str) -> None:
-        files.refuse_links(self._root, key)
-
-    def linked_directory(self, prefix: str) -> str | None:
-        return files.link_on_way(self._root, prefix) or files.link_below(self._root + prefix)
+        return fs.state_of(self.root + key) or "missing"
 
     def perform(self, batch: list[Request], opened: base.OpenFiles | None = None) -> list[Any]:
         readers = base.OpenFiles() if opened is None else opened
@@ -122,16 +117,16 @@ class LocalBackend(base.BlockingBackend):
         return founds
 
     def exists(self, request: requests.Exists, _: base.OpenFiles) -> bool:
-        return files.size_of_file(self._root + request.key) is not None
+        return files.size_of_file(self.root + request.key) is not None
 
     def get_size(self, request: requests.GetSize, _: base.OpenFiles) -> int | None:
-        return files.size_of_file(self._root + request.key)
+        return files.size_of_file(self.root + request.key)
 
     def keys(self, prefix: str, *, shows_all: bool = False) -> Iterator[str]:
-        return files.keys_below(self._root, prefix, shows_all)
+        return files.keys_below(self.root, prefix, shows_all)
 
     def list_dir(self, request: requests.ListDir, _: base.OpenFiles) -> list[str]:
-        return files.names_in(self._root, request.prefix)
+        return files.names_in(self.root, request.prefix)
 
     def _open(
         self, key: str, opened: base.OpenFiles, cached: CachedShardFile | None = None
@@ -139,13 +134,13 @@ class LocalBackend(base.BlockingBackend):
         if len(opened) > 1 and len(opened) >= fs.max_files_of_a_read():
             opened.close_one(next(iter(opened)))  # the oldest
         try:
-            reader = opened[key] = ShardFileReader(self._root + key, cached)
+            reader = opened[key] = ShardFileReader(self.root + key, cached)
         except fs.NO_FILE:
             return None
         return reader
 
     def get_index(self, request: requests.GetIndex, opened: base.OpenFiles) -> FoundIndex:
-        shard, path = request.shard, self._root + request.shard.key
+        shard, path = request.shard, self.root + request.shard.key
         cached = cached_files.find_file(path)
         if cached is not None and cached.is_of(shard.spec, shard.layout.document):
             reader = self._open(shard.key, opened, cached)
@@ -190,7 +185,7 @@ class LocalBackend(base.BlockingBackend):
     def record_index(self, request: requests.RecordIndex, _: base.OpenFiles) -> Recorded:
         if request.waits:
             time.sleep(base.MIN_AGE_ON_WEB_SERVERS_S)
-        path = self._root + request.shard.key
+        path = self.root + request.shard.key
         before = fs.state_of(path)
         found: FoundIndex
         (found,) = self.perform([requests.GetIndex(request.shard, consistent=True)])
@@ -232,11 +227,11 @@ class LocalBackend(base.BlockingBackend):
         opened.close_one(request.key)
         fs.opening(lambda: sync(self._files.set_if_not_exists(request.key, buffer)))
         if self._is_durable:
-            fs.sync_file(self._root + request.key)
-            fs.sync_directories(self._root + request.key, self._root)
+            fs.sync_file(self.root + request.key)
+            fs.sync_directories(self.root + request.key, self.root)
 
     def delete(self, request: requests.Delete, opened: base.OpenFiles) -> _Disturbed:
-        key, path = request.key, self._root + request.key
+        key, path = request.key, self.root + request.key
         opened.close_one(key)
         self._end_journal(key)
         index_cache.forget(path)
@@ -246,17 +241,17 @@ class LocalBackend(base.BlockingBackend):
         with suppress(FileNotFoundError):
             fs.unlink(path)
         if self._is_durable:
-            fs.sync_directories(path, self._root)
+            fs.sync_directories(path, self.root)
         return self._disturbed(key, None)
 
     def delete_prefix(self, request: requests.DeletePrefix, opened: base.OpenFiles) -> None:
         opened.close()
-        below = self._root + request.prefix  # so that their room is free
+        below = self.root + request.prefix  # so that their room is free
         index_cache.forget_if(lambda path: isinstance(path, str) and path.startswith(below))
-        files.remove_directory(self._root, request.prefix)
+        files.remove_directory(self.root, request.prefix)
 
     def move(self, request: requests.Move, opened: base.OpenFiles) -> None:
-        source, target = self._root + request.key, self._root + request.to
+        source, target = self.root + request.key, self.root + request.to
         opened.close_one(request.key)
         opened.close_one(request.to)
         index_cache.forget(source)
@@ -265,18 +260,18 @@ class LocalBackend(base.BlockingBackend):
             fs.replace(source, target)
 
     def persist(self) -> None:
-        fs.sync_all(self._root + key for key in files.keys_below(self._root, ""))
+        fs.sync_all(self.root + key for key in files.keys_below(self.root, ""))
 
     def tidy(self, directory: str) -> None:
-        files.tidy(self._root + directory)
+        files.tidy(self.root + directory)
 
     def upload(self, key: str, parts: base.Parts) -> None:
         self._store(key, ((None, pieces) for pieces in parts))
 
     def _store(self, key: str, parts: Iterable[tuple[int | None, Sequence[Bytes]]]) -> fs.FileState:
         """Store pieces at offsets, or one after the other; return the state of the file."""
-        durable_below, written = self._root if self._is_durable else None, list[fs.FileState]()
-        with fs.new_file(self._root + key, durable_below, written) as fd:
+        durable_below, written = self.root if self._is_durable else None, list[fs.FileState]()
+        with fs.new_file(self.root + key, durable_below, written) as fd:
             end = 0
             for offset, pieces in parts:
                 end = end if offset is None else offset  # holes take no room
@@ -284,7 +279,7 @@ class LocalBackend(base.BlockingBackend):
                     fs.write_at(fd, some, end)
                     end += sum(map(len, some))
             self._end_journal(key)
-            index_cache.forget(self._root + key)
+            index_cache.forget(self.root + key)
         return written[0]
 
     def _disturbed(self, key: str, written: fs.FileState) -> _Disturbed:

@@ -37,6 +37,7 @@ class WrappedFilesBackend(ZarrBackend):
     """Reads and writes through a store's own methods, beside writers that append to its files."""
 
     locks_whole_writes = True
+    root: str
     _overwrites = False
     """Whether the store writes another shard into the same file."""
 
@@ -44,37 +45,31 @@ class WrappedFilesBackend(ZarrBackend):
         super().__init__(store, options)
         root = store_traits.root_of_files(store)
         assert root is not None, "the store is one of local files"
-        self._root = root
         self._local = LocalBackend(LocalStore(root))
+        self.root = self._local.real_root
         self.max_requests_at_once = None
 
     def lock(self, key: str) -> Lock:
-        return lock_to_replace(self._root + key, self._options.locking, overwrites=self._overwrites)
-
-    def refuse_links(self, key: str) -> None:
-        self._local.refuse_links(key)
-
-    def linked_directory(self, prefix: str) -> str | None:
-        return self._local.linked_directory(prefix)
+        return lock_to_replace(self.root + key, self._options.locking, overwrites=self._overwrites)
 
     def _is_linked(self, key: str) -> bool:
-        return files.link_on_way(self._root, key) is not None
+        return files.link_on_way(self.root, key) is not None
 
     async def delete_prefix(self, request: DeletePrefix) -> None:
         if self._removes_through_links(request.prefix):
-            await asyncio.to_thread(files.remove_directory, self._root, request.prefix)
+            await asyncio.to_thread(files.remove_directory, self.root, request.prefix)
         else:
             await super().delete_prefix(request)
 
     async def list_dir(self, request: ListDir) -> list[str]:
-        if not files.is_directory(self._root + request.prefix):
+        if not files.is_directory(self.root + request.prefix):
             return []  # of a file fsspec lists the file itself
         return await super().list_dir(request)
 
     async def get(self, request: Get) -> Found:
         if request.together is not None:
             return await super().get(request)
-        path, found = self._root + request.key, None
+        path, found = self.root + request.key, None
         before, began_ns = fs.state_of(path), time.time_ns()
         if not _is_appended_to(path):
             try:
@@ -98,7 +93,7 @@ class WrappedFilesBackend(ZarrBackend):
         if store_traits.deletes_only_by_key(self.store):
             return False
         is_obstore = isinstance(store_traits.innermost(self.store), ObjectStore)
-        return is_obstore or files.link_on_way(self._root, prefix) is not None
+        return is_obstore or files.link_on_way(self.root, prefix) is not None
 
 
 class WrappedFsspecBackend(WrappedFilesBackend, FsspecBackend):

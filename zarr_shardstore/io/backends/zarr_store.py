@@ -104,22 +104,20 @@ class ZarrBackend(base.Backend):
             self._refuse(batch, error)
             raise
 
-    async def _reply_in_turn(self, request: Request) -> Any:
-        if isinstance(request, requests.GetMany):  # each of its reads takes a turn
-            return await self._reply(request)
-        async with self.slots.here():
-            return await self._reply(request)
-
     async def read(self, get: requests.Get, _: Version | None, /) -> Found | None:
         return await self.get(get)
 
     async def _reply(self, request: Request) -> Any:
-        if not self._inner._is_open:
-            await self._inner._ensure_open()  # listings of a zip do not open it
-        if self._indexes is None or not isinstance(request, _WRITES):
+        """Reply, after a wait if too many requests are under way."""
+        if isinstance(request, requests.GetMany):  # each of its reads takes a turn
             return await super()._reply(request)
-        with self._indexes.changing(request.key):
-            return await super()._reply(request)
+        async with self.slots.here():
+            if not self._inner._is_open:
+                await self._inner._ensure_open()  # listings of a zip do not open it
+            if self._indexes is None or not isinstance(request, _WRITES):
+                return await super()._reply(request)
+            with self._indexes.changing(request.key):
+                return await super()._reply(request)
 
     async def get(self, request: requests.Get) -> Found:
         if request.together is None:
@@ -129,7 +127,7 @@ class ZarrBackend(base.Backend):
         return found
 
     async def get_many(self, request: requests.GetMany) -> list[Found]:
-        gets = [self._reply_in_turn(requests.Get(key)) for key in request.keys]
+        gets = [self._reply(requests.Get(key)) for key in request.keys]
         return await gather_bounded(gets, base.MAX_CONCURRENCY)
 
     async def get_index(self, request: requests.GetIndex) -> FoundIndex:
