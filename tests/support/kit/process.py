@@ -129,7 +129,7 @@ def forget(directory: Path | str = "/") -> None:
     directory
         Only shards below it are closed; those of other directories may be in use.
     """
-    index_cache.clear()
+    index_cache.forget_if(lambda _: True)
     root = os.path.join(os.path.realpath(directory), "")
     if root == "/":
         update_queue._queues.clear()

@@ -1,7 +1,6 @@
 """Cache of shard indexes, and reads of shard files that writers may be changing.
 
-All stores of the process share the cache, which is bounded in bytes. Each index is cached with the
-version of its object. A user checks that the object still has it.
+Each index is cached with the version of its object. A user checks that the object still has it.
 
 Theory of operation for local files: a chunk of a cached file costs two system calls::
 
@@ -10,9 +9,8 @@ Theory of operation for local files: a chunk of a cached file costs two system c
 
 1. A cached file is an index, an open descriptor, and the state of the file from before its index
    was read: inode, size, and the times of its last write and last change.
-2. A read takes the bytes first and looks at the state afterwards. If the state is as in rule 1,
-   no writer came before the bytes were read: they are the value of the chunk at that moment. The
-   other order would miss a writer that comes between the two.
+2. A read takes the bytes first and looks at the state afterwards: the other order would miss a
+   writer that comes between the two. If the state is as in rule 1, the bytes are the value.
 3. Every way to change the file changes the state. The open descriptor keeps the inode number from
    being used again.
 4. The clock of files ticks every 1 to 10 ms on Linux; on some file systems a tick takes a second
@@ -20,9 +18,7 @@ Theory of operation for local files: a chunk of a cached file costs two system c
    `min_age_ns` before it was opened. Any later write then has another time.
 5. A stale file is a miss: the flow opens the path and reads the index again. Its descriptor may
    be closed and its index kept; then the path is opened again and compared with rule 1.
-6. A thread that reads keeps the descriptor open, whichever thread evicts the file: the descriptor
-   is closed with the last reference to its `FileHandle`.
-7. An entry outside the data of the file is a miss, and the flow raises the error.
+6. An entry outside the data of the file is a miss, and the flow raises the error.
 
 On a network file system rule 3 fails: a client learns of other hosts' writes when it opens a file.
 Stores with ``locking="lockfile"`` keep no descriptor. Windows keeps none either, because an open
@@ -30,13 +26,13 @@ file cannot be replaced. Every read opens the file, as after rule 5.
 
 Cache misses:
 
-8. A reader opens a file once and takes index and entries from it. Entries that an index points to
+7. A reader opens a file once and takes index and entries from it. Entries that an index points to
    stay as they are while the file lives. A rename over its path, and an append to it, change none
    of them.
-9. A read of an index may meet one that is half written. A *consistent* read takes the lock of
+8. A read of an index may meet one that is half written. A *consistent* read takes the lock of
    writers, shared with other readers, and applies the repair of the journal in memory.
-10. Only a wrapper of fsspec writes another shard into the same file. Writers of this process
-    register it in `open_shards`; readers then see another version, and read again.
+9. Only a wrapper of fsspec writes another shard into the same file. Writers of this process
+   register it in `open_shards`; readers then see another version, and read again.
 """
 
 from __future__ import annotations
@@ -103,8 +99,7 @@ class CachedIndex:
 
 
 class IndexCache:
-    """Indexes, and known versions, by the identity of their object; second-chance eviction, the
-    oldest first.
+    """Indexes, and known versions, of all stores of the process, by the identity of their object.
 
     An item has a `spec`, its `nbytes`, and `was_used`. Thread safety: may be used from any thread.
     """
@@ -159,11 +154,6 @@ class IndexCache:
         if not self._items:  # an exception may have come between two counts
             self.nbytes = 0
 
-    @_synchronized
-    def clear(self) -> None:
-        self._items.clear()
-        self.nbytes = 0
-
 
 index_cache = IndexCache(_DEFAULT_MAX_NBYTES)
 
@@ -186,7 +176,7 @@ def set_index_cache_nbytes(max_nbytes: int) -> None:
 
 
 class FileHandle:
-    """An open file, which is closed when nothing refers to it any more (rule 6)."""
+    """An open file, closed with its last reference: no thread loses one that it reads."""
 
     __slots__ = ("fd",)
 
@@ -225,11 +215,7 @@ class CachedShardFile(CachedIndex):
             if self.document and document and not document.has_same_chunks(self.document):
                 return False
             self.document = document
-        if self.spec is not spec:
-            if self.spec != spec:
-                return False
-            self.spec = spec  # an equal one: the next comparison is one of identity
-        return True
+        return self.spec is spec or self.spec == spec
 
     def is_current(self, file: str | int) -> bool:
         """Whether a path, or a descriptor, leads to this file, and the file has not changed."""
@@ -295,13 +281,12 @@ class CachedShardFile(CachedIndex):
         return lambda _, nbytes, offset: data[offset - start : offset - start + nbytes]
 
     def _read(self, entry_id: int, byte_range: ByteRange | None, pread: _Pread) -> CachedValue:
-        """Return bytes of an entry, of whatever state of the file."""
         offset, nbytes = self._entries[2 * entry_id], self._entries[2 * entry_id + 1]
         if offset == nbytes == MISSING:
             return None
         handle = self.handle
         if handle is None or offset < self._data_start or offset + nbytes > self._data_stop:
-            return MISS  # rules 5 and 7
+            return MISS  # rules 5 and 6
         if byte_range is not None:
             first, last = resolve_range(byte_range, nbytes)
             offset, nbytes = offset + first, last - first
@@ -340,34 +325,21 @@ def cache_file(path: str, index: ShardIndex, shard: ShardRef, reader: ShardFileR
         keep_open(path)
 
 
-_FEW = 4
-"""Open files for which no system call asks for the limit."""
-
-
 @_synchronized
-def keep_open(path: str) -> None:
-    """Keep the descriptor of a cached file open, and close others beyond the limit."""
-    _open[path] = None
-    _open.move_to_end(path)
-    most = _FEW if len(_open) <= _FEW else fs.max_cached_files()
+def keep_open(path: str | None = None) -> None:
+    """Keep the descriptor of a cached file open, and close others beyond the limit, or all."""
+    most = 0
+    if path is not None:
+        _open[path] = None
+        _open.move_to_end(path)
+        most = fs.max_cached_files()
     while len(_open) > most:
-        oldest, _ = _open.popitem(last=False)
-        file = find_file(oldest)
+        file = find_file(_open.popitem(last=False)[0])
         if file is not None:
             file.handle = None
 
 
-@_synchronized
-def _close_all() -> None:
-    """Close the descriptors of the cache; those that a thread reads from, when it has read."""
-    for path in _open:
-        file = find_file(path)
-        if file is not None:
-            file.handle = None
-    _open.clear()
-
-
-fs.close_when_short(_close_all)
+fs.close_when_short(keep_open)
 
 
 class ShardFileReader:
@@ -392,16 +364,13 @@ class ShardFileReader:
         self.version = object()  # not the reader itself: a reply must not keep the file open
 
     def close(self) -> None:
-        """Close the file, unless it is cached. A second call does nothing."""
+        """Close the file, unless it is cached."""
         if hasattr(self, "handle"):
             del self.handle
 
     def version_now(self) -> object:
-        """Return the version of bytes that are read now.
-
-        It is another one if this process has written a shard into any file. It is also another one
-        if the index was cached and a writer has changed the file since.
-        """
+        """Return the version of bytes that are read now: another one after a write of this process
+        into any file, or if the index was cached and the file has changed."""
         is_stale = self._cached is not None and not self._cached.is_current(self.handle.fd)
         is_other = is_stale or self._n_overwrites != open_shards.n_overwrites
         return UNSTABLE if is_other else self.version
