@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from itertools import count
 from logging import DEBUG
 from typing import Any, TypeVar
@@ -101,43 +102,37 @@ class Counters:
     """Counts for one store. Thread safety: may be used from any thread."""
 
     def __init__(self) -> None:
-        self._requests = self._nbytes_read = self._rounds = 0
-        self._index_requests = self._index_hits = 0
+        self._counts = Counter[str]()
         self._fast_reads = count()
         self.count_fast_read = self._fast_reads.__next__  # needs no lock
         self._n_looks = 0
 
     @_synchronized
     def count_round(self, batch: Sequence[Request], replies: Sequence[Any]) -> None:
-        n_hits = n_index_requests = n_consolidated = nbytes = 0
+        n_requests, counts = len(batch), self._counts
         for request, reply in zip(batch, replies, strict=True):
             if isinstance(reply, Found):
-                nbytes += len(reply.value or b"")
+                counts["nbytes_read"] += len(reply.value or b"")
             elif isinstance(reply, FoundIndex) and isinstance(request, GetIndex):
+                counts["index_requests" if reply.was_requested else "index_hits"] += 1
+                n_requests -= not reply.was_requested
                 if reply.consolidated_nbytes is not None:
-                    n_consolidated += 1
-                    nbytes += reply.consolidated_nbytes
-                if not reply.was_requested:
-                    n_hits += 1
-                    continue
-                n_index_requests += 1
+                    n_requests += 1
+                    counts["index_requests"] += 1
+                    counts["nbytes_read"] += reply.consolidated_nbytes
                 if reply.value is not None:
-                    nbytes += len(reply.value)
-                elif reply.decoded is not None:
-                    nbytes += request.shard.spec.index_nbytes
-        n_requests = len(batch) - n_hits + n_consolidated
-        self._requests += n_requests
-        self._nbytes_read += nbytes
-        self._rounds += n_requests > 0
-        self._index_requests += n_index_requests + n_consolidated
-        self._index_hits += n_hits
+                    counts["nbytes_read"] += len(reply.value)
+                elif reply.was_requested and reply.decoded is not None:
+                    counts["nbytes_read"] += request.shard.spec.index_nbytes
+        counts["requests"] += n_requests
+        counts["rounds"] += n_requests > 0
 
     @_synchronized
     def stats(self) -> Stats:
         n_fast_reads = next(self._fast_reads) - self._n_looks  # a look also counts
         self._n_looks += 1
-        hits = self._index_hits + n_fast_reads, n_fast_reads
-        return Stats(self._requests, self._nbytes_read, self._rounds, self._index_requests, *hits)
+        counts = self._counts + Counter(index_hits=n_fast_reads, warm_reads=n_fast_reads)
+        return Stats(**{each.name: counts[each.name] for each in fields(Stats)})
 
 
 class Driver:
