@@ -13,6 +13,7 @@ from zarr.core.buffer import cpu
 from zarr.core.sync import sync
 from zarr.storage import LocalStore
 
+from zarr_shardstore.errors import SpecError
 from zarr_shardstore.format.consolidated_index import IndexCopy
 from zarr_shardstore.format.ranges import ByteRange
 from zarr_shardstore.format.shard import Bytes
@@ -301,8 +302,9 @@ class LocalBackend(base.BlockingBackend):
 
 
 def _check_name(request: Any) -> None:
-    """Refuse names that Windows has no files for."""
-    if not isinstance(request, requests.Get):  # it replies that there is none
-        # The last name of a prefix may be the beginning of another one.
-        directory = getattr(request, "prefix", "").rpartition("/")[0]
-        fs.check_name(getattr(request, "key", directory))
+    if isinstance(request, requests.Get):  # it replies that there is none
+        return
+    # The last name of a prefix may be the beginning of another one.
+    directory = getattr(request, "prefix", "").rpartition("/")[0]
+    if fs.is_reserved(key := getattr(request, "key", directory)):
+        raise SpecError(f"key {key!r} is refused: Windows has no file of such a name")

@@ -218,16 +218,15 @@ def keys_below(root: str, prefix: str, shows_all: bool = False) -> Iterator[str]
     As in ``os.walk``, links to directories are not followed. A link to nothing is no key. The names
     of a large directory are never all in memory.
     """
-    todo: list[str | Iterator[tuple[list[str], list[str]]]] = [prefix]
+    todo = [_parts_of(root, prefix, shows_all)]
     while todo:
-        top = todo.pop()
-        parts = _parts_of(root, top, shows_all) if isinstance(top, str) else top
-        part = next(parts, None)
-        if part is not None:
-            files, directories = part
-            yield from files
-            todo.append(parts)
-            todo += reversed(directories)
+        part = next(todo[-1], None)
+        if part is None:
+            todo.pop()
+            continue
+        files, directories = part
+        yield from files
+        todo += [_parts_of(root, directory, shows_all) for directory in reversed(directories)]
 
 
 def _parts_of(root: str, prefix: str, shows_all: bool) -> Iterator[tuple[list[str], list[str]]]:

@@ -374,12 +374,6 @@ def is_reserved(key: str) -> bool:
     return _RESERVED.search(key) is not None
 
 
-def check_name(key: str) -> None:
-    """Raise `SpecError` for a key that names a device, a stream or another file on Windows."""
-    if is_reserved(key):
-        raise SpecError(f"key {key!r} is refused: Windows has no file of such a name")
-
-
 def plain_path(path: str) -> str:
     r"""Return a path of Windows without ``\\?\``, after which a slash separates no names."""
     if os.sep == "/" or not path.startswith("\\\\?\\"):
