@@ -7,7 +7,7 @@ from typing import get_args
 import pytest
 
 from zarr_shardstore.errors import UnsupportedError
-from zarr_shardstore.io.backends.base import Backend
+from zarr_shardstore.io.backends.base import Backend, refuse
 from zarr_shardstore.io.backends.fsspec_store import FsspecBackend
 from zarr_shardstore.io.backends.local import LocalBackend
 from zarr_shardstore.io.backends.mapping import MappingBackend
@@ -24,6 +24,10 @@ IN_PLACE = {requests.OpenShard, requests.ChangeShard, requests.SetWithGaps}
 ALL = set(get_args(requests.Request)) - OF_OTHERS
 
 
+def performed(cls: type[Backend]) -> set[type]:
+    return {kind for kind, method in cls.replies.items() if method is not refuse}
+
+
 @pytest.mark.parametrize(
     ("cls", "lacks"),
     [
@@ -37,15 +41,15 @@ ALL = set(get_args(requests.Request)) - OF_OTHERS
 )
 def test_each_request_has_a_method(cls: type[Backend], lacks: set[type]) -> None:
     """A request without a method is refused by its name."""
-    assert cls.replies.keys() == ALL - lacks
+    assert performed(cls) == ALL - lacks
     for kind in lacks | OF_OTHERS:
         with pytest.raises(TypeError, match=f"does not perform {kind.__name__}"):
-            cls.replies[kind]
+            cls.replies[kind](None, tuple.__new__(kind))
 
 
 def test_conditional_stores_record_indexes() -> None:
     obstore = pytest.importorskip("zarr_shardstore.io.backends.obstore")
-    assert obstore.ObstoreBackend.replies.keys() == ALL - IN_PLACE
+    assert performed(obstore.ObstoreBackend) == ALL - IN_PLACE
 
 
 class NotSupportedError(Exception):

@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
-from typing import Any, Literal, NamedTuple, TypeAlias, get_args
+from typing import Any, Literal, NamedTuple, NoReturn, TypeAlias, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -46,15 +46,9 @@ _METHODS = {
 """Name of the method that performs a request: ``get_index`` for `GetIndex`."""
 
 
-class Replies(dict[type, Callable[..., Any]]):
-    """Methods of a class of backends, by the type of the request."""
-
-    def __init__(self, cls: type[Backend]) -> None:
-        found = {kind: getattr(cls, name, None) for kind, name in _METHODS.items()}
-        super().__init__({kind: method for kind, method in found.items() if method is not None})
-
-    def __missing__(self, kind: type) -> Callable[..., Any]:
-        raise TypeError(f"a backend does not perform {kind.__name__}")
+def refuse(_: object, request: Request, *_opened: object) -> NoReturn:
+    """Stand in for the method of a request that a class of backends does not perform."""
+    raise TypeError(f"a backend does not perform {type(request).__name__}")
 
 
 class Backend(ABC):
@@ -67,10 +61,10 @@ class Backend(ABC):
     The driver adds a version to a `Found` without one. Errors of the base store pass through.
     """
 
-    replies: Replies
+    replies: dict[type, Callable[..., Any]]
 
     def __init_subclass__(cls) -> None:
-        cls.replies = Replies(cls)
+        cls.replies = {kind: getattr(cls, name, refuse) for kind, name in _METHODS.items()}
 
     mode: Literal["inline", "thread", "async"] = "async"
     """Place of the work for an async caller: the call itself, a worker thread, one hop for each
@@ -259,9 +253,11 @@ PART_NBYTES = 8 * 1024 * 1024
 """Size of a part of an upload; S3 takes 10,000 of them, 80 GB."""
 
 
-def check_no_fork(backend: object, process: int) -> None:
-    """Raise `UnsupportedError` in a child that was forked from this process."""
-    if os.getpid() != process:
+def check_no_fork(backend: object, user: Any) -> None:
+    """Raise `UnsupportedError` in a child of the process in which `user` first used its client: a
+    request would wait for ever."""
+    user.process = user.process or os.getpid()
+    if os.getpid() != user.process:
         raise UnsupportedError(
             f"the client of {backend!r} was used before this process was forked, and a fork copies "
             "none of its threads: start processes by 'spawn' or 'forkserver'"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import threading
 from collections.abc import Sequence
 from contextlib import aclosing, suppress
@@ -62,7 +61,7 @@ class FsspecBackend(ZarrBackend):
         fs: Any = getattr(store, "fs", None)
         self._is_web = "http" in getattr(fs, "protocol", ())
         self._has_inline_values = hasattr(fs, "references")
-        self._process: int | None = None
+        self.process: int | None = None
         self._has_threads = getattr(fs, "async_impl", False) and not hasattr(fs, "sync_fs")
 
     def lock(self, key: str) -> base.Lock | None:
@@ -74,8 +73,7 @@ class FsspecBackend(ZarrBackend):
 
     async def perform_async(self, batch: list[Request]) -> list[Any]:
         if self._has_threads:
-            self._process = self._process or os.getpid()
-            base.check_no_fork(self, self._process)
+            base.check_no_fork(self, self)
             self._drop_listings()  # reads of whole objects look into them first
         self._check_changes(batch)
         return await super().perform_async(batch)

@@ -35,7 +35,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-import os
 import re
 import time
 import uuid
@@ -96,6 +95,8 @@ class ObstoreBackend(ZarrBackend):
     """Reads with versions; a view for updates writes with conditions."""
 
     store: ObjectStore[Any]
+    process: int | None = None
+    """Process in which obstore has its threads, for all stores."""
 
     def __init__(
         self, store: ObjectStore[Any], options: base.BackendOptions = base.DEFAULT_OPTIONS
@@ -113,11 +114,11 @@ class ObstoreBackend(ZarrBackend):
         """Times of the refusals in a row that left the expected version there, by key."""
 
     def optimistic(self) -> base.Backend | None:
-        _check_that_threads_live(self)
+        base.check_no_fork(self, ObstoreBackend)
         return _Optimistic(self) if self._has_conditions else None
 
     def upload(self, key: str, parts: base.Parts) -> None:
-        _check_that_threads_live(self)
+        base.check_no_fork(self, ObstoreBackend)
         writer: Any = obstore.open_writer(
             self.store.store, key, buffer_size=base.PART_NBYTES, max_concurrency=_PARTS_AT_ONCE
         )
@@ -144,7 +145,7 @@ class ObstoreBackend(ZarrBackend):
         return await self.get(get) if is_other_range else found
 
     async def perform_async(self, batch: list[Request]) -> list[Any]:
-        _check_that_threads_live(self)
+        base.check_no_fork(self, ObstoreBackend)
         keys = [request.key for request in batch if isinstance(request, requests.Delete)]
         if len(keys) == len(batch) > 1:
             # GCS stops at a missing object, and some servers take one key a request.
@@ -286,9 +287,11 @@ class ObstoreBackend(ZarrBackend):
         return known
 
     def _remember(self, key: str, known: KnownVersion | None) -> None:
-        index_cache.forget((KnownVersion, self.scope(key)))
-        if known is not None:
-            index_cache.put((KnownVersion, self.scope(key)), known)
+        scope = KnownVersion, self.scope(key)
+        if known is None:
+            index_cache.forget(scope)
+        else:
+            index_cache.put(scope, known)
 
     async def version_to_replace(self, key: str, *, may_guess: bool) -> Version | None:
         """Return the version that a write of a whole object expects; ``None``: no object.
@@ -400,24 +403,23 @@ class _Optimistic(base.Backend):
         return self._backend.scope(key)
 
     async def _reply(self, request: Request) -> Any:
-        match request:
-            case requests.Set(key, value) if len(value) <= _ONE_PART_NBYTES:
-                await self._expect_what_is_there(key, may_guess=True)
-            case requests.Delete(key, placeholder) if placeholder is not None:
+        if isinstance(request, requests.Delete):
+            key, placeholder = request
+            if placeholder is not None:
                 await self._expect_what_is_there(key, may_guess=False)
-        match request:
-            case requests.Delete(key) if self._expected.get(key, True) is None:
+            if self._expected.get(key, True) is None:
                 return None  # another writer may have stored one since
-            case requests.Delete(key, placeholder) if placeholder and self._expected.get(key):
+            if placeholder is not None:
                 request = requests.Set(key, placeholder())
                 if request.value == self._values.get(key):
                     return None
-        match request:
-            case requests.Set(key, value) if key in self._expected:
-                async with self._backend.slots.here():
-                    version = await self._backend.put_if(key, value, self._expected[key])
-                self._expected[key] = version
-                return None
+        elif isinstance(request, requests.Set) and len(request.value) <= _ONE_PART_NBYTES:
+            await self._expect_what_is_there(request.key, may_guess=True)
+        if isinstance(request, requests.Set) and request.key in self._expected:
+            key, value = request
+            async with self._backend.slots.here():
+                self._expected[key] = await self._backend.put_if(key, value, self._expected[key])
+            return None
         (reply,) = await self._backend.perform_async([request])
         match request:
             case requests.Get(key, byte_range):
@@ -443,17 +445,6 @@ class _Optimistic(base.Backend):
         if key in self._expected and self._expected[key] != version:
             raise base.ReplacedMeanwhileError(key)
         self._expected[key] = version
-
-
-_process: int | None = None
-"""Process in which obstore has its threads."""
-
-
-def _check_that_threads_live(backend: ObstoreBackend) -> None:
-    """Raise an error in a forked child, where a request would wait for ever."""
-    global _process
-    _process = _process or os.getpid()
-    base.check_no_fork(backend, _process)
 
 
 def _version_of(meta: Any, write_ids: str | None = None) -> Version | None:
