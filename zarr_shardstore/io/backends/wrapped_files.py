@@ -52,11 +52,11 @@ class WrappedFilesBackend(ZarrBackend):
     def lock(self, key: str) -> Lock:
         return lock_to_replace(self.root + key, self._options.locking, overwrites=self._overwrites)
 
-    def _is_linked(self, key: str) -> bool:
-        return files.link_on_way(self.root, key) is not None
-
     async def delete_prefix(self, request: DeletePrefix) -> None:
-        if self._removes_through_links(request.prefix):
+        # obstore's removes what it lists, and lists through links; others stop at a link.
+        is_obstore = isinstance(store_traits.innermost(self.store), ObjectStore)
+        is_linked = is_obstore or files.link_on_way(self.root, request.prefix) is not None
+        if is_linked and not store_traits.deletes_only_by_key(self.store):
             await asyncio.to_thread(files.remove_directory, self.root, request.prefix)
         else:
             await super().delete_prefix(request)
@@ -87,13 +87,6 @@ class WrappedFilesBackend(ZarrBackend):
     def _read_consistent(self, request: Get) -> Found:
         (found,) = self._local.perform([request._replace(consistent=True)])
         return found  # type: ignore[no-any-return]
-
-    def _removes_through_links(self, prefix: str) -> bool:
-        # obstore's removes what it lists, and lists through links; others stop at a link.
-        if store_traits.deletes_only_by_key(self.store):
-            return False
-        is_obstore = isinstance(store_traits.innermost(self.store), ObjectStore)
-        return is_obstore or files.link_on_way(self.root, prefix) is not None
 
 
 class WrappedFsspecBackend(WrappedFilesBackend, FsspecBackend):

@@ -24,7 +24,7 @@ from zarr_shardstore.io.backends import base, store_traits
 from zarr_shardstore.io.backends.store_traits import remedy_of
 from zarr_shardstore.io.buffers import as_view, byte_request_of
 from zarr_shardstore.io.concurrency import PerLoop, SingleFlight, gather_bounded
-from zarr_shardstore.io.local.files import is_hidden
+from zarr_shardstore.io.local import files
 from zarr_shardstore.io.remote_indexes import RemoteIndexes, Version
 from zarr_shardstore.metadata.documents import node_of_document
 from zarr_shardstore.shards import requests
@@ -175,15 +175,11 @@ class ZarrBackend(base.Backend):
                     return
         # FsspecStore.clear stops at the first directory that it has removed already.
         for key in [key async for key, *_ in self._listed(request.prefix)]:
-            if not self._is_linked(key):
+            if self.root is None or files.link_on_way(self.root, key) is None:
                 await self._delete(key)
 
     async def _deletes_by_key(self, prefix: str) -> bool:  # noqa: ARG002
         return store_traits.deletes_only_by_key(self.store)
-
-    def _is_linked(self, key: str) -> bool:  # noqa: ARG002
-        """Whether a key is reached through a link below the root."""
-        return False
 
     async def move(self, request: requests.Move) -> None:
         key, to = request.key, request.to
@@ -289,7 +285,7 @@ class ZarrBackend(base.Backend):
         except NotImplementedError:
             if self._lacks_prefixes():
                 raise
-        keys = [key async for key, *_ in self._listed(prefix) if not is_hidden(key)]
+        keys = [key async for key, *_ in self._listed(prefix) if not files.is_hidden(key)]
         return list(dict.fromkeys(key[len(prefix) :].split("/", 1)[0] for key in keys))
 
     def _lacks_prefixes(self) -> bool:
@@ -346,7 +342,7 @@ async def next_page(listed: Listed, n_keys: int, *, shows_all: bool = False) -> 
     """Return at most so many of the next keys; none if there are no more."""
     page: list[tuple[str, object, int | None]] = []
     async for item in listed:
-        if shows_all or not is_hidden(item[0]):
+        if shows_all or not files.is_hidden(item[0]):
             page.append(item)
             if len(page) == n_keys:
                 break
@@ -377,7 +373,7 @@ def _is_longer(found: Found, byte_range: ByteRange | None) -> bool:
 
 def visible(names: list[str]) -> list[str]:
     # fsspec lists an object of that name with a path.
-    return [name for name in names if not is_hidden(name) and "/" not in name]
+    return [name for name in names if not files.is_hidden(name) and "/" not in name]
 
 
 async def unless_missing(reply: Awaitable[T], default: T) -> T:

@@ -231,18 +231,8 @@ def keys_below(root: str, prefix: str, shows_all: bool = False) -> Iterator[str]
 
 def _parts_of(root: str, prefix: str, shows_all: bool) -> Iterator[tuple[list[str], list[str]]]:
     """Yield what is directly in a directory: keys of files, prefixes of directories."""
-    try:
-        entries = fs.scan(root + prefix)
-    except OSError as error:
-        _raise_if_broken(error)
-        return
-    with entries:
-        while True:
-            try:
-                part = list(islice(entries, _NAMES_AT_ONCE))
-            except OSError as error:
-                _raise_if_broken(error)
-                return
+    with suppress(*NO_FILE), fs.scan(root + prefix) as entries:
+        while part := list(islice(entries, _NAMES_AT_ONCE)):
             files: list[str] = []
             directories: list[str] = []
             for entry in part:
@@ -252,5 +242,3 @@ def _parts_of(root: str, prefix: str, shows_all: bool) -> Iterator[tuple[list[st
                 elif not entry.is_symlink() and (shows_all or entry.name != QUARANTINE):
                     directories.append(f"{prefix}{entry.name}/")
             yield files, directories
-            if len(part) < _NAMES_AT_ONCE:
-                return
