@@ -117,12 +117,6 @@ class RecordIndex(NamedTuple):
 Recorded: TypeAlias = "IndexCopy | Literal['young'] | None"
 
 
-class GetMany(NamedTuple):
-    """Read whole objects, fast. Reply: a list of `Found`; a size does not come from the value."""
-
-    keys: Sequence[str]
-
-
 class Exists(NamedTuple):
     """Ask whether an object is there. Reply: bool."""
 
@@ -302,7 +296,6 @@ Request: TypeAlias = (
     ValueRequest
     | GetIndex
     | RecordIndex
-    | GetMany
     | SetWithGaps
     | OpenShard
     | ChangeShard

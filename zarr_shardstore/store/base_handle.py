@@ -77,7 +77,7 @@ class BaseStoreHandle:
     def values(self, keys: Sequence[str], *, check: bool = True) -> list[memoryview | None]:
         """Read whole objects; ``None`` for each that is missing. With `check`, a truncated reply
         raises `ShardConflictError`; the sizes that replies lack are requested."""
-        founds: list[requests.Found] = self.perform([requests.GetMany(keys)])[0] if keys else []
+        founds: list[requests.Found] = self.perform([requests.Get(key) for key in keys])
         if check:
             there = {key: f for key, f in zip(keys, founds, strict=True) if f.value is not None}
             unknown = [key for key, found in there.items() if found.size is None]

@@ -14,7 +14,7 @@ from zarr.storage import LocalStore
 
 from zarr_shardstore.io.backends.local import LocalBackend
 from zarr_shardstore.io.local import fs
-from zarr_shardstore.shards.requests import Found, GetMany
+from zarr_shardstore.shards.requests import Found, Get
 
 
 @pytest.mark.parametrize("what", ["pipe", "/dev/zero", "/dev/null"])
@@ -24,8 +24,7 @@ def test_links_to_what_is_no_file(tmp_path: Path, what: str) -> None:
         os.mkfifo(tmp_path / what)
     (tmp_path / "link").symlink_to(tmp_path / what)
     backend = LocalBackend(LocalStore(tmp_path))
-    (founds,) = backend.perform([GetMany(["link"])])
-    assert founds == [Found(None, None)]
+    assert backend.perform([Get("link")]) == [Found(None, None)]
 
 
 @pytest.mark.parametrize("limit", [20, 64, 256, 1024, 4096, 1 << 20])

@@ -346,9 +346,6 @@ class SourceBackend(backends.BlockingBackend):
         (found,) = self._read([index_reads.index_get(request)])
         return index_reads.found_index(request, found)
 
-    def get_many(self, request: requests.GetMany) -> list[requests.Found]:
-        return self._read([requests.Get(key) for key in request.keys])
-
     def exists(self, request: requests.Exists) -> bool:
         key = request.key
         return key in self._documents or self.parsed.references.get(key) is not None

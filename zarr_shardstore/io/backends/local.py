@@ -110,13 +110,6 @@ class LocalBackend(base.BlockingBackend):
             return found
         return Found(*found[:3], (status.st_ino, status.st_size, status.st_mtime_ns))
 
-    def get_many(self, request: requests.GetMany, opened: base.OpenFiles) -> list[Found]:
-        founds: list[Found] = []
-        for key in request.keys:
-            founds.append(self.get(requests.Get(key), opened))
-            opened.close_one(key)
-        return founds
-
     def exists(self, request: requests.Exists, _: base.OpenFiles) -> bool:
         return files.size_of_file(self.root + request.key) is not None
 

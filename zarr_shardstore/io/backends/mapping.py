@@ -75,9 +75,6 @@ class MappingBackend(BlockingBackend):
     def get_index(self, request: requests.GetIndex) -> requests.FoundIndex:
         return found_index(request, self.get(index_get(request)))
 
-    def get_many(self, request: requests.GetMany) -> list[Found]:
-        return [Found(self._value(key), None) for key in request.keys]
-
     def exists(self, request: requests.Exists) -> bool:
         return request.key in self.mapping
 

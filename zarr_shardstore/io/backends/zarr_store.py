@@ -23,7 +23,7 @@ from zarr_shardstore.format.shard import Bytes
 from zarr_shardstore.io.backends import base, store_traits
 from zarr_shardstore.io.backends.store_traits import remedy_of
 from zarr_shardstore.io.buffers import as_view, byte_request_of
-from zarr_shardstore.io.concurrency import PerLoop, SingleFlight, gather_bounded
+from zarr_shardstore.io.concurrency import PerLoop, SingleFlight
 from zarr_shardstore.io.local import files
 from zarr_shardstore.io.remote_indexes import RemoteIndexes, Version
 from zarr_shardstore.metadata.documents import node_of_document
@@ -109,8 +109,6 @@ class ZarrBackend(base.Backend):
 
     async def _reply(self, request: Request) -> Any:
         """Reply, after a wait if too many requests are under way."""
-        if isinstance(request, requests.GetMany):  # each of its reads takes a turn
-            return await super()._reply(request)
         async with self.slots.here():
             if not self._inner._is_open:
                 await self._inner._ensure_open()  # listings of a zip do not open it
@@ -125,10 +123,6 @@ class ZarrBackend(base.Backend):
         alone = request._replace(together=None)
         found, _ = await self._single_flight.join(request, lambda: self.get(alone))
         return found
-
-    async def get_many(self, request: requests.GetMany) -> list[Found]:
-        gets = [self._reply(requests.Get(key)) for key in request.keys]
-        return await gather_bounded(gets, base.MAX_CONCURRENCY)
 
     async def get_index(self, request: requests.GetIndex) -> FoundIndex:
         if self._indexes is None:

@@ -70,9 +70,6 @@ def native_preview(
 
 def _reply(changed: Mapping[str, memoryview | None], request: Any, reply: Any) -> Any:
     match request:
-        case requests.GetMany(keys):
-            pairs = zip(keys, reply, strict=True)
-            return [_reply(changed, requests.Get(key), found) for key, found in pairs]
         case requests.ListDir(prefix):
             here = {
                 key[len(prefix) :]: value
