@@ -6,7 +6,6 @@ update queue.
 
 from __future__ import annotations
 
-import asyncio
 import atexit
 import os
 from concurrent.futures import ThreadPoolExecutor
@@ -42,12 +41,6 @@ def seal_all(backend: Backend | None = None, order: EntryOrder = "morton") -> No
             errors.append(error)
     if errors:
         raise errors[0]
-
-
-async def seal_all_async(backend: Backend, order: EntryOrder) -> None:
-    """Seal as `seal_all` does, in a thread of its own."""
-    loop = asyncio.get_running_loop()
-    await loop.run_in_executor(_sealing_thread(), seal_all, backend, order)
 
 
 @cache

@@ -20,10 +20,7 @@ Theory of operation
    that loop is closed, its waiting updates fail. A caller that blocks this very loop is refused:
    its wait would never end. If no caller waits in the leader's loop any more, the lead moves to a
    loop in which one does. Otherwise it moves to zarr's own, which never ends.
-8. *Cancelled callers.* A caller that is cancelled does not cancel the commit of its update. At the
-   end of the process the commits in zarr's loop end first: `_end_zarrs_loop`. Then the threads of
-   clients leave the interpreter: `let_clients_leave`.
-9. *Fork.* The child has neither the parent's leaders nor its threads, so it begins without queues.
+8. *Cancelled callers.* A caller that is cancelled does not cancel the commit of its update.
 
 Thread safety: all functions may be called from any thread and any task.
 """
@@ -231,7 +228,7 @@ def end_with_the_process() -> None:
 
 
 def _end_zarrs_loop() -> None:
-    """Wait for the commits in zarr's event loop, and cancel its other tasks (rule 8)."""
+    """Wait for the commits in zarr's event loop, and cancel its other tasks."""
     loop = loop_of_zarr[0]
 
     async def end() -> None:
@@ -351,4 +348,4 @@ def running_loop() -> _Loop | None:
         return None
 
 
-in_forked_child(_queues.clear)
+in_forked_child(_queues.clear)  # the child has none of the leaders and threads

@@ -88,8 +88,7 @@ class BaseStoreHandle:
 
     def documents(self, keys: Iterable[str]) -> list[dict[str, Any] | None]:
         """Read documents; ``None`` for each that is missing, or no JSON object."""
-        values = self.values(list(keys))
-        return [None if value is None else parse_json(value) for value in values]
+        return [None if value is None else parse_json(value) for value in self.values(list(keys))]
 
     def write_documents(self, documents: Mapping[str, Mapping[str, Any]]) -> None:
         self.perform([requests.Set(key, dump_document(doc)) for key, doc in documents.items()])

@@ -3,11 +3,9 @@
 All stores of the process share it. There is one `ShardFile` for a path. One thread at a time has
 the lock of a shard (`zarr_shardstore.io.update_queue` sees to that) and uses its `ShardFile`.
 
-1. A shard is registered while it is locked, and afterwards as long as it has a journal.
-2. The files of the shards that were used last stay open; all others are closed.
-3. Of more than `_MAX_UNSEALED` shards with a journal one of the oldest is sealed in a thread.
-4. A shard that is replaced as a whole is locked by other means. It is named here, so that the
-   readers of this process know that no change in its place is under way.
+A shard is registered while it is locked, and afterwards as long as it has a journal. One that is
+replaced as a whole is locked by other means. It is named here, so that the readers of this process
+know that no change in its place is under way.
 """
 
 from __future__ import annotations
@@ -43,7 +41,6 @@ class _OpenShards:
         self.n_overwrites = 0
         """Begins and ends of writes of this process that put another shard into the same file."""
         self.seal_later: Callable[[ShardFile], None] | None = None
-        """Seals a shard in another thread."""
 
     @_synchronized
     def forget(self, file: ShardFile) -> None:
@@ -94,7 +91,7 @@ class _OpenShards:
 
     @_synchronized
     def one_to_seal(self) -> ShardFile | None:
-        """Return a shard to seal, one of those that were opened first (rule 3)."""
+        """Return a shard to seal, one of those that were opened first."""
         for path in islice(self.files, _MAX_LOOKED_AT):
             if path not in self._locked and path not in self._being_sealed:
                 self._being_sealed.add(path)

@@ -6,14 +6,10 @@
     c/0/0.__journal    state of the shard, and the record of a change under way; until it is sealed
     c/0/0.__lock       locked for each change; there while the shard has a journal
 
-1. A change begins under the lock. If another writer was there since, or this process did not finish
-   its last change, the journal is repaired first (`acquire`).
-2. `open` uses the `ShardWriter` of the last change again only under three conditions. The journal
-   still names this process as owner. The path leads to the open file. Size and index are as they
-   were left. Otherwise the index is read again.
-3. The writer plans the steps of a change; `take` performs them. An exception at any step leaves the
-   writer invalid. `release` then repairs the file, or the next writer does.
-4. A file with other names, by links or hard links, is copied before it is changed.
+The `ShardWriter` of the last change is used again only under three conditions; otherwise the index
+is read again. The journal still names this process as owner. The path leads to the open file. Size
+and index are as they were left. An exception at any step of a change leaves the writer invalid:
+`release` then repairs the file, or the next writer does.
 """
 
 from __future__ import annotations
@@ -58,7 +54,7 @@ class ShardFile:
         self._left: FileState = None
 
     def acquire(self) -> None:
-        """Take the lock, and repair what a killed writer left unfinished."""
+        """Take the lock, and repair what another writer, or an exception here, left unfinished."""
         self._lock.acquire()
         try:
             if not self._is_ours():
@@ -108,7 +104,7 @@ class ShardFile:
         self.close()
 
     def _is_ours(self) -> bool:
-        """Whether no other writer has changed the shard since this process did (rule 2)."""
+        """Whether no other writer has changed the shard since this process did."""
         if self._writer is None or not self._writer.is_valid or self._journal is None:
             return False
         try:  # another program may have removed it, or given its file another name
@@ -266,7 +262,7 @@ def _is_shared(status: os.stat_result) -> bool:
 
 
 def _separate(path: str, *, is_shard: bool = False) -> None:
-    """Give a name a file of its own with the same bytes; a shard is repaired (rule 4)."""
+    """Give a name a file of its own with the same bytes; a shard is repaired."""
     source = fs.open_to_read(path)
     try:
         with fs.new_file(path, os.path.dirname(path)) as fd:
