@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Iterator, Sequence, Set
 from contextlib import suppress
+from glob import iglob
 from typing import Any
 
 from zarr_shardstore.access import (
@@ -21,8 +22,6 @@ from zarr_shardstore.access import (
 )
 from zarr_shardstore.tools.check.findings import Finding, finding
 from zarr_shardstore.tools.inspect.conversions import is_locked
-
-_PROCESSES = "/proc"
 
 _PAUSE_S = 0.1
 
@@ -117,11 +116,7 @@ def _is_used(base: BaseStoreHandle, key: str, shard: str, opened: Set[str]) -> b
 def _open_files() -> set[str]:
     """Return the paths of files that processes of this user have open, if the system has them."""
     found: set[str] = set()
-    with suppress(OSError):
-        for process in filter(str.isdigit, os.listdir(_PROCESSES)):
-            with suppress(OSError):
-                directory = f"{_PROCESSES}/{process}/fd"
-                for fd in os.listdir(directory):
-                    with suppress(OSError):
-                        found.add(os.readlink(f"{directory}/{fd}"))
+    for descriptor in iglob("/proc/[0-9]*/fd/*"):
+        with suppress(OSError):
+            found.add(os.readlink(descriptor))
     return found

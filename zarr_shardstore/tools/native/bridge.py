@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import groupby
+from posixpath import join
 from typing import Any, Literal, TypeAlias
 
 from zarr_shardstore.access import (
@@ -223,7 +224,7 @@ def _read_documents() -> requests.Flow[dict[str, Document]]:
     docs = {metadata.document_key(node): dict(array.doc) for node, array in found.arrays.items()}
     others = {key for key in found.other_keys if key.rpartition("/")[2] in _REMOVED}
     # The directory of an array is not listed.
-    others |= {_join(key.rpartition("/")[0], ".zattrs") for key in docs}
+    others |= {join(key.rpartition("/")[0], ".zattrs") for key in docs}
     keys = sorted(others - docs.keys())
     replies: list[requests.Found] = yield [requests.Get(key) for key in keys]
     for key, reply in zip(keys, replies, strict=True):
@@ -317,7 +318,7 @@ class DocumentChange:
 
     def _below(self, path: str, *names: str) -> dict[str, Document]:
         """Return the documents of these names at and below a path, by key from there."""
-        prefix = _join(path, "")
+        prefix = join(path, "")
         return {
             key.removeprefix(prefix): doc
             for key, doc in documents_by_key(self.after).items()
@@ -374,7 +375,7 @@ class DocumentChange:
         """Return the document of a v3 group with copies that are up to date."""
         changed: dict[str, Document | None] = {}
         for name, copy in metadata.all_members(group).items():
-            node = _join(path, name)
+            node = join(path, name)
             if node in self.selected and isinstance(copy, Mapping):
                 before, after = (n[node].get("zarr.json") for n in (self.before, self.after))
                 if after is None and before is not None:
@@ -483,12 +484,8 @@ def _has_all(stored: Document, left_over: Document | None, ome: bool) -> bool:
 
 
 def documents_by_key(nodes: Mapping[str, Node]) -> Node:
-    return {_join(path, name): doc for path, node in nodes.items() for name, doc in node.items()}
+    return {join(path, name): doc for path, node in nodes.items() for name, doc in node.items()}
 
 
 def _is_array(doc: Mapping[str, Any]) -> bool:
     return doc.get("node_type") == "array"
-
-
-def _join(path: str, name: str) -> str:
-    return f"{path}/{name}" if path else name
