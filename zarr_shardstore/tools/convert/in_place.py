@@ -26,9 +26,11 @@ staged and verified, and then exchanged for the old ones.
 8. The new documents are written, the copies in groups first.
 9. The manifest is deleted, then the rest of the directory.
 
-Decision 13 has what a kill in each state leaves, and what the next run does. After a kill the array
-may also be removed or made anew. Its document is missing then, or has no marker in state
-``moving``. No run changes such an array, or removes what is staged (`_fate`).
+Decision 13 has what a kill in each state leaves, and what the next run does. In state ``replacing``
+without a marker it returns to ``staging``, because values may be new. After step 8 it continues at
+step 9. After a kill the array may also be removed or made anew. Its document is missing then, or
+has no marker in state ``moving``. No run changes such an array, or removes what is staged
+(`_fate`).
 
 Each step may be repeated. A conversion to another store has the state ``staging`` only, and writes
 values to their own keys: no reader sees the array before its document is written at the end.
