@@ -24,7 +24,7 @@ from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
 from queue import SimpleQueue
@@ -101,33 +101,20 @@ class _Batch:
     """Samples that are not planned, and units that are not decoded."""
     buffers: list[Array] | None = None
     """An array of each source; ``None``: the batch is not open."""
-    result: Any = None
-    is_done: bool = False
+    result: list[Any] = field(default_factory=list)
+    """What the consumer gets, when it is done."""
 
 
 class _Batches(dict[int, _Batch]):
     """Batches by their numbers, made at their first use: an epoch may have millions."""
 
     def __init__(self, first: int, columns: Ints) -> None:
-        self._first, self._columns = first, columns
+        self.first, self.columns = first, columns
 
     def __missing__(self, number: int) -> _Batch:
-        start, n, nbytes, *n_rows = self._columns[number - self._first].tolist()
+        start, n, nbytes, *n_rows = self.columns[number - self.first].tolist()
         self[number] = batch = _Batch(start, n, nbytes, n_rows, n)
         return batch
-
-    @property
-    def end(self) -> int:
-        return self._first + len(self._columns)
-
-    @property
-    def empty(self) -> list[int]:
-        """Numbers of the batches without samples."""
-        return (self._first + np.flatnonzero(self._columns[:, 1] == 0)).tolist()
-
-    @property
-    def most_nbytes(self) -> int:
-        return int(self._columns[:, 2].max(initial=0))
 
 
 class Task(NamedTuple):
@@ -181,13 +168,19 @@ class Task(NamedTuple):
         nbytes = [source.row_nbytes for source in self.sources] @ n_rows
         return _Batches(first, np.column_stack([ends[:-1], np.diff(ends), nbytes, n_rows.T]))
 
-    def n_groups(self, bounds: Sequence[int]) -> int:
-        """Return how many of the groups between `bounds` are planned at a time."""
+    def plans(
+        self, numbers: Ints, ends: Sequence[int], start: int = 0
+    ) -> Iterator[tuple[Ints, list[Unit]]]:
+        """Yield the batch of each sample, and units in order, of a few groups at a time."""
+        bounds = [start, *[end for end in ends if end > start]]
         n_samples = _PLANNED_PARTS // sum(source.n_parts for source in self.sources)
-        return max(1, bisect_right(bounds, bounds[0] + n_samples) - 1)
+        i = 0
+        while i < len(bounds) - 1:
+            j = max(i + 1, bisect_right(bounds, bounds[i] + n_samples) - 1)
+            yield self._plan(numbers, bounds[i : j + 1])
+            i = j
 
-    def plan(self, numbers: Ints, bounds: Sequence[int]) -> tuple[Ints, list[Unit]]:
-        """Return the batch of each sample of the groups between `bounds`, and units in order."""
+    def _plan(self, numbers: Ints, bounds: Sequence[int]) -> tuple[Ints, list[Unit]]:
         positions, begins = np.arange(bounds[0], bounds[-1]), np.append(0, self.share.batch_ends)
         groups = np.repeat(np.arange(len(bounds) - 1), np.diff(bounds))
         batches = np.searchsorted(begins[1:], positions, side="right")
@@ -212,7 +205,7 @@ class Run:
         self.next = first_batch
         self._numbers, ends = task.order(epoch)
         start = int(np.append(0, task.share.batch_ends)[first_batch])
-        self._bounds = [start, *[end for end in ends if end > start]]
+        self._plans = task.plans(self._numbers, ends, start)
         self._lock = threading.RLock()  # entered in C: no interrupt leaves it taken
         self._changed = threading.Condition(self._lock)
         self._jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
@@ -223,8 +216,8 @@ class Run:
         self._is_planning = self._is_stopped = False
         self._error: BaseException | None = None
         self._batches = task.batches(self._numbers, first_batch)
-        n_kept = task.limit_nbytes // 16 // max(1, self._batches.most_nbytes)
-        n_kept = max(2, min(_MOST_KEPT, n_kept))
+        most_nbytes = int(self._batches.columns[:, 2].max(initial=1))
+        n_kept = max(2, min(_MOST_KEPT, task.limit_nbytes // 16 // most_nbytes))
         self._memory = Memory(task.allocate, n_kept * len(task.sources))
 
     def __iter__(self) -> Iterator[Any]:
@@ -264,8 +257,8 @@ class Run:
     def _begin(self) -> None:
         self._began = time.perf_counter()
         with self._lock:
-            for number in self._batches.empty:
-                self._count(self._batches[number], 0)
+            for i in np.flatnonzero(self._batches.columns[:, 1] == 0).tolist():
+                self._count(self._batches[self._batches.first + i], 0)
             self._pump()
         for i in range(self.task.n_threads):
             thread = threading.Thread(target=_work, args=(self._jobs, self.stop), daemon=True)
@@ -284,9 +277,9 @@ class Run:
             self._begin()
         began, stats = time.perf_counter(), self.stats
         with self._lock:
-            while not (self._is_stopped or self.next >= self._batches.end):
+            while not self._is_stopped and self.next < len(self.task.share.batch_ends):
                 batch = self._batches[self.next]
-                if batch.is_done:
+                if batch.result:
                     break
                 self._changed.wait()
             else:
@@ -305,7 +298,7 @@ class Run:
             stats.nbytes_delivered += batch.nbytes
             stats.seconds = time.perf_counter() - self._began
             stats.waited_s += time.perf_counter() - began
-        return [batch.result]
+        return batch.result
 
     # --------------------------------------------------------- under the lock
 
@@ -333,11 +326,9 @@ class Run:
             self.stats.most_nbytes = max(self.stats.most_nbytes, self._used)
             self._request(unit)
         is_short = len(self._units) <= _FEW_UNITS and self._n_parts <= _MOST_PARTS
-        if len(self._bounds) > 1 and is_short and not self._is_planning:
+        if is_short and not self._is_planning:
             self._is_planning = True
-            n = task.n_groups(self._bounds)
-            self._jobs.put(partial(self._plan, self._bounds[: n + 1]))
-            del self._bounds[:n]
+            self._jobs.put(self._plan)
 
     def _open(self, batch: _Batch) -> None:
         self._used += batch.nbytes + self.task.batch_overhead
@@ -370,8 +361,10 @@ class Run:
 
     # ------------------------------------------------------------------- jobs
 
-    def _plan(self, bounds: Sequence[int]) -> None:
-        batches, units = self.task.plan(self._numbers, bounds)
+    def _plan(self) -> None:
+        if (planned := next(self._plans, None)) is None:
+            return
+        batches, units = planned
         counted = zip(*map(np.ndarray.tolist, np.unique(batches, return_counts=True)), strict=True)
         with self._lock:
             if self._is_stopped:
@@ -417,7 +410,7 @@ class Run:
         arrays = [b.reshape(len(b), *source.sample_shape) for source, b in pairs]
         result = task.finish(arrays, task.samples.starts(numbers))
         with self._lock:
-            batch.result, batch.is_done = result, True
+            batch.result.append(result)
             self._changed.notify()
 
     def _blame(self, unit: Unit, error: BaseException) -> None:

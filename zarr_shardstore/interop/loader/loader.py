@@ -308,16 +308,13 @@ class ShardLoader:
         task, sources, shards = self._task, self._task.sources, set[Any]()
         counts = np.zeros(4, np.int64)
         numbers, ends = task.order(self._epoch)
-        bounds = [0, *ends]
-        while len(bounds) > 1:
-            n = task.n_groups(bounds)
-            for unit in task.plan(numbers, bounds[: n + 1])[1]:
+        for _, units in task.plans(numbers, ends):
+            for unit in units:
                 source, reads = sources[unit.array], unit.reads
                 shards.update((unit.array, shard) for shard, _ in reads)
                 decoded, is_known = unit.n_chunks * source.chunk_nbytes, source.entries.layout
                 encoded = source.entries.nbytes(reads) if is_known else decoded
                 counts += (unit.n_chunks, len(reads), encoded, decoded)
-            del bounds[:n]
         n_chunks, n_requests, nbytes_read, nbytes_decoded = counts.tolist()
         sizes = nbytes_of(sources, task.samples, numbers)
         delivered = len(numbers) * sizes if isinstance(sizes, int) else int(sizes.sum())
