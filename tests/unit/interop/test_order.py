@@ -37,7 +37,7 @@ def test_groups_end_between_shards_if_they_fit(places: list[tuple[int, int]], le
     places = sorted(places)
     cells = np.array([cell for cell, _ in places], np.int64)
     pieces = np.array([4 * cell + piece for cell, piece in places], np.int64)
-    ends = cut(cells, pieces, length)
+    ends = cut(cells, pieces, np.ones_like(cells), length)
     assert ends == sorted(set(ends))
     assert (ends[-1:] or [0]) == [len(places)]
     sizes = np.diff(ends, prepend=0)
@@ -51,9 +51,10 @@ def test_groups_end_between_shards_if_they_fit(places: list[tuple[int, int]], le
 def test_a_draw_is_a_permutation(n: int, shuffle: Shuffle, length: int, seed: int) -> None:
     draw, share = Draw(shuffle, seed, length), Share.of(n, 4, 0, 1, drops=False)
     cells, pieces = np.arange(n) // 8, np.arange(n) // 2
-    numbers, ends = draw.order(share, 3, cells, pieces, 1)
+    numbers, ends = draw.order(share, 3, cells, pieces, np.ones(n, np.int64))
     assert sorted(numbers.tolist()) == [*range(n)]
-    again, same = draw.order(share, 3, cells, pieces, np.ones(n, np.int64))
+    half = Draw(shuffle, seed, 2 * length)
+    again, same = half.order(share, 3, cells, pieces, np.full(n, 2))
     assert same == ends
     assert again.tolist() == numbers.tolist()
     if shuffle == "shards" and length >= 8:

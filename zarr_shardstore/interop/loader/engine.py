@@ -150,14 +150,14 @@ class Task(NamedTuple):
     @property
     def pool_samples(self) -> int:
         """Samples of a pool, by their average size."""
-        sizes = self._sizes()
-        each = sizes if isinstance(sizes, int) else int(sizes.sum()) // max(1, len(sizes))
+        each = int(self._sizes().sum()) // max(1, self.samples.n)
         return max(1, self.draw.pool_nbytes // max(1, each))
 
-    def _sizes(self) -> Ints | int:
+    def _sizes(self) -> Ints:
         """Return the size of samples and of their parts in the plan."""
         n_parts = sum(source.n_parts for source in self.sources)
-        return nbytes_of(self.sources, self.samples) + PART_NBYTES * n_parts
+        sizes = nbytes_of(self.sources, self.samples, np.arange(self.samples.n))
+        return sizes + PART_NBYTES * n_parts
 
     def batches(self, numbers: Ints, first: int) -> _Batches:
         """Return the batches of these samples from the first one on, by their numbers."""

@@ -165,14 +165,9 @@ class ShardLoader:
         check(len(strides) == len(lengths), "stride has a number for each axis", stride)
         shifts = edges == "shift"
         samples = Samples.of(first.extent, lengths, strides, positions=positions, shifts=shifts)
-        sizes = nbytes_of(sources, samples)
+        sizes = np.sort(nbytes_of(sources, samples, np.arange(samples.n)))
+        batch_nbytes = int(sizes[-batch_size:].sum()) + BATCH_NBYTES * len(sources)
         n_threads = n_threads or os.cpu_count() or 1
-        if isinstance(sizes, int):
-            batch_nbytes = batch_size * sizes
-        else:
-            most = min(batch_size, len(sizes))
-            batch_nbytes = int(np.partition(sizes, -most)[-most:].sum()) if most else 0
-        batch_nbytes += BATCH_NBYTES * len(sources)
         limit, pool = _limits(sources, batch_nbytes, n_threads, prefetch_nbytes, pool_nbytes)
         is_local = all(source.entries.can_block for source in sources)
         unit = LOCAL_UNIT_NBYTES if is_local else UNIT_NBYTES
@@ -316,8 +311,7 @@ class ShardLoader:
                 encoded = source.entries.nbytes(reads) if is_known else decoded
                 counts += (unit.n_chunks, len(reads), encoded, decoded)
         n_chunks, n_requests, nbytes_read, nbytes_decoded = counts.tolist()
-        sizes = nbytes_of(sources, task.samples, numbers)
-        delivered = len(numbers) * sizes if isinstance(sizes, int) else int(sizes.sum())
+        delivered = int(nbytes_of(sources, task.samples, numbers).sum())
         shard_nbytes = sum(source.shard_nbytes for source in sources)
         amplification = nbytes_decoded / delivered if delivered else 1.0
         of_pool = task.pool_samples * delivered / max(1, len(numbers)) / shard_nbytes

@@ -111,12 +111,11 @@ class Draw(NamedTuple):
     """Most bytes of a group, which has one sample at least."""
 
     def order(
-        self, share: Share, epoch: int, shards: Ints, chunks: Ints, nbytes: Ints | int
+        self, share: Share, epoch: int, shards: Ints, chunks: Ints, nbytes: Ints
     ) -> tuple[Ints, list[int]]:
         """Return the numbers of the samples of a rank in order, and the ends of their groups.
 
-        Samples have numbers of the shard and of the chunk that they begin in, and one size, or a
-        size each. Groups
+        Samples have a size, and numbers of the shard and of the chunk that they begin in. Groups
         end between shards, in a large shard between chunks, and in a large chunk anywhere.
         """
         random = default_rng([self.seed, epoch])
@@ -127,12 +126,7 @@ class Draw(NamedTuple):
         else:
             drawn = np.arange(len(shards))
         drawn = drawn[share.start : share.stop]
-        most, sums = self.pool_nbytes, None
-        if isinstance(nbytes, int):
-            most = max(1, most // max(1, nbytes))
-        else:
-            sums = np.cumsum(nbytes[drawn])
-        ends = cut(shards[drawn], chunks[drawn], most, sums)
+        ends = cut(shards[drawn], chunks[drawn], nbytes[drawn], self.pool_nbytes)
         if self.shuffle == "shards":
             for i, (start, end) in enumerate(pairwise([0, *ends])):
                 # The start in the order of all ranks is different in each rank.
@@ -148,23 +142,17 @@ def _drawn(values: Ints, random: Generator) -> Ints:
     return ranks
 
 
-def cut(shards: Ints, chunks: Ints, most: int, sums: Ints | None = None) -> list[int]:
-    """Return the ends of runs of at most so many, between shards or else chunks if possible.
+def cut(shards: Ints, chunks: Ints, sizes: Ints, most: int) -> list[int]:
+    """Return the ends of runs of at most this size, between shards or else chunks if possible.
 
-    With `sums`, the sizes of all up to each, `most` is a size. A run has one at least.
+    A run has one at least.
     """
-    ends, places = [0], [np.flatnonzero(np.diff(each)) + 1 for each in (shards, chunks)]
-    while (end := _end(sums, ends[-1], most)) < len(shards):
-        befores = [
-            each[: np.searchsorted(each, end, side="right")][-1:].tolist() for each in places
-        ]
-        ends.append(next((at for (*_, at) in filter(None, befores) if at > ends[-1]), end))
-    return [*ends[1:], *[len(shards)][: len(shards)]]
-
-
-def _end(sums: Ints | None, start: int, most: int) -> int:
-    """Return the end of the longest run of at most this size."""
-    if sums is None:
-        return start + most
-    before = int(sums[start - 1]) if start else 0
-    return max(start + 1, int(sums.searchsorted(before + most, side="right")))
+    sums, ends = np.append(0, np.cumsum(sizes)), [0]
+    changes = [np.flatnonzero(np.diff(each)) + 1 for each in (shards, chunks)]
+    places = [np.concatenate([[0], each, [len(shards)]]) for each in changes]
+    while (start := ends[-1]) < len(shards):
+        end = int(sums.searchsorted(sums[start] + most, side="right")) - 1
+        end = max(start + 1, end)
+        befores = [int(each[each.searchsorted(end, side="right") - 1]) for each in places]
+        ends.append(next((before for before in befores if before > start), end))
+    return ends[1:]

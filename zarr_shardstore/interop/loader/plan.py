@@ -269,7 +269,7 @@ class Geometry:
         n = math.prod(self.shards.largest)
         # A store that is asked for more than half of a shard may read all of it.
         most = max(1, min(most, n // 2)) if n > most else most
-        return cut(np.cumsum(is_shard), numbers, most)
+        return cut(np.cumsum(is_shard), numbers, np.ones_like(numbers), most)
 
     def copies(self, parts: Parts) -> tuple[Parts, list[Ints]]:
         """Return parts in the order of their copies, and columns with a row for each copy.

@@ -60,18 +60,14 @@ def sources_of(columns: Mapping[str, Column]) -> list[Source]:
     return [*chain.from_iterable(column.sources for column in columns.values())]
 
 
-def nbytes_of(
-    sources: Sequence[Source], samples: Samples, numbers: Ints | None = None
-) -> Ints | int:
-    """Return the size of each sample, or of those with some numbers; if all are dense, the one
-    size."""
+def nbytes_of(sources: Sequence[Source], samples: Samples, numbers: Ints) -> Ints:
+    """Return the sizes of samples with these numbers."""
     dense = sum(source.row_nbytes for source in sources if source.indptr is None)
-    sparse = [source for source in sources if source.indptr is not None]
-    if not sparse:
-        return dense
-    starts = samples.starts(np.arange(samples.n) if numbers is None else numbers)
-    sizes = (source.n_rows(starts) * source.row_nbytes for source in sparse)
-    return sum(sizes, np.full(1, dense, np.int64))
+    sizes = np.broadcast_to(np.int64(dense), len(numbers))
+    for source in sources:
+        if source.indptr is not None:
+            sizes = sizes + source.n_rows(samples.starts(numbers)) * source.row_nbytes
+    return sizes
 
 
 def _column(store: Any, path: str, window: Any, axes: Any) -> Column:
