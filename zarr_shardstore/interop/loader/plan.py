@@ -191,7 +191,7 @@ class Geometry:
         Chunks come group by group, by their first turn, and then shard by shard. A small shard is
         in one unit.
         """
-        if not len(samples.starts) or not self.row_nbytes:
+        if not self.row_nbytes:
             return
         n_rows = self.n_rows(samples.starts)
         chunks, sample_of, offsets = self._parts_of(self.elements(samples.starts), n_rows)
@@ -204,6 +204,7 @@ class Geometry:
             _, first_of, inverse = np.unique(key, return_index=True, return_inverse=True)
             turn = turn[first_of][inverse]
         order = np.lexsort((chunk, shard, turn, group))
+        sample_of = sample_of[order]
         is_new = np.diff(group[order], prepend=-1) != 0
         is_chunk = is_new | (np.diff(chunk[order], prepend=-1) != 0)
         is_shard = (is_new | (np.diff(shard[order], prepend=-1) != 0))[is_chunk]
@@ -217,13 +218,13 @@ class Geometry:
         chunk_of = np.repeat(numbers, np.diff(bounds))
         parts, copies = self.copies(
             Parts(
-                batches=samples.batches[sample_of[order]],
-                slots=samples.slots[sample_of[order]],
+                batches=samples.batches[sample_of],
+                slots=samples.slots[sample_of],
                 pieces=pieces[chunk_of],
                 places=(at % self.n_in_piece)[chunk_of],
-                positions=samples.positions[sample_of[order]],
+                positions=samples.positions[sample_of],
                 offsets=offsets[order],
-                n_rows=n_rows[sample_of[order]],
+                n_rows=n_rows[sample_of],
             )
         )
 
@@ -247,19 +248,15 @@ class Geometry:
         full[:, list(self.axes)] = starts
         if self.indptr is not None:
             lengths = n_rows[:, None]
-        first, last = full // sides, (full + lengths - 1) // sides
-        if self.indptr is not None:
-            each = np.where(n_rows, (last - first)[:, 0] + 1, 0)
-            sample_of = np.repeat(np.arange(n), each)
-            steps = np.arange(len(sample_of)) - np.repeat(np.cumsum(each) - each, each)
-            chunks = first[sample_of] + steps[:, None]
-            return chunks, sample_of, full[sample_of] - chunks * sides
-        counts = ((last - first).max(axis=0) + 1).tolist()
-        steps = np.indices(counts).reshape(ndim, -1 if ndim else 1).T
-        chunks = np.repeat(first, len(steps), axis=0) + np.tile(steps, (n, 1))
-        sample_of = np.repeat(np.arange(n), len(steps))
-        is_there = (chunks <= last[sample_of]).all(axis=1)
-        chunks, sample_of = chunks[is_there], sample_of[is_there]
+        first = full // sides
+        counts = np.where(lengths, (full + lengths - 1) // sides - first + 1, 0)
+        n_each = counts.prod(axis=1)
+        sample_of = np.repeat(np.arange(n), n_each)
+        chunks, steps = first[sample_of], np.arange(len(sample_of))
+        steps -= np.repeat(np.cumsum(n_each) - n_each, n_each)
+        for axis in reversed(range(ndim)):
+            steps, more = np.divmod(steps, counts[sample_of, axis])
+            chunks[:, axis] += more
         return chunks, sample_of, full[sample_of] - chunks * sides
 
     def _cut(self, is_shard: npt.NDArray[np.bool_], unit_nbytes: int) -> list[int]:
