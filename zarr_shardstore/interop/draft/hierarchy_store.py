@@ -6,6 +6,7 @@ Source: sharding storage transformer draft, "API implementation".
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Hashable, Iterable, Sequence
+from contextlib import suppress
 from operator import attrgetter
 from typing import Any
 
@@ -168,32 +169,20 @@ class DraftHierarchyStore(Store):
         return values
 
     async def exists(self, key: str) -> bool:
-        document, places = await self._find(key)
-        if document is not None:
+        with suppress(FileNotFoundError):
+            await self.getsize(key)
             return True
-        for place in places:
-            if await self._store.exists(place):
-                return True
         return False
 
     async def getsize(self, key: str) -> int:
         """Return the size of a value, or of a translated document, in bytes."""
-        document, places = await self._find(key)
-        if document is not None:
-            return len(document)
-        for place in places:
-            try:
-                return await self._store.getsize(place)
-            except FileNotFoundError:
-                continue
-        raise FileNotFoundError(key)
-
-    async def _find(self, key: str) -> tuple[bytes | None, tuple[str, ...]]:
-        """Return the document of a key, or the keys below of another value."""
         path = _path_of_document(key)
-        if path is not None:
-            return (await self._nodes.read([path]))[0], ()
-        return None, (await self._nodes.places([key]))[0]
+        if path is not None and (document := (await self._nodes.read([path]))[0]) is not None:
+            return len(document)
+        for place in (await self._nodes.places([key]))[0] if path is None else ():
+            with suppress(FileNotFoundError):
+                return await self._store.getsize(place)
+        raise FileNotFoundError(key)
 
     # ------------------------------------------------------------------- writes
 
