@@ -31,10 +31,10 @@ from queue import SimpleQueue
 from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from zarr_shardstore.errors import UnsupportedError
 from zarr_shardstore.interop.loader.copies import Array, Memory, Source
+from zarr_shardstore.interop.loader.frameworks import Converter
 from zarr_shardstore.interop.loader.order import Draw, Ints, Samples, Share
 from zarr_shardstore.interop.loader.plan import BATCH_NBYTES, PART_NBYTES, PlannedSamples, Unit
 from zarr_shardstore.interop.loader.sources import nbytes_of
@@ -129,9 +129,7 @@ class Task(NamedTuple):
     n_threads: int
     finish: Callable[[Sequence[Array], Ints], Any]
     """Makes a batch of an array of each source, and of the starts of its samples."""
-    allocate: Callable[[int], npt.NDArray[np.uint8]]
-    reuses_memory: bool
-    """False: a device may copy the memory of a batch after the last reference to it is gone."""
+    convert: Converter
 
     @property
     def batch_overhead(self) -> int:
@@ -212,13 +210,13 @@ class Run:
         self._threads: list[threading.Thread] = []
         self._units: deque[Unit] = deque()
         self._requests: set[Future[Any]] = set()
-        self._used = self._n_under_way = self._n_parts = 0
+        self._used = self._n_under_way = 0
         self._is_planning = self._is_stopped = False
         self._error: BaseException | None = None
         self._batches = task.batches(self._numbers, first_batch)
         most_nbytes = int(self._batches.columns[:, 2].max(initial=1))
         n_kept = max(2, min(_MOST_KEPT, task.limit_nbytes // 16 // most_nbytes))
-        self._memory = Memory(task.allocate, n_kept * len(task.sources))
+        self._memory = Memory(task.convert.allocate, n_kept * len(task.sources))
 
     def __iter__(self) -> Iterator[Any]:
         """Yield the batches. The threads end when the iterator does, or is dropped."""
@@ -287,7 +285,7 @@ class Run:
                     raise self._error
                 return []
             for buffer, source in zip(batch.buffers or (), self.task.sources, strict=True):
-                if self.task.reuses_memory and source.indptr is None:  # their sizes repeat
+                if self.task.convert.reuses_memory and source.indptr is None:  # their sizes repeat
                     self._memory.give_back(buffer)
             del self._batches[self.next]
             self.next += 1
@@ -318,17 +316,16 @@ class Run:
             if source.entries.can_block and self._n_under_way >= 2 * task.n_threads:
                 break  # no thread is free; batches that are opened late use memory again
             self._units.popleft()
-            self._n_parts -= unit.n_parts
             self._n_under_way += 1
             self._used += reserved
             for batch in opened:
                 self._open(batch)
             self.stats.most_nbytes = max(self.stats.most_nbytes, self._used)
             self._request(unit)
-        is_short = len(self._units) <= _FEW_UNITS and self._n_parts <= _MOST_PARTS
-        if is_short and not self._is_planning:
-            self._is_planning = True
-            self._jobs.put(self._plan)
+        if not self._is_planning and len(self._units) <= _FEW_UNITS:
+            self._is_planning = sum(unit.n_parts for unit in self._units) <= _MOST_PARTS
+            if self._is_planning:
+                self._jobs.put(self._plan)
 
     def _open(self, batch: _Batch) -> None:
         self._used += batch.nbytes + self.task.batch_overhead
@@ -374,7 +371,6 @@ class Run:
             for number, n in counted:
                 self._count(self._batches[number], n)
             self._units.extend(units)
-            self._n_parts += sum(unit.n_parts for unit in units)
             self._is_planning = False
             self._pump()
 

@@ -27,7 +27,7 @@ class Converter(NamedTuple):
     allocate: Callable[[int], Any]
     """Allocates the memory of arrays."""
     reuses_memory: bool = True
-    """False: torch copies pinned memory later, and then uses it again by itself."""
+    """False: torch copies pinned memory after the last reference, and uses it again by itself."""
 
 
 def converter_of(

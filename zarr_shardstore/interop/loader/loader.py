@@ -38,7 +38,6 @@ from zarr_shardstore.interop.loader.sources import (
     check,
     columns_of,
     nbytes_of,
-    sources_of,
     store_of,
 )
 
@@ -158,7 +157,7 @@ class ShardLoader:
         check(bool(paths), "arrays are at least one", arrays)
         self._store = store_of(store)
         columns = columns_of(self._store, paths, window, axes)
-        sources = sources_of(columns)
+        sources = [source for column in columns.values() for source in column.sources]
         first = sources[0]
         lengths = [first.lengths[axis] for axis in first.axes]
         strides = lengths if stride is None else [*stride]
@@ -174,7 +173,6 @@ class ShardLoader:
         are_sparse = any(source.indptr is not None for source in sources)
         dtypes = {source.entries.chunks.node.path: source.dtype for source in sources}
         convert = converter_of(to, dtypes, are_sparse)
-        found = columns if not isinstance(arrays, str) else columns[""]
         self._task = Task(
             sources=sources,
             samples=samples,
@@ -183,9 +181,8 @@ class ShardLoader:
             limit_nbytes=limit,
             unit_nbytes=min(unit, limit // _UNITS_AT_ONCE),
             n_threads=n_threads,
-            finish=partial(_finish, found, convert, transform),
-            allocate=convert.allocate,
-            reuses_memory=convert.reuses_memory,
+            finish=partial(_finish, columns, isinstance(arrays, str), convert, transform),
+            convert=convert,
         )
         of_batches = {"batch_size": batch_size, "world_size": world_size, "drop_last": drop_last}
         self._order_id = _order_id(self._task, **of_batches)
@@ -371,7 +368,8 @@ def _order_id(task: Task, **of_batches: object) -> dict[str, Any]:
 
 
 def _finish(
-    columns: Column | Mapping[str, Column],
+    columns: Mapping[str, Column],
+    is_single: bool,
     convert: Converter,
     transform: Callable[[Any], Any] | None,
     arrays: Sequence[Array],
@@ -379,8 +377,6 @@ def _finish(
 ) -> Any:
     """Return a batch, in a thread. It knows no loader, so a loader can be dropped."""
     left = iter(arrays)
-    if isinstance(columns, Column):
-        batch: Any = columns.value(left, starts, convert)
-    else:
-        batch = {name: each.value(left, starts, convert) for name, each in columns.items()}
+    batch: Any = {name: each.value(left, starts, convert) for name, each in columns.items()}
+    batch = batch[""] if is_single else batch
     return batch if transform is None else transform(batch)

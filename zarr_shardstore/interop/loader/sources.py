@@ -7,7 +7,6 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -54,10 +53,6 @@ def columns_of(store: Any, paths: Mapping[str, str], window: Any, axes: Any) -> 
     extents = {column.sources[0].extent for column in columns.values()}
     check(len(extents) == 1, "arrays are equally long along the sampled axes", extents)
     return columns
-
-
-def sources_of(columns: Mapping[str, Column]) -> list[Source]:
-    return [*chain.from_iterable(column.sources for column in columns.values())]
 
 
 def nbytes_of(sources: Sequence[Source], samples: Samples, numbers: Ints) -> Ints:
