@@ -46,7 +46,6 @@ class Column(NamedTuple):
 
 
 def columns_of(store: Any, paths: Mapping[str, str], window: Any, axes: Any) -> dict[str, Column]:
-    """Return the values of batches by name."""
     of = axes if isinstance(axes, Mapping) else dict.fromkeys(paths, axes)
     check(of.keys() <= paths.keys(), f"axes are of the arrays {[*paths]}", axes)
     columns = {n: _column(store, path, window, of.get(n)) for n, path in paths.items()}
@@ -67,14 +66,7 @@ def nbytes_of(sources: Sequence[Source], samples: Samples, numbers: Ints) -> Int
 
 def _column(store: Any, path: str, window: Any, axes: Any) -> Column:
     try:
-        source = _source(EntryReader.of(store, path), path, window, axes)
-        if source.dtype.kind in PLAIN_KINDS:
-            return Column([source])
-        of_text: dict[str, Any] = {
-            "itemsize": _text_nbytes(store, path, source),
-            "joins_rows": False,
-        }
-        return Column([replace(source, **of_text, n_in_piece=1).in_pieces()])
+        return Column([_source(store, path, window, axes)])
     except SpecError:
         group = None
         with suppress(Exception):
@@ -93,7 +85,7 @@ def _column(store: Any, path: str, window: Any, axes: Any) -> Column:
     indptr = np.asarray(group["indptr"][...], np.int64).reshape(-1)  # type: ignore[index]
     indptr = indptr if len(indptr) else np.zeros(1, np.int64)
     names = [f"{path}/data".lstrip("/"), f"{path}/indices".lstrip("/")]
-    sources = [_source(EntryReader.of(store, name), name, None, 0) for name in names]
+    sources = [_source(store, name, None, 0) for name in names]
     ends = [(len(indptr) - 1, *indptr[[0, -1]].tolist(), *s.shape) for s in sources]
     expected = [(n_rows, 0, *s.shape, *s.shape) for s in sources]
     if ends != expected or (np.diff(indptr) < 0).any() or sources[0].shape != sources[1].shape:
@@ -117,8 +109,10 @@ def _text_nbytes(store: Any, path: str, source: Source) -> int:
     return source.dtype.itemsize + math.ceil(1.25 * largest)  # numpy's texts grow in steps
 
 
-def _source(entries: EntryReader, path: str, window: Any, axes: Any) -> Source:
+def _source(store: Any, path: str, window: Any, axes: Any) -> Source:
+    entries = EntryReader.of(store, path)
     reader, layout = entries.chunks, entries.layout
+    is_plain = reader.dtype.kind in PLAIN_KINDS
     if not reader.is_even:
         raise UnsupportedError(f"the chunks of {path!r} have several lengths: take one for batches")
     shape = reader.array.shape
@@ -142,10 +136,13 @@ def _source(entries: EntryReader, path: str, window: Any, axes: Any) -> Source:
         lengths=tuple(lengths),
         shards=box_grids.BoxGrid((1,) * len(shape)) if layout is None else layout.spec.boxes,
         n_in_piece=1,
+        joins_rows=is_plain,
         entries=entries,
-        dtype=reader.dtype.newbyteorder("=") if reader.dtype.kind in PLAIN_KINDS else reader.dtype,
+        dtype=reader.dtype.newbyteorder("=") if is_plain else reader.dtype,
         sample_shape=tuple([n for i, n in enumerate(lengths) if not (are_rows and i in sampled)]),
     )
+    if not is_plain:
+        source = replace(source, itemsize=_text_nbytes(store, path, source))
     return source.in_pieces()
 
 
