@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 from hypothesis import given
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 
 from zarr_shardstore.access import box_grids
 from zarr_shardstore.interop.loader.copies import copy_parts
+from zarr_shardstore.interop.loader.order import Draw
 from zarr_shardstore.interop.loader.plan import Geometry, PlannedSamples, advice_of
 
 
@@ -79,22 +81,23 @@ def test_the_copies_of_units_make_the_batches(
 
 
 def test_advice_has_numbers() -> None:
+    pool = partial(Draw, False, 0)
     cut = Geometry(
         (1000, 256, 256), (100, 256, 256), 2, (0,), (1, 256, 256), box_grids.BoxGrid((1, 1, 1)), 1
     )
-    (chunks, shards) = advice_of(cut, 100.0, 2**28, cut.shard_nbytes)
+    (chunks, shards) = advice_of(cut, 100.0, pool(2**28), cut.shard_nbytes)
     assert "(1, 256, 256) in place of (100, 256, 256)" in chunks
     assert "shards of about 64 chunks" in shards
     good = Geometry(
         (1000, 256, 256), (8, 256, 256), 2, (0,), (1, 256, 256), box_grids.BoxGrid((16, 1, 1)), 1
     )
-    assert advice_of(good, 1.0, 2**28, good.shard_nbytes) == []
+    assert advice_of(good, 1.0, pool(2**28), good.shard_nbytes) == []
     tiny = Geometry((10_000,), (10,), 8, (0,), (1,), box_grids.BoxGrid((4,)), 1)
-    assert "chunks of (10000,)" in advice_of(tiny, 1.0, 2**14, tiny.shard_nbytes)[0]
-    assert advice_of(tiny, 1.0, 2**28, tiny.shard_nbytes) == [], "the pool holds all of it"
+    assert "chunks of (10000,)" in advice_of(tiny, 1.0, pool(2**14), tiny.shard_nbytes)[0]
+    assert advice_of(tiny, 1.0, pool(2**28), tiny.shard_nbytes) == [], "the pool holds all of it"
     sparse = replace(good, shape=(9000,), chunk_shape=(900,), axes=(0,), lengths=(1,))
     sparse = replace(sparse, shards=box_grids.BoxGrid((4,)), indptr=np.arange(0, 9001, 30))
-    assert 'shuffle="shards"' in advice_of(sparse, 9.0, 2**20, 7200)[0], "900 are few"
+    assert 'shuffle="shards"' in advice_of(sparse, 9.0, pool(2**20), 7200)[0], "900 are few"
     large = replace(sparse, shape=(9_000_000,), chunk_shape=(900_000,))
-    assert "chunks of (32768,) in place" in advice_of(large, 9.0, 2**28, 2**22)[0]
-    assert len(advice_of(large, 9.0, 2**28, 2**22)) == 1, "the pool has 64 shards"
+    assert "chunks of (32768,) in place" in advice_of(large, 9.0, pool(2**28), 2**22)[0]
+    assert len(advice_of(large, 9.0, pool(2**28), 2**22)) == 1, "the pool has 64 shards"

@@ -313,9 +313,7 @@ class ShardLoader:
         amplification = nbytes_decoded / delivered if delivered else 1.0
         of_pool = task.pool_samples * delivered / max(1, len(numbers)) / shard_nbytes
         pool_shards = min(of_pool, len(shards) / len(sources))
-        draw = task.draw
-        of_pool_and_shards = (draw.pool_nbytes, shard_nbytes, draw.shuffle)
-        advice = advice_of(sources[0], amplification, *of_pool_and_shards)
+        advice = advice_of(sources[0], amplification, task.draw, shard_nbytes)
         read = (len(shards), n_chunks, n_requests, nbytes_read, delivered)
         price = (self._peak_nbytes, amplification, pool_shards, advice)
         return LoaderPlan(len(numbers), len(self), *read, *price)

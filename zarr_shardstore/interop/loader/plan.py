@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from zarr_shardstore.access import box_grids
-from zarr_shardstore.interop.loader.order import Ints, Shuffle, cut
+from zarr_shardstore.interop.loader.order import Draw, Ints, cut
 
 UNIT_NBYTES = 8 * 1024 * 1024
 """Decoded size of a unit over a network: 32 at a time fill a connection of 10 Gbit/s."""
@@ -138,8 +138,6 @@ class Geometry:
 
     def rows_before(self, starts: Ints) -> Ints:
         """Return the rows of all samples before each, and of all."""
-        if self.indptr is None:
-            return np.arange(len(starts) + 1)
         return np.append(0, np.cumsum(self.n_rows(starts)))
 
     @property
@@ -346,20 +344,14 @@ class LoaderPlan(NamedTuple):
     advice: list[str]
 
 
-def advice_of(
-    first: Geometry,
-    amplification: float,
-    pool_nbytes: int,
-    shard_nbytes: int,
-    shuffle: Shuffle = False,
-) -> list[str]:
+def advice_of(first: Geometry, amplification: float, draw: Draw, shard_nbytes: int) -> list[str]:
     """Return advice as sentences with numbers.
 
     Chunks have about 1 MiB, and 64 KiB at least, shards 8 MiB, and the pool 16 to 64 shards. An
     array that fits in the pool needs none of this.
     """
     better, nbytes, found = list(first.chunk_shape), first.chunk_nbytes, []
-    lengths = first.lengths
+    lengths, pool_nbytes = first.lengths, draw.pool_nbytes
     if first.indptr is not None:
         lengths = (first.shape[0] // max(1, len(first.indptr) - 1),)
     if amplification > 1.25:
@@ -368,7 +360,7 @@ def advice_of(
         if n < _LEAST_NBYTES and first.axes:
             axis = first.axes[0]
             better[axis] = min(first.chunk_shape[axis], -(-better[axis] * _LEAST_NBYTES // n))
-        if tuple(better) == first.chunk_shape and shuffle != "shards":
+        if tuple(better) == first.chunk_shape and draw.shuffle != "shards":
             found.append(
                 f"{amplification:.1f} bytes are decoded for each byte of a batch: "
                 'shuffle="shards" decodes each chunk once'
