@@ -163,7 +163,6 @@ def run_fsck(store: str, arrays: Any, storage_options: Any, as_json: bool, **opt
 def _check(
     store: str, arrays: Any, storage_options: Any, as_json: bool, work: Work, **options: Any
 ) -> None:
-    """Check a store, and repair it on demand."""
     given = {"notes": options["resume"], "storage_options": storage_options}
     level: Any = "decode" if options["decode"] else options["level"]
     with work() as workers:

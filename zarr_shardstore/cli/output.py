@@ -291,7 +291,6 @@ _UNCOUNTED = ("", "", "")
 
 
 def _estimate_lines(found: Estimate) -> list[str]:
-    """Say what a conversion takes."""
     from zarr_shardstore.tools.convert.report import PRICES_OF
 
     about = "" if found.is_exact else "about "

@@ -29,6 +29,7 @@ from zarr_shardstore.interop.importing.source import (
     format_of,
     library,
 )
+from zarr_shardstore.tools.inspect.find import quoted
 from zarr_shardstore.tools.native import data_types
 from zarr_shardstore.tools.native.codecs import Chain, v3_array
 from zarr_shardstore.tools.native.translate import v3_of_v2
@@ -92,15 +93,7 @@ class FileArray:
 
 
 def read_file_array(path: str | os.PathLike[str], dataset: str | None = None) -> FileArray:
-    """Find the chunks of an array in a file, with parameters as in `adopt`.
-
-    Raises
-    ------
-    SpecError
-        If there is no such file or dataset, or there are several; the message names them.
-    UnsupportedError
-        If readers of Zarr v3 cannot decode the bytes of its chunks. The message names the reason.
-    """
+    """Find the chunks of an array in a file, with parameters and errors as in `adopt`."""
     real = os.path.realpath(path)
     before = fs.state_of(real)
     if before is None or not os.path.isfile(real):
@@ -284,6 +277,6 @@ def _chosen(path: str, dataset: str | None, names: list[str]) -> str:
     if dataset is not None:
         return dataset
     if len(names) != 1:
-        few = ", ".join(map(repr, names[:20])) or "none"
-        raise SpecError(f"choose one of {path!r} by dataset= (--dataset): there are {few}")
+        there = quoted(names)
+        raise SpecError(f"choose one of {path!r} by dataset= (--dataset): there are {there}")
     return names[0]

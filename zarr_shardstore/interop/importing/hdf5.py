@@ -437,7 +437,6 @@ class Parser:
 
 
 def _configs_of(plist: Any, itemsize: int) -> list[Config]:
-    """Return the numcodecs configs of the filters of a dataset."""
     found = [_config_of(plist.get_filter(i), itemsize) for i in range(plist.get_nfilters())]
     if any(config["id"] == "shuffle" for config in found[1:]):
         raise UnsupportedError("it shuffles bytes that another filter has made")

@@ -215,8 +215,6 @@ class _ObjectFile(AbstractBufferedFile):  # type: ignore[misc]
 
 @dataclass(frozen=True, slots=True)
 class ParsedSource:
-    """Result of the parser of a format."""
-
     documents: Mapping[str, Mapping[str, Any]]
     """Documents of groups and arrays, by key."""
     references: References

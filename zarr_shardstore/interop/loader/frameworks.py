@@ -101,8 +101,6 @@ def torch_dataset(loader: ShardLoader) -> Any:
     from torch.utils import data
 
     class LoaderDataset(data.IterableDataset):  # type: ignore[misc]
-        """Batches of a loader, with the state of the loader."""
-
         __len__ = loader.__len__
         state_dict, load_state_dict = loader.state_dict, loader.load_state_dict
 
@@ -112,7 +110,7 @@ def torch_dataset(loader: ShardLoader) -> Any:
             return iter(loader)
 
         def __reduce__(self) -> NoReturn:
-            """Refuse worker processes: those that are spawned get a pickle."""
+            # Worker processes that are spawned get a pickle.
             raise UnsupportedError(
                 "the loader reads and decodes in threads of this process: each worker process "
                 "would read all samples again, so pass num_workers=0"

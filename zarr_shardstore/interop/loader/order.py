@@ -103,8 +103,6 @@ class Share(NamedTuple):
 
 
 class Draw(NamedTuple):
-    """The way to draw an order."""
-
     shuffle: Shuffle
     seed: int
     pool_nbytes: int

@@ -209,8 +209,6 @@ def _versions_below(base: BaseStoreHandle, prefix: str) -> Callable[[str], Versi
 
 @dataclass(frozen=True, slots=True)
 class _Reader:
-    """Reader of documents and of shard indexes."""
-
     base: BaseStoreHandle
     group: str
     zarr_format: ZarrFormat

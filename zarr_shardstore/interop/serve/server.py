@@ -62,8 +62,6 @@ _PREFLIGHT = {
 
 
 class Reply(NamedTuple):
-    """Reply to a request."""
-
     status: int
     headers: Mapping[str, str]
     body: bytes | memoryview = b""
@@ -252,13 +250,7 @@ def serve_store(
     title: str = "",
     on_start: Callable[[str], None],
 ) -> None:
-    """Serve a store until the process is interrupted; `on_start` gets the URL.
-
-    Raises
-    ------
-    SpecError
-        If the port cannot be taken, or uvicorn is not installed.
-    """
+    """Serve a store until the process is interrupted; `on_start` gets the URL."""
     try:
         import uvicorn
     except ImportError as error:
