@@ -83,26 +83,20 @@ class Source(Geometry):
 
     def _targets(self, unit: Unit, buffers: Buffers) -> list[list[Array]] | None:
         """Return the buffers that each chunk fills; ``None`` if samples share a row."""
-        rows: list[dict[int, Array]] = [{} for _ in range(unit.n_chunks)]
-        columns, first = map(np.ndarray.tolist, unit.copies), int(unit.copies[1][0])
-        for _, piece, number, slot, place, n, _ in zip(*columns, strict=True):
-            if place in rows[piece - first]:
+        first = int(unit.copies[1][0])
+        others = np.empty(self.chunk_shape, self.dtype)  # for rows that no sample has
+        targets, ends = [list[Array]() for _ in range(unit.n_chunks)], [0] * unit.n_chunks
+        order = np.lexsort((unit.copies[4], unit.copies[1]))
+        columns = [each[order].tolist() for each in unit.copies[1:6]]
+        for piece, number, slot, place, n in zip(*columns, strict=True):
+            i = piece - first
+            if place < ends[i]:
                 return None
-            rows[piece - first][place] = buffers[number][slot : slot + n]
-        targets, n_rows = [], self.chunk_shape[0]
-        for of_chunk in rows:
-            filled, at = list[Array](), 0
-            for place in sorted(of_chunk):
-                if place < at:
-                    return None
-                if place > at:
-                    filled.append(np.empty((place - at, *self.chunk_shape[1:]), self.dtype))
-                filled.append(of_chunk[place])
-                at = place + len(of_chunk[place])
-            if at < n_rows:
-                filled.append(np.empty((n_rows - at, *self.chunk_shape[1:]), self.dtype))
-            targets.append(filled)
-        return targets
+            targets[i] += [others[ends[i] : place], buffers[number][slot : slot + n]]
+            ends[i] = place + n
+        for target, end in zip(targets, ends, strict=True):
+            target.append(others[end:])
+        return [[each for each in target if len(each)] for target in targets]
 
     def _decoded(self, values: Sequence[Any], coords: Ints) -> Array:
         """Return chunks as one array; a single one without a copy if possible."""
