@@ -18,17 +18,18 @@ SMALL = st.integers(0, 40)
 @given(SMALL, st.integers(1, 9), st.integers(1, 5), st.booleans())
 def test_shares_cover_all_samples_once(n: int, size: int, world_size: int, drops: bool) -> None:
     shares = [Share.of(n, size, rank, world_size, drops=drops) for rank in range(world_size)]
-    assert len({len(share.batch_ends) for share in shares}) == 1
+    assert len({share.n_batches for share in shares}) == 1
     assert [a.stop for a in shares[:-1]] == [b.start for b in shares[1:]]
     assert shares[0].start == 0
     assert shares[-1].stop == (n // (size * world_size) * size * world_size if drops else n)
     for share in shares:
-        ends = share.batch_ends.tolist()
-        sizes = np.diff(ends, prepend=0).tolist()
-        assert len(ends) == len(shares[0].batch_ends)
+        ends = share.bounds.tolist()
+        sizes = np.diff(ends).tolist()
+        assert ends[0] == 0
+        assert len(sizes) == share.n_batches
         assert sum(sizes) == share.stop - share.start
         assert all(0 <= each <= size for each in sizes)
-        n_empty = max(0, len(ends) - (share.stop - share.start))
+        n_empty = max(0, len(sizes) - (share.stop - share.start))
         assert sizes.count(0) == n_empty
 
 

@@ -91,9 +91,8 @@ class LoaderStats:
 
 @dataclass(eq=False)
 class _Batch:
-    start: int
-    """Place of its first sample in the order."""
-    n: int
+    starts: Ints
+    """Starts of its samples."""
     nbytes: int
     n_rows: list[int]
     """Length of the array of each source."""
@@ -105,18 +104,6 @@ class _Batch:
     """What the consumer gets, when it is done."""
 
 
-class _Batches(dict[int, _Batch]):
-    """Batches by their numbers, made at their first use: an epoch may have millions."""
-
-    def __init__(self, first: int, columns: Ints) -> None:
-        self.first, self.columns = first, columns
-
-    def __missing__(self, number: int) -> _Batch:
-        start, n, nbytes, *n_rows = self.columns[number - self.first].tolist()
-        self[number] = batch = _Batch(start, n, nbytes, n_rows, n)
-        return batch
-
-
 class Task(NamedTuple):
     """Arrays, samples and limits in bytes that all epochs of a loader share."""
 
@@ -124,6 +111,8 @@ class Task(NamedTuple):
     samples: Samples
     share: Share
     draw: Draw
+    batch_nbytes: int
+    """Size of the largest batch."""
     limit_nbytes: int
     unit_nbytes: int
     n_threads: int
@@ -157,15 +146,6 @@ class Task(NamedTuple):
         sizes = nbytes_of(self.sources, self.samples, np.arange(self.samples.n))
         return sizes + PART_NBYTES * n_parts
 
-    def batches(self, numbers: Ints, first: int) -> _Batches:
-        """Return the batches of these samples from the first one on, by their numbers."""
-        ends = np.append(0, self.share.batch_ends)[first:]
-        starts = self.samples.starts(numbers[ends[0] :])
-        sums = [s.rows_before(starts)[ends - ends[0]] for s in self.sources]
-        n_rows = np.diff(sums, axis=1)
-        nbytes = [source.row_nbytes for source in self.sources] @ n_rows
-        return _Batches(first, np.column_stack([ends[:-1], np.diff(ends), nbytes, n_rows.T]))
-
     def plans(
         self, numbers: Ints, ends: Sequence[int], start: int = 0
     ) -> Iterator[tuple[Ints, list[Unit]]]:
@@ -179,7 +159,7 @@ class Task(NamedTuple):
             i = j
 
     def _plan(self, numbers: Ints, bounds: Sequence[int]) -> tuple[Ints, list[Unit]]:
-        positions, begins = np.arange(bounds[0], bounds[-1]), np.append(0, self.share.batch_ends)
+        positions, begins = np.arange(bounds[0], bounds[-1]), self.share.bounds
         groups = np.repeat(np.arange(len(bounds) - 1), np.diff(bounds))
         batches = np.searchsorted(begins[1:], positions, side="right")
         turns = np.zeros_like(batches) if self.draw.shuffle == "shards" else batches
@@ -202,8 +182,7 @@ class Run:
         self.task, self.stats, self._pid = task, LoaderStats(), os.getpid()
         self.next = first_batch
         self._numbers, ends = task.order(epoch)
-        start = int(np.append(0, task.share.batch_ends)[first_batch])
-        self._plans = task.plans(self._numbers, ends, start)
+        self._plans = task.plans(self._numbers, ends, int(task.share.bounds[first_batch]))
         self._lock = threading.RLock()  # entered in C: no interrupt leaves it taken
         self._changed = threading.Condition(self._lock)
         self._jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
@@ -213,9 +192,8 @@ class Run:
         self._used = self._n_under_way = 0
         self._is_planning = self._is_stopped = False
         self._error: BaseException | None = None
-        self._batches = task.batches(self._numbers, first_batch)
-        most_nbytes = int(self._batches.columns[:, 2].max(initial=1))
-        n_kept = max(2, min(_MOST_KEPT, task.limit_nbytes // 16 // most_nbytes))
+        self._batches: dict[int, _Batch] = {}
+        n_kept = max(2, min(_MOST_KEPT, task.limit_nbytes // 16 // task.batch_nbytes))
         self._memory = Memory(task.convert.allocate, n_kept * len(task.sources))
 
     def __iter__(self) -> Iterator[Any]:
@@ -255,8 +233,9 @@ class Run:
     def _begin(self) -> None:
         self._began = time.perf_counter()
         with self._lock:
-            for i in np.flatnonzero(self._batches.columns[:, 1] == 0).tolist():
-                self._count(self._batches[self._batches.first + i], 0)
+            for number in np.flatnonzero(np.diff(self.task.share.bounds) == 0).tolist():
+                if number >= self.next:
+                    self._count(self._batch(number), 0)
             self._pump()
         for i in range(self.task.n_threads):
             thread = threading.Thread(target=_work, args=(self._jobs, self.stop), daemon=True)
@@ -275,8 +254,8 @@ class Run:
             self._begin()
         began, stats = time.perf_counter(), self.stats
         with self._lock:
-            while not self._is_stopped and self.next < len(self.task.share.batch_ends):
-                batch = self._batches[self.next]
+            while not self._is_stopped and self.next < self.task.share.n_batches:
+                batch = self._batch(self.next)
                 if batch.result:
                     break
                 self._changed.wait()
@@ -292,7 +271,7 @@ class Run:
             self._used -= batch.nbytes + self.task.batch_overhead
             self._pump()
             stats.n_batches += 1
-            stats.n_samples += batch.n
+            stats.n_samples += len(batch.starts)
             stats.nbytes_delivered += batch.nbytes
             stats.seconds = time.perf_counter() - self._began
             stats.waited_s += time.perf_counter() - began
@@ -306,11 +285,11 @@ class Run:
         while self._units:
             unit = self._units[0]
             source = task.sources[unit.array]
-            batches = [self._batches[number] for number in unit.numbers]
+            batches = [self._batch(number) for number in unit.numbers]
             opened = [batch for batch in batches if batch.buffers is None]
             reserved = source.reserved_nbytes(unit)
             nbytes = reserved + sum(batch.nbytes + task.batch_overhead for batch in opened)
-            is_idle = not self._n_under_way and self._batches[self.next].n_left
+            is_idle = not self._n_under_way and self._batch(self.next).n_left
             if self._used + nbytes > task.limit_nbytes and not is_idle:
                 break
             if source.entries.can_block and self._n_under_way >= 2 * task.n_threads:
@@ -326,6 +305,17 @@ class Run:
             self._is_planning = sum(unit.n_parts for unit in self._units) <= _MOST_PARTS
             if self._is_planning:
                 self._jobs.put(self._plan)
+
+    def _batch(self, number: int) -> _Batch:
+        """Return a batch, made at its first use: an epoch may have millions."""
+        if number not in self._batches:
+            start, stop = self.task.share.bounds[number : number + 2].tolist()
+            starts, sources = self.task.samples.starts(self._numbers[start:stop]), self.task.sources
+            n = stop - start
+            n_rows = [n if s.indptr is None else int(s.n_rows(starts).sum()) for s in sources]
+            nbytes = sum(n * source.row_nbytes for n, source in zip(n_rows, sources, strict=True))
+            self._batches[number] = _Batch(starts, nbytes, n_rows, n)
+        return self._batches[number]
 
     def _open(self, batch: _Batch) -> None:
         self._used += batch.nbytes + self.task.batch_overhead
@@ -367,9 +357,9 @@ class Run:
             if self._is_stopped:
                 return
             for number in chain.from_iterable(unit.numbers for unit in units):
-                self._batches[number].n_left += 1
+                self._batch(number).n_left += 1
             for number, n in counted:
-                self._count(self._batches[number], n)
+                self._count(self._batch(number), n)
             self._units.extend(units)
             self._is_planning = False
             self._pump()
@@ -379,7 +369,7 @@ class Run:
         with self._lock:
             if self._is_stopped:
                 return
-            batches = {number: self._batches[number] for number in unit.numbers}
+            batches = {number: self._batch(number) for number in unit.numbers}
         try:
             buffers = {i: b.buffers[unit.array] for i, b in batches.items() if b.buffers}
             nbytes_read = source.fill(unit, read, buffers)
@@ -401,10 +391,9 @@ class Run:
     def _finish(self, batch: _Batch) -> None:
         if self._is_stopped:
             return
-        task, numbers = self.task, self._numbers[batch.start : batch.start + batch.n]
-        pairs = zip(task.sources, batch.buffers or (), strict=True)
+        pairs = zip(self.task.sources, batch.buffers or (), strict=True)
         arrays = [b.reshape(len(b), *source.sample_shape) for source, b in pairs]
-        result = task.finish(arrays, task.samples.starts(numbers))
+        result = self.task.finish(arrays, batch.starts)
         with self._lock:
             batch.result.append(result)
             self._changed.notify()

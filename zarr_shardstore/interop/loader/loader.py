@@ -178,6 +178,7 @@ class ShardLoader:
             samples=samples,
             share=Share.of(samples.n, batch_size, rank, world_size, drops=drop_last),
             draw=Draw(shuffle, seed, pool),
+            batch_nbytes=batch_nbytes,
             limit_nbytes=limit,
             unit_nbytes=min(unit, limit // _UNITS_AT_ONCE),
             n_threads=n_threads,
@@ -224,7 +225,7 @@ class ShardLoader:
 
     def __len__(self) -> int:
         """Return the number of batches of an epoch."""
-        return len(self._task.share.batch_ends)
+        return self._task.share.n_batches
 
     def __iter__(self) -> Iterator[Any]:
         self.close()

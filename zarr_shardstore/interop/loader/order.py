@@ -85,9 +85,9 @@ class Share(NamedTuple):
 
     start: int
     stop: int
-    batch_ends: Ints
-    """Ends of the batches relative to `start`, equally many in each rank. The last batches are
-    shorter, and empty only where there are fewer samples than batches."""
+    bounds: Ints
+    """Begin of the first batch and end of each, relative to `start`, equally many in each rank. The
+    last batches are shorter, and empty only where there are fewer samples than batches."""
 
     @classmethod
     def of(cls, n: int, size: int, rank: int, world_size: int, *, drops: bool) -> Share:
@@ -96,10 +96,14 @@ class Share(NamedTuple):
         each, more = divmod(n // whole * whole if drops else n, world_size)
         start, n = rank * each + min(rank, more), each + (rank < more)
         n_batches = -(-(each + (more > 0)) // size)
-        number = np.arange(1, n_batches + 1, dtype=np.int64)
+        number = np.arange(n_batches + 1, dtype=np.int64)
         leaves_one_each = n - (n_batches - number)
-        ends = np.minimum(number * size, np.maximum(leaves_one_each, np.minimum(number, n)))
-        return cls(start, start + n, ends)
+        bounds = np.minimum(number * size, np.maximum(leaves_one_each, np.minimum(number, n)))
+        return cls(start, start + n, bounds)
+
+    @property
+    def n_batches(self) -> int:
+        return len(self.bounds) - 1
 
 
 class Draw(NamedTuple):
