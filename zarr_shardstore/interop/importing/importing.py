@@ -110,6 +110,8 @@ def import_store(
     is run again, and memory is bounded. HDF5 takes 24 bytes more for each chunk.
     """
     files = SourceFiles(source_options)
+    if hasattr(source, "vz"):
+        source = source.vz.to_kerchunk(format="dict")
     kind = _kind_of(source, files)
     is_zarr = kind in ("icechunk", "zarr")
     if is_zarr and paths is not None:
@@ -118,8 +120,6 @@ def import_store(
     if kind == "icechunk":
         opened = _open_icechunk(str(source))
     elif not is_zarr:
-        if hasattr(source, "vz"):
-            source = source.vz.to_kerchunk(format="dict")
         opened = _open_references(source, kind, files, paths, recode=recode)
     with nullcontext() if is_zarr else closing(opened):
         report = shard_store(
@@ -166,8 +166,6 @@ _OTHER_FORMATS = (".nc", ".nc4", ".h5", ".hdf5", ".tif", ".tiff")
 
 
 def _kind_of(source: Any, files: SourceFiles) -> str:
-    if hasattr(source, "vz"):
-        return "references"
     if isinstance(source, Mapping):
         is_zarr = all(isinstance(value, bytes) for value in source.values())
         return "zarr" if is_zarr else "references"
