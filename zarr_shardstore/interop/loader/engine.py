@@ -94,6 +94,8 @@ class _Batch:
     starts: Ints
     """Starts of its samples."""
     nbytes: int
+    reserved: int
+    """Bytes of its elements, and with all beside them."""
     n_rows: list[int]
     """Length of the array of each source."""
     n_left: int
@@ -119,11 +121,6 @@ class Task(NamedTuple):
     finish: Callable[[Sequence[Array], Ints], Any]
     """Makes a batch of an array of each source, and of the starts of its samples."""
     convert: Converter
-
-    @property
-    def batch_overhead(self) -> int:
-        """Bytes of a batch beside its elements."""
-        return BATCH_NBYTES * len(self.sources)
 
     def order(self, epoch: int) -> tuple[Ints, list[int]]:
         """Return the numbers of the samples of an epoch, and the ends of their groups."""
@@ -268,7 +265,7 @@ class Run:
                     self._memory.give_back(buffer)
             del self._batches[self.next]
             self.next += 1
-            self._used -= batch.nbytes + self.task.batch_overhead
+            self._used -= batch.reserved
             self._pump()
             stats.n_batches += 1
             stats.n_samples += len(batch.starts)
@@ -288,7 +285,7 @@ class Run:
             batches = [self._batch(number) for number in unit.numbers]
             opened = [batch for batch in batches if batch.buffers is None]
             reserved = source.reserved_nbytes(unit)
-            nbytes = reserved + sum(batch.nbytes + task.batch_overhead for batch in opened)
+            nbytes = reserved + sum(batch.reserved for batch in opened)
             is_idle = not self._n_under_way and self._batch(self.next).n_left
             if self._used + nbytes > task.limit_nbytes and not is_idle:
                 break
@@ -300,7 +297,14 @@ class Run:
             for batch in opened:
                 self._open(batch)
             self.stats.most_nbytes = max(self.stats.most_nbytes, self._used)
-            self._request(unit)
+            # It is read in a thread, or in zarr's event loop; a thread decodes it.
+            if source.entries.can_block:
+                read = partial(source.entries.read, unit.reads)
+                self._jobs.put(partial(self._decode, unit, read))
+                continue
+            request = source.entries.begin(unit.reads)
+            self._requests.add(request)
+            request.add_done_callback(partial(self._answered, unit))
         if not self._is_planning and len(self._units) <= _FEW_UNITS:
             self._is_planning = sum(unit.n_parts for unit in self._units) <= _MOST_PARTS
             if self._is_planning:
@@ -314,25 +318,16 @@ class Run:
             n = stop - start
             n_rows = [n if s.indptr is None else int(s.n_rows(starts).sum()) for s in sources]
             nbytes = sum(n * source.row_nbytes for n, source in zip(n_rows, sources, strict=True))
-            self._batches[number] = _Batch(starts, nbytes, n_rows, n)
+            reserved = nbytes + BATCH_NBYTES * len(sources)
+            self._batches[number] = _Batch(starts, nbytes, reserved, n_rows, n)
         return self._batches[number]
 
     def _open(self, batch: _Batch) -> None:
-        self._used += batch.nbytes + self.task.batch_overhead
+        self._used += batch.reserved
         batch.buffers = [
             self._memory.take((n, *source.lengths), source.dtype)
             for n, source in zip(batch.n_rows, self.task.sources, strict=True)
         ]
-
-    def _request(self, unit: Unit) -> None:
-        """Read a unit in a thread, or in zarr's event loop; a thread decodes it."""
-        entries = self.task.sources[unit.array].entries
-        if entries.can_block:
-            self._jobs.put(partial(self._decode, unit, partial(entries.read, unit.reads)))
-            return
-        request = entries.begin(unit.reads)
-        self._requests.add(request)
-        request.add_done_callback(partial(self._answered, unit))
 
     def _answered(self, unit: Unit, request: Future[Any]) -> None:
         self._requests.discard(request)
