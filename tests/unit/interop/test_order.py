@@ -38,6 +38,7 @@ def test_groups_end_between_shards_if_they_fit(places: list[tuple[int, int]], le
     places = sorted(places)
     cells = np.array([cell for cell, _ in places], np.int64)
     pieces = np.array([4 * cell + piece for cell, piece in places], np.int64)
+    assert cut(cells, pieces, np.ones_like(cells), 2**70) == [len(places)][: len(places)]
     ends = cut(cells, pieces, np.ones_like(cells), length)
     assert ends == sorted(set(ends))
     assert (ends[-1:] or [0]) == [len(places)]

@@ -150,11 +150,11 @@ def cut(shards: Ints, chunks: Ints, sizes: Ints, most: int) -> list[int]:
     A run has one at least.
     """
     sums, ends = np.append(0, np.cumsum(sizes)), [0]
+    most = min(most, int(sums[-1]))
     changes = [np.flatnonzero(np.diff(each)) + 1 for each in (shards, chunks)]
     places = [np.concatenate([[0], each, [len(shards)]]) for each in changes]
     while (start := ends[-1]) < len(shards):
-        end = int(sums.searchsorted(sums[start] + most, side="right")) - 1
-        end = max(start + 1, end)
+        end = max(start + 1, int(sums.searchsorted(sums[start] + most, side="right")) - 1)
         befores = [int(each[each.searchsorted(end, side="right") - 1]) for each in places]
         ends.append(next((before for before in befores if before > start), end))
     return ends[1:]
