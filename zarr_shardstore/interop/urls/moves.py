@@ -14,7 +14,7 @@ from fsspec.core import has_magic
 from zarr_shardstore.errors import SpecError
 
 
-def names_of(fs: Any, path: str | list[str], *, maxdepth: int | None = None) -> list[str]:
+def names_of(fs: Any, path: str | list[str], *, maxdepth: int | None) -> list[str]:
     """Return the names that paths or patterns stand for now."""
     if maxdepth is not None:
         raise SpecError("maxdepth would remove more than it names: name each file")
@@ -27,11 +27,7 @@ def _matches(fs: Any, path: str) -> bool:
 
 
 def moves_of(
-    fs: Any,
-    path1: str | list[str],
-    path2: str | list[str],
-    *,
-    maxdepth: int | None = None,
+    fs: Any, path1: str | list[str], path2: str | list[str], *, maxdepth: int | None
 ) -> list[tuple[str, str]]:
     """Return the names to move, and where each is copied to; refuse all if one would be lost."""
     sources = path1 if isinstance(path1, list) else [path1]
