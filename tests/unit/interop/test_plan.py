@@ -54,7 +54,7 @@ def test_the_copies_of_units_make_the_batches(
     batches = {i: np.full((4, *geometry.lengths), -1) for i in range(-(-n // 4))}
     seen = []
     for unit in units:
-        assert unit.numbers == sorted(set(unit.parts.batches[unit.part_range].tolist()))
+        assert unit.numbers == sorted(set(unit.parts.batches[[*unit.part_range]].tolist()))
         coords = [tuple(chunk) for _, chunks in unit.reads for chunk in chunks.tolist()]
         assert len(coords) == unit.n_chunks <= max(1, unit_nbytes // geometry.chunk_nbytes)
         seen += [(unit.group, at) for at in coords]

@@ -306,7 +306,7 @@ class Run:
             self._requests.add(request)
             request.add_done_callback(partial(self._answered, unit))
         if not self._is_planning and len(self._units) <= _FEW_UNITS:
-            self._is_planning = sum(unit.n_parts for unit in self._units) <= _MOST_PARTS
+            self._is_planning = sum(len(unit.part_range) for unit in self._units) <= _MOST_PARTS
             if self._is_planning:
                 self._jobs.put(self._plan)
 
@@ -396,7 +396,7 @@ class Run:
     def _blame(self, unit: Unit, error: BaseException) -> None:
         """End the run by an error that names shards and samples."""
         entries, reads = self.task.sources[unit.array].entries, unit.reads
-        numbers = np.unique(self._numbers[unit.parts.positions[unit.part_range]]).tolist()
+        numbers = np.unique(self._numbers[unit.parts.positions[[*unit.part_range]]]).tolist()
         keys = entries.chunks.keys(reads[0][1][:3])
         if entries.layout is not None:
             keys = [entries.layout.shard(shard).key for shard, _ in reads[:3]]

@@ -88,15 +88,10 @@ class Unit(NamedTuple):
     n_chunks: int
     parts: Parts
     """All parts of the plan."""
-    part_range: slice
+    part_range: range
     """The parts of this unit."""
     copies: list[Ints]
     """Columns of the copies of the parts, see `Geometry.copies`."""
-
-    @property
-    def n_parts(self) -> int:
-        start, stop = int(self.part_range.start), int(self.part_range.stop)
-        return stop - start
 
 
 @dataclass(frozen=True)
@@ -233,7 +228,7 @@ class Geometry:
         of_units = (begins, ends.searchsorted(begins), copies[0].searchsorted(bounds[begins]))
         groups = iter(group[order[is_chunk]][begins[:-1]].tolist())
         for i, j, k in zip(*[pairwise(each.tolist()) for each in of_units], strict=True):
-            some, of_parts = [each[slice(*k)] for each in copies], slice(*bounds[[*i]].tolist())
+            some, of_parts = [each[slice(*k)] for each in copies], range(*bounds[[*i]].tolist())
             batches, n = sorted({*some[2].tolist()}), i[1] - i[0]
             yield Unit(array, next(groups), batches, reads[slice(*j)], n, parts, of_parts, some)
 
