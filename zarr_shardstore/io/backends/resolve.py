@@ -82,21 +82,7 @@ _ONE_SLASH = re.compile("[A-Za-z][A-Za-z0-9+.-]+:/[^/]")
 def base_store_of(
     store: BaseStoreLike, storage_options: Mapping[str, Any] | None = None
 ) -> BaseStore:
-    """Return the zarr store or the mapping for the object that a user passes.
-
-    ===================================  =============================================
-    zarr ``Store``                       itself
-    local path, ``file://`` URL          ``LocalStore``; of a zip archive ``ZipStore``,
-                                         for reading
-    ``StorePath``, ``Group`` of zarr     its store, or one of the objects below the path
-    URL of S3, GCS, Azure                ``ObjectStore``, if obstore is installed and
-                                         knows the options; otherwise ``FsspecStore``
-    other URL, fsspec file system        ``FsspecStore``
-    fsspec mapper, ``UPath``             ``FsspecStore``; ``LocalStore`` if local
-    obstore store                        ``ObjectStore``
-    other ``MutableMapping``             itself, values are plain bytes
-    ===================================  =============================================
-    """
+    """Return the zarr store for what a user passes, or a mapping, whose values are plain bytes."""
     is_remote_url = isinstance(store, str) and local_path(store) is None
     options = storage_options_of(storage_options)
     if options and not is_remote_url:
@@ -325,17 +311,15 @@ def _translated(options: Mapping[str, Any], extra: str) -> dict[str, Any] | None
 
 
 def _with_client_options(options: dict[str, Any], extra: str) -> dict[str, Any]:
-    """Return options of a store in which the options of its client are a mapping of their own."""
+    """Give the options of a store those of its client as a mapping of their own; return them."""
     endpoints = [value for name, value in options.items() if "endpoint" in name.lower()]
     endpoints = endpoints or [os.environ.get(name) for name in _ENDPOINTS.get(extra, ())]
     client = {name: options.pop(name) for name in _OF_CLIENT & options.keys()}
     if any(str(endpoint).startswith("http://") for endpoint in endpoints):
         client = {"allow_http": True, **client}
-    return (
-        {**options, "client_options": {**client, **options.get("client_options", {})}}
-        if client
-        else options
-    )
+    if client:
+        options["client_options"] = {**client, **options.get("client_options", {})}
+    return options
 
 
 def _of_profile() -> dict[str, str] | None:
