@@ -173,12 +173,8 @@ class UnpublishedError(ShardStoreError, ExceptionGroup[Exception]):
 
     def derive(self, excs: Sequence[Exception], /) -> UnpublishedError:  # type: ignore[override]
         """Return an error of the same batch with some of the shards."""
-        left = [any(error is e for e in excs) for error in self.exceptions]
-        kept = {
-            shard: chunks
-            for (shard, chunks), is_left in zip(self.chunk_keys.items(), left, strict=False)
-            if is_left
-        }
+        pairs = zip(self.exceptions, self.chunk_keys.items(), strict=False)
+        kept = dict(item for error, item in pairs if any(error is each for each in excs))
         return UnpublishedError(self._message, excs, kept)
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -131,23 +131,19 @@ async def map_in_threads(
     length = max(1, min(n_in_limits, len(items) // (4 * n)))
     starts = iter(range(0, len(items), length))
     threads_of = pool or codec_pool()
-    is_stopped = False
-
-    def stop() -> None:
-        nonlocal is_stopped
-        is_stopped = True
+    stopped = threading.Event()
 
     def take_turns() -> None:
         try:
-            while not is_stopped and (start := next(starts, None)) is not None:
+            while not stopped.is_set() and (start := next(starts, None)) is not None:
                 threads_of.submit(int)  # raises if the interpreter ends
                 run = slice(start, start + length)
                 results[run] = work(items[run])
         except BaseException:
-            stop()
+            stopped.set()
             raise
 
-    await in_threads([take_turns] * n, threads_of, stop)
+    await in_threads([take_turns] * n, threads_of, stopped.set)
     return results
 
 
