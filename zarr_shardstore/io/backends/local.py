@@ -104,11 +104,9 @@ class LocalBackend(base.BlockingBackend):
         reader = opened.get(key) or self._open(key, opened)
         if reader is None:
             return Found(None, None)
-        value = reader.read(byte_range)
-        found, status = Found(value, reader.version_now(), reader.size), reader.status
-        if byte_range is not None:
-            return found
-        return Found(*found[:3], (status.st_ino, status.st_size, status.st_mtime_ns))
+        value, status = reader.read(byte_range), reader.status
+        state = (status.st_ino, status.st_size, status.st_mtime_ns) if byte_range is None else None
+        return Found(value, reader.version_now(), reader.size, state)
 
     def exists(self, request: requests.Exists, _: base.OpenFiles) -> bool:
         return files.size_of_file(self.root + request.key) is not None

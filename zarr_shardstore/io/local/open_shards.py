@@ -29,15 +29,14 @@ _synchronized = synchronized()
 
 class _OpenShards:
     def __init__(self) -> None:
-        self.files: dict[str, ShardFile] = {}
-        """By path; the one opened first comes first."""
+        self.files: OrderedDict[str, ShardFile] = OrderedDict()
+        """By path; the one that is to be sealed next comes first."""
         self._recent: OrderedDict[str, None] = OrderedDict()
         """Paths of the shards whose files may be open; the one used last comes last."""
         self._locked: dict[str, tuple[object, int]] = {}
         """By path: the token of the lock, and its thread."""
         self.replaced: dict[str, int | None] = {}
         """By path: the thread that replaces a shard, if only that thread reads the shard for it."""
-        self._being_sealed: set[str] = set()
         self.n_overwrites = 0
         """Begins and ends of writes of this process that put another shard into the same file."""
         self.seal_later: Callable[[ShardFile], None] | None = None
@@ -93,8 +92,8 @@ class _OpenShards:
     def one_to_seal(self) -> ShardFile | None:
         """Return a shard to seal, one of those that were opened first."""
         for path in islice(self.files, _MAX_LOOKED_AT):
-            if path not in self._locked and path not in self._being_sealed:
-                self._being_sealed.add(path)
+            if path not in self._locked:
+                self.files.move_to_end(path)  # the next call returns another one
                 return self.files[path]
         return None
 
@@ -109,7 +108,6 @@ class _OpenShards:
     def _drop(self, path: str) -> None:
         self.files.pop(path, None)
         self._recent.pop(path, None)
-        self._being_sealed.discard(path)
 
     @_synchronized
     def close_idle(self, n_kept: int = 0) -> None:
@@ -126,7 +124,7 @@ class _OpenShards:
         """Forget all: the files are the parent's, and its locks would count as the child's."""
         for file in self.files.values():
             file.close_all()
-        for known in (self.files, self._recent, self._locked, self.replaced, self._being_sealed):
+        for known in (self.files, self._recent, self._locked, self.replaced):
             known.clear()
 
 

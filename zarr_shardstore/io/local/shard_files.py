@@ -235,25 +235,21 @@ def repair(path: str) -> bool:
         return False
     try:
         if _is_shared(os.lstat(path)):
-            _separate(path, is_shard=True)
+            _separate(path)
         fd = fs.open_to_change(path)
     except NOT_FOUND:
         return True
     try:
         found = find_repair_of(path, fd)
         if found is not None:
-            _write_repair(fd, found)
+            for offset, data in found.writes:
+                fs.write_at(fd, [data], offset)
+            if found.size is not None:
+                fs.truncate(fd, found.size)
             fs.sync(fd)
     finally:
         os.close(fd)
     return True
-
-
-def _write_repair(fd: int, repair: Repair) -> None:
-    for offset, data in repair.writes:
-        fs.write_at(fd, [data], offset)
-    if repair.size is not None:
-        fs.truncate(fd, repair.size)
 
 
 def _is_shared(status: os.stat_result) -> bool:
@@ -261,15 +257,12 @@ def _is_shared(status: os.stat_result) -> bool:
     return stat.S_ISLNK(status.st_mode) or status.st_nlink > 1
 
 
-def _separate(path: str, *, is_shard: bool = False) -> None:
-    """Give a name a file of its own with the same bytes; a shard is repaired."""
+def _separate(path: str) -> None:
+    """Give a name a file of its own with the same bytes."""
     source = fs.open_to_read(path)
     try:
         with fs.new_file(path, os.path.dirname(path)) as fd:
             fs.copy(source, fd)
-            found = find_repair_of(path, source) if is_shard else None
-            if found is not None:
-                _write_repair(fd, found)
     finally:
         os.close(source)
 
