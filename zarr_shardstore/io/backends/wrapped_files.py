@@ -22,7 +22,7 @@ from zarr_shardstore.io.backends.base import DEFAULT_OPTIONS, BackendOptions, Lo
 from zarr_shardstore.io.backends.fsspec_store import FsspecBackend
 from zarr_shardstore.io.backends.local import LocalBackend
 from zarr_shardstore.io.backends.zarr_store import ZarrBackend
-from zarr_shardstore.io.concurrency import backoff, worker_pool
+from zarr_shardstore.io.concurrency import backoff
 from zarr_shardstore.io.local import files, fs
 from zarr_shardstore.io.local.open_shards import lock_to_replace, open_shards
 from zarr_shardstore.io.local.shard_files import JOURNAL_SUFFIX
@@ -69,7 +69,8 @@ class WrappedFilesBackend(ZarrBackend):
     async def get(self, request: Get) -> Found:
         if request.together is not None:
             return await super().get(request)
-        path, found = self.root + request.key, None
+        path = self.root + request.key
+        found: Found | None = None
         before, began_ns = fs.state_of(path), time.time_ns()
         if not _is_appended_to(path):
             try:
@@ -80,13 +81,11 @@ class WrappedFilesBackend(ZarrBackend):
             if not _is_consistent(path, before):
                 found = None
         if found is None:
-            loop = asyncio.get_running_loop()
-            found = await loop.run_in_executor(worker_pool(), self._read_consistent, request)
-        return found._replace(version=_version_since(path, before, began_ns))
-
-    def _read_consistent(self, request: Get) -> Found:
-        (found,) = self._local.perform([request._replace(consistent=True)])
-        return found  # type: ignore[no-any-return]
+            consistently = request._replace(consistent=True)
+            found = (await self._local.perform_async([consistently]))[0]
+        is_young = before is not None and began_ns - before[2] < fs.min_age_ns(before[2])
+        is_unstable = is_young or fs.state_of(path) != before
+        return found._replace(version=UNSTABLE if is_unstable else before)
 
 
 class WrappedFsspecBackend(WrappedFilesBackend, FsspecBackend):
@@ -116,8 +115,3 @@ def _is_consistent(path: str, before: fs.FileState) -> bool:
     if path in open_shards.replaced:
         return True
     return not _is_appended_to(path) and fs.state_of(path) == before
-
-
-def _version_since(path: str, before: fs.FileState, began_ns: int) -> object:
-    is_young = before is not None and began_ns - before[2] < fs.min_age_ns(before[2])
-    return UNSTABLE if is_young or fs.state_of(path) != before else before
