@@ -158,7 +158,8 @@ class RemoteIndexes:
         found = found_index(request, reply)
         layout = request.shard.layout
         if cached is not None and cached.is_recorded:  # it is stale, or is now read
-            consolidated = self._cached_consolidated(layout)
+            of_array = self._identity_of(layout.index_key or "")
+            consolidated: ConsolidatedIndex | None = index_cache.get(of_array, layout.spec)
             if consolidated is not None:
                 consolidated.drop(request.key[len(layout.prefix) :])
             index_cache.forget(scope)
@@ -184,11 +185,11 @@ class RemoteIndexes:
         read = self._read_consolidated
         if read is None or key is None or key in self._unusable or not index_cache.max_nbytes:
             return None
-        indexes, nbytes = self._cached_consolidated(layout), None
+        identity, nbytes = self._identity_of(key), None
+        indexes: ConsolidatedIndex | None = index_cache.get(identity, layout.spec)
         if indexes is None:
-            flight = (self._identity_of(key), layout.spec)
             (indexes, n_read), is_ours = await self._loads.join(
-                flight, lambda: self._load(read, key, layout)
+                (identity, layout.spec), lambda: self._load(read, key, layout)
             )
             nbytes = n_read if is_ours else None
         suffix, spec = shard.key[len(layout.prefix) :], shard.spec
@@ -202,13 +203,6 @@ class RemoteIndexes:
             item = CachedIndex(found.index, spec, version, found.size, is_recorded=True)
             index_cache.put(scope, item)
         return nbytes
-
-    def _cached_consolidated(self, layout: ArrayLayout) -> ConsolidatedIndex | None:
-        if layout.index_key is None:
-            return None
-        found: ConsolidatedIndex | None
-        found = index_cache.get(self._identity_of(layout.index_key), layout.spec)
-        return found
 
     async def _load(
         self, read: _ReadConsolidated, key: str, layout: ArrayLayout
