@@ -83,13 +83,14 @@ def base_store_of(
     store: BaseStoreLike, storage_options: Mapping[str, Any] | None = None
 ) -> BaseStore:
     """Return the zarr store for what a user passes, or a mapping, whose values are plain bytes."""
-    is_remote_url = isinstance(store, str) and local_path(store) is None
-    options = storage_options_of(storage_options)
-    if options and not is_remote_url:
+    given, options = store, storage_options_of(storage_options)
+    if isinstance(store, str):
+        store = local_path(store) or store  # what is a str from here on is a remote URL
+    if options and not isinstance(store, str):
         names = sorted(options)
-        raise SpecError(f"storage_options {names} go with a URL, and {short(store)} is none")
-    if isinstance(store, str | Path) and _ONE_SLASH.match(str(store)) and not Path(store).exists():
-        raise SpecError(f"{str(store)!r} has one slash after its scheme: a URL is a str with two")
+        raise SpecError(f"storage_options {names} go with a URL, and {short(given)} is none")
+    if isinstance(store, Path) and _ONE_SLASH.match(str(store)) and not Path(store).exists():
+        raise SpecError(f"{str(given)!r} has one slash after its scheme: a URL is a str with two")
     if isinstance(store, Store):
         return store
     if isinstance(store, Group):
@@ -97,11 +98,8 @@ def base_store_of(
     if isinstance(store, StorePath):
         return _below(store.store, store.path)
     if isinstance(store, str):
-        path_there = local_path(store)
-        if path_there is None:
-            return _store_of_url(store, options or {})
-        store = path_there
-    elif isinstance(store, fsspec.AbstractFileSystem):
+        return _store_of_url(store, options or {})
+    if isinstance(store, fsspec.AbstractFileSystem):
         store = FSMap(store.root_marker or "/", store)
     elif hasattr(store, "fs") and hasattr(store, "path"):  # a UPath may also be a Path
         store = FSMap(store.path, store.fs)
