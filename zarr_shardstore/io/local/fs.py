@@ -258,8 +258,8 @@ at_offset: Any = os if IS_POSIX else _Seeking()
 
 def read_at(fd: int, start: int, stop: int) -> memoryview:
     """Return bytes of a file, fewer where it ends."""
-    data = at_offset.pread(fd, min(stop - start, _MAX_NBYTES), start)
-    while len(data) < stop - start:  # a signal, a huge read, or a file cut short
+    data = b""  # to which the first bytes are added without a copy
+    while len(data) < stop - start:  # again after a signal, a huge read, or a file cut short
         left = min(stop - start - len(data), _MAX_NBYTES)
         more = at_offset.pread(fd, left, start + len(data))
         if not more:
