@@ -33,20 +33,14 @@ def warn(message: str, category: type[Warning] = UserWarning, *, stacklevel: int
 
 def log_round(base: object, batch: Sequence[Any]) -> None:
     """Log the requests of a round: their types, keys and ranges, and no values."""
-    named = [
-        " ".join(
-            str(part)
-            for part in (
-                type(request).__name__,
-                getattr(request, "key", getattr(request, "prefix", "")),
-                getattr(request, "byte_range", None) or "",
-            )
-            if part != ""
-        )
-        for request in batch[:_N_NAMED]
-    ]
+
+    def name(request: Any) -> str:
+        key = getattr(request, "key", getattr(request, "prefix", ""))
+        byte_range = getattr(request, "byte_range", None) or ""
+        return f"{type(request).__name__} {key} {byte_range}".rstrip()
+
     more = f" and {len(batch) - _N_NAMED} more" if len(batch) > _N_NAMED else ""
-    LOG.debug("%r: %s%s", base, ", ".join(named), more)
+    LOG.debug("%r: %s%s", base, ", ".join(map(name, batch[:_N_NAMED])), more)
 
 
 def span(flow: Any) -> AbstractContextManager[Any]:

@@ -140,8 +140,7 @@ class LocalBackend(base.BlockingBackend):
                 if cached.handle is None and self.keeps_handles:
                     cached.handle = reader.handle
                     cached_files.keep_open(path)
-                found = reader.version, reader.size
-                return FoundIndex(cached.index, *found, was_requested=False)
+                return FoundIndex(cached.index, reader.version, reader.size, was_requested=False)
             index_cache.forget(path)  # it is stale
             opened.close_one(shard.key)
         read = found_index(request, self.get(index_get(request), opened))
