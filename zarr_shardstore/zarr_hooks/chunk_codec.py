@@ -17,7 +17,6 @@ import numpy as np
 import numpy.typing as npt
 import zstandard
 from numcodecs.compat import ensure_bytes, ensure_ndarray_like
-from numpy.lib.stride_tricks import as_strided
 from zarr.abc.codec import ArrayArrayCodec, BytesBytesCodec, Codec
 from zarr.codecs import BloscCodec, BytesCodec, GzipCodec, ZstdCodec
 from zarr.core.array_spec import ArraySpec
@@ -33,16 +32,7 @@ _MAX_LEVEL = 5
 """Highest level of a cached compressor, which takes up to 5 MiB. Compressors of higher levels take
 far more memory, and making them is a small part of their time."""
 
-
-_SHORTEST_FRAME = 9
-"""Bytes of a zstd frame of nothing."""
-
-_HEAD_NBYTES = 21
-"""Most bytes of the headers of a zstd frame and of its first block."""
-
 _BLOSC_HEADER_NBYTES = 16
-
-_HAS_JOINT_CALLS = "multi_decompress_to_buffer" in zstandard.backend_features
 
 
 class _Zstd(threading.local):
@@ -98,48 +88,6 @@ def _blosc_decompress(value: Any) -> Any:
     return _numcodecs_blosc.decode(value)
 
 
-def _zstd_decompress_all(values: Sequence[bytes | memoryview], nbytes: int) -> Any:
-    """Return the bytes of frames that have `nbytes` each and are one block, or ``None``.
-
-    One call decompresses all without the lock of the interpreter. It ignores bytes after a frame,
-    so the ends of all frames are computed first (RFC 8878, "Frames").
-    """
-    if not _are_one_block(values):
-        return None
-    try:
-        found: Any = _zstd.decompressor.multi_decompress_to_buffer(
-            list(values),
-            decompressed_sizes=np.full(len(values), nbytes, np.uint64).tobytes(),
-            threads=1,
-        )
-    except zstandard.ZstdError:
-        return None
-    if found[len(values) - 1].offset == (len(values) - 1) * nbytes:  # of its buffer: there is one
-        first = np.frombuffer(found[0], np.uint8)
-        return as_strided(first, (len(values) * nbytes,), writeable=False)
-    return b"".join(map(found.__getitem__, range(len(values))))
-
-
-def _are_one_block(values: Sequence[bytes | memoryview]) -> bool:
-    """Whether each value is exactly one zstd frame of one block."""
-    data = np.frombuffer(b"".join([value[:_HEAD_NBYTES] for value in values]), np.uint8)
-    if len(data) < _SHORTEST_FRAME:
-        return False
-    sizes = np.fromiter(map(len, values), np.int64, len(values))
-    n_each = np.minimum(sizes, _HEAD_NBYTES)
-    starts, last = np.cumsum(n_each) - n_each, len(data) - 3
-    flags = data[np.minimum(starts + 4, last)]
-    is_single = flags >> 5 & 1
-    n_size_bytes = np.where(flags >> 6, 1 << (flags >> 6), is_single)
-    blocks = starts + 6 - is_single + np.array([0, 1, 2, 4])[flags & 3] + n_size_bytes
-    at = np.minimum(blocks, last)
-    low, middle, high = (data[at + i].astype(np.int64) for i in range(3))
-    header = low | middle << 8 | high << 16
-    nbytes = np.where(header >> 1 & 3 == 1, 1, header >> 3)  # of one byte that repeats
-    ends = blocks + 3 + nbytes + (flags >> 2 & 1) * 4
-    return bool((header & 1).all() and np.array_equal(ends, starts + sizes))
-
-
 _DECOMPRESS: dict[type[Codec], Callable[[Any], Any]] = {  # a subclass may do something else
     ZstdCodec: zstd_decompress,
     GzipCodec: numcodecs.GZip().decode,
@@ -167,16 +115,11 @@ class PlainCodec(NamedTuple):
     def decode_all(
         self, values: Sequence[bytes | memoryview], shape: tuple[int, ...]
     ) -> npt.NDArray[Any] | None:
-        """Return many chunks as one array; ``None`` if they must be decoded one by one."""
-        nbytes = math.prod(shape) * self.dtype.itemsize
-        data: Any = None
-        if self.decompress is zstd_decompress and _HAS_JOINT_CALLS:
-            data = _zstd_decompress_all(values, nbytes)
-        else:
-            chunks = list(values if self.decompress is None else map(self.decompress, values))
-            if set(map(len, chunks)) == {nbytes}:
-                data = b"".join(chunks)
-        return None if data is None else np.frombuffer(data, self.dtype).reshape(-1, *shape)
+        """Return many chunks as one array; ``None`` if one has another size."""
+        chunks = list(values if self.decompress is None else map(self.decompress, values))
+        if set(map(len, chunks)) != {math.prod(shape) * self.dtype.itemsize}:
+            return None
+        return np.frombuffer(b"".join(chunks), self.dtype).reshape(-1, *shape)
 
 
 class ChunkCodec:
