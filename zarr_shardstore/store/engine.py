@@ -21,6 +21,7 @@ from zarr.storage import LocalStore
 from zarr_shardstore.arrays.stored_array import StoredArray
 from zarr_shardstore.errors import ReadOnlyError, SpecError, UnsupportedError
 from zarr_shardstore.format.ranges import ByteRange, column_of_ranges, resolve_range
+from zarr_shardstore.format.shard import Bytes
 from zarr_shardstore.io.backends.fsspec_store import FsspecBackend
 from zarr_shardstore.io.backends.local import LocalBackend
 from zarr_shardstore.io.backends.resolve import BaseStore, backend_of
@@ -41,7 +42,6 @@ from zarr_shardstore.zarr_hooks.shards_argument import register_shard_keys
 C = TypeVar("C")
 F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
-Bytes: TypeAlias = bytes | memoryview
 Value: TypeAlias = Buffer | bytes | bytearray | memoryview
 KeyRange: TypeAlias = tuple[str, ByteRange | None]
 
@@ -148,11 +148,19 @@ class ShardingEngine:
             return self.driver.run(self.operations.get_many(key_ranges))
         if len(key_ranges) == 1:
             return [self.get_blocking(*key_ranges[0])]
-        values = self._get_many_cached(key_ranges, self.root)
+        values: list[Any] = [MISS] * len(key_ranges)
+        keys = [key for key, _ in key_ranges]
+        byte_ranges = column_of_ranges([byte_range for _, byte_range in key_ranges])
+        groups = self._arrays.current().reads_by_shard(keys, byte_ranges)
+        for reads, found in zip(groups, self.get_groups_cached(groups), strict=True):
+            if found is not None:
+                for i, value in zip(reads.positions, found, strict=True):
+                    values[i] = value
+                    self._count_hit()
         left = [i for i, value in enumerate(values) if value is MISS]
         if left:
-            found = self.driver.run(self.operations.get_many([key_ranges[i] for i in left]))
-            for i, value in zip(left, found, strict=True):
+            read = self.driver.run(self.operations.get_many([key_ranges[i] for i in left]))
+            for i, value in zip(left, read, strict=True):
                 values[i] = value
         return values
 
@@ -178,26 +186,14 @@ class ShardingEngine:
                 return value
         return MISS
 
-    def _get_many_cached(self, key_ranges: Sequence[KeyRange], root: str) -> list[Any]:
-        """As `_get_cached`. All chunks of one shard come from one snapshot, or are misses."""
-        values: list[CachedValue] = [MISS] * len(key_ranges)
-        keys = [key for key, _ in key_ranges]
-        byte_ranges = column_of_ranges([byte_range for _, byte_range in key_ranges])
-        groups = self._arrays.current().reads_by_shard(keys, byte_ranges)
-        for reads, found in zip(groups, self.get_groups_cached(groups, root), strict=True):
-            if found is not None:
-                for i, value in zip(reads.positions, found, strict=True):
-                    values[i] = value
-                    self._count_hit()
-        return values
-
     def get_groups_cached(
-        self, groups: Sequence[ShardReads], root: str, pread: Any = None
-    ) -> list[Sequence[bytes | memoryview | None] | None]:
-        """Return the values of each group; ``None`` for a miss."""
-        found: list[Sequence[bytes | memoryview | None] | None] = []
+        self, groups: Sequence[ShardReads], pread: Any = None
+    ) -> list[Sequence[Bytes | None] | None]:
+        """Return the values of each group, which come from one snapshot; ``None`` for a miss."""
+        assert self.root is not None
+        found: list[Sequence[Bytes | None] | None] = []
         for reads in groups:
-            shard, path = reads.shard, root + reads.shard.key
+            shard, path = reads.shard, self.root + reads.shard.key
             file = find_file(path)
             if file is None or not file.is_of(shard.spec, shard.layout.document):
                 found.append(None)
@@ -205,21 +201,16 @@ class ShardingEngine:
                 found.append(file.read_many(path, reads.entry_ids, reads.byte_ranges(), pread))
         return found
 
-    async def get_groups(
-        self, groups: Sequence[ShardReads]
-    ) -> Sequence[Sequence[bytes | memoryview | None]]:
+    async def get_groups(self, groups: Sequence[ShardReads]) -> Sequence[Sequence[Bytes | None]]:
         """Return the values of groups of reads, whose positions do not matter."""
         if self.root is not None:  # one hop to a thread, hits or not
             loop = asyncio.get_running_loop()
             return await loop.run_in_executor(worker_pool(), self.get_groups_blocking, groups)
         return await self.driver.run_async(self.operations.get_groups(groups), only_reads=True)
 
-    def get_groups_blocking(
-        self, groups: Sequence[ShardReads]
-    ) -> Sequence[Sequence[bytes | memoryview | None]]:
+    def get_groups_blocking(self, groups: Sequence[ShardReads]) -> Sequence[Sequence[Bytes | None]]:
         """As `get_groups`, for local files."""
-        assert self.root is not None
-        found = self.get_groups_cached(groups, self.root)
+        found = self.get_groups_cached(groups)
         left = [reads for reads, values in zip(groups, found, strict=True) if values is None]
         read = iter(self.driver.run(self.operations.get_groups(left)) if left else ())
         return [next(read) if values is None else values for values in found]

@@ -83,7 +83,7 @@ class EntryReader(NamedTuple):
                 return b""  # a miss
             return range(os.preadv(fd, next(left), offset))  # as long as the bytes that were read
 
-        found = engine.get_groups_cached(self._groups(parts), engine.root, pread)
+        found = engine.get_groups_cached(self._groups(parts), pread)
         self._confirm()
         return all(values is not None and None not in values for values in found)
 

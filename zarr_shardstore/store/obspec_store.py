@@ -27,11 +27,12 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeAlias, TypeVa
 
 from zarr_shardstore.errors import AlreadyExistsError, SpecError, UnsupportedError
 from zarr_shardstore.format.ranges import ByteRange, Range, StartFrom, Suffix
+from zarr_shardstore.format.shard import Bytes
 from zarr_shardstore.metadata.documents import is_document
 from zarr_shardstore.operations.listing import raise_first
 from zarr_shardstore.shards.requests import Flow
 from zarr_shardstore.shards.shard_listing import ListedKeys
-from zarr_shardstore.store.engine import Bytes, EngineStore, KeyRange, documented_like
+from zarr_shardstore.store.engine import EngineStore, KeyRange, documented_like
 
 if TYPE_CHECKING:
     from obspec import GetOptions, ListResult, ObjectMeta, PutResult
