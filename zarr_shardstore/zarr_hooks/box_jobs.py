@@ -286,10 +286,10 @@ class BoxJob(NamedTuple):
         encoding = asyncio.Lock()  # of one unit, while others are stored
 
         async def write_unit(some: list[ShardBox]) -> None:
-            boxes, counts = self._runs(some)
             async with encoding:
-                encoded = await map_in_threads(self._encode, boxes, _nbytes(some, self.codec))
-            blocks = _blocks(some, counts, encoded)
+                nbytes = _nbytes(some, self.codec)
+                encoded = await map_in_threads(self._encode, self._runs(some), nbytes)
+            blocks = _blocks(some, encoded)
             await self.store._set_blocks(blocks, self.codec.spec.prototype)
 
         units = units_of(parts, self.codec.nbytes_of, WRITE_NBYTES)
@@ -304,14 +304,11 @@ class BoxJob(NamedTuple):
         return True
 
     def _encoded_blocks(self, parts: Sequence[ShardBox]) -> list[EntryBlock]:
-        boxes, counts = self._runs(parts)
-        return _blocks(parts, counts, self._encode(boxes))
+        return _blocks(parts, self._encode(self._runs(parts)))
 
-    def _runs(self, parts: Sequence[ShardBox]) -> tuple[list[Box], list[int]]:
-        """Return the runs of shards, and the number of runs of each."""
+    def _runs(self, parts: Sequence[ShardBox]) -> list[Box]:
         limit = max(1, _RUN_NBYTES // self.codec.chunk_nbytes)
-        runs = [[box for _, _, box in cut(part.chunks, limit)] for part in parts]
-        return [box for of_shard in runs for box in of_shard], list(map(len, runs))
+        return [box for part in parts for _, _, box in cut(part.chunks, limit)]
 
     def _encode(self, runs: Sequence[Box]) -> list[Values]:
         spec, plain, sides = self.codec.spec, self.codec.plain, self.box.chunk_shape
@@ -331,14 +328,9 @@ class BoxJob(NamedTuple):
         return encoded
 
 
-def _blocks(
-    parts: Sequence[ShardBox], counts: Sequence[int], encoded: Iterable[Values]
-) -> list[EntryBlock]:
-    left = iter(encoded)
-    return [
-        EntryBlock(part.shard, part.chunks, [*chain.from_iterable(islice(left, n))])
-        for part, n in zip(parts, counts, strict=True)
-    ]
+def _blocks(parts: Sequence[ShardBox], encoded: Iterable[Values]) -> list[EntryBlock]:
+    left = chain.from_iterable(encoded)
+    return [EntryBlock(p.shard, p.chunks, [*islice(left, p.n_chunks)]) for p in parts]
 
 
 def _reads_of(parts: Sequence[ShardBox]) -> list[ShardReads]:
