@@ -24,7 +24,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Mapping
-from functools import cache
 from typing import Any, Self, TypeAlias
 from weakref import WeakSet
 
@@ -71,14 +70,21 @@ class FrameWriter:
         flush_nbytes: int,
         create: Mapping[str, Any],
     ) -> None:
-        flush_nbytes = whole_number("flush_nbytes", flush_nbytes, 1)
+        self._flush_nbytes = whole_number("flush_nbytes", flush_nbytes, 1)
         given_s = None if flush_s is None else float(flush_s)
         self._array = array = GrowingArray(store, array_path(path), dict(create))
         usual_s = 1.0 if array.appends else 10.0
+        self._flush_s = usual_s if given_s is None else given_s
         self._buffer = FrameBuffer(array.first)
-        flush_s = usual_s if given_s is None else given_s
-        self._thread = FlushThread(self._buffer, array, flush_s, flush_nbytes)
-        _writing().add(self._thread)
+        self._changed = threading.Condition()
+        """Guards the buffer and all below; waits for no I/O."""
+        self._error: BaseException | None = None
+        self._is_closed = False
+        self._flushed_at = 0.0
+        self._wanted = 0  # frames to be flushed now
+        self._thread: threading.Thread | None = None
+        self._pid = os.getpid()
+        _writers.add(self)
 
     @property
     def n_durable(self) -> int:
@@ -92,7 +98,7 @@ class FrameWriter:
     @property
     def n_appended(self) -> int:
         """Number of frames in the array and in the buffer."""
-        with self._thread.changed:
+        with self._changed:
             return self._buffer.end
 
     def append(self, frame: npt.ArrayLike) -> None:
@@ -115,29 +121,48 @@ class FrameWriter:
         if new.ndim == 0:
             raise SpecError("frames have a first dimension, that of their number")
         self._check_open()
-        with self._thread.changed:
+        with self._changed:
             self._array.check_or_create(new)
-        with self._thread.changed:
-            self._thread.wait_for_room()
+            self._changed.wait_for(
+                lambda: self._buffer.nbytes < 2 * self._flush_nbytes or self._error is not None
+            )
+            if self._error is not None:
+                self._flush()
             self._check_open()
             self._buffer.add(new)
-            self._thread.wake()
+            if self._thread is None:
+                thread = threading.Thread(target=self._work, daemon=True)
+                thread.start()
+                self._thread = thread  # a thread that is not alive counts as ended
+            self._changed.notify_all()
 
     def flush(self) -> None:
         """Store all buffered frames, and the new shape; raises the errors of `extend`."""
         self._check_open()
-        with self._thread.changed:
-            self._thread.flush()
+        with self._changed:
+            self._flush()
+
+    def _flush(self) -> None:
+        wanted = self._wanted = self._buffer.end
+        self._error = None
+        self._changed.notify_all()
+        self._changed.wait_for(lambda: self._buffer.n_durable >= wanted or self._error is not None)
+        if self._error is not None:
+            raise self._error
 
     def close(self) -> None:
         """Flush, seal the shards, and let other writers append.
 
         Neither a second call nor a call in a forked child has an effect.
         """
-        if self._thread.is_of_the_parent:
+        if os.getpid() != self._pid:  # a fork has copied it, perhaps with its lock taken
             return
-        self._thread.close()
-        n_durable, error = self._buffer.n_durable, self._thread.error
+        with self._changed:
+            self._is_closed, self._error = True, None  # so the thread tries once more
+            self._changed.notify_all()
+        if self._thread is not None:
+            self._thread.join()
+        n_durable, error = self._buffer.n_durable, self._error
         try:
             if not self._array.close(n_durable):
                 return
@@ -156,8 +181,63 @@ class FrameWriter:
         self.close()
 
     def _check_open(self) -> None:
-        if self._thread.has_ended:
+        # The thread of a parent has ended in a forked child.
+        if self._is_closed or (self._thread is not None and not self._thread.is_alive()):
             raise SpecError(f"the writer of frames of {self._array.path!r} is closed")
+
+    def _warn_of_lost_frames(self) -> None:
+        n_lost = self._buffer.end - self._buffer.n_durable
+        if n_lost and not self._is_closed and os.getpid() == self._pid:
+            warn(
+                f"the last {n_lost} frames of {self._array.path!r} were never stored: use the "
+                "writer of frames in a `with` block, or call its close()"
+            )
+
+    def _wait_s(self) -> float | None:
+        """Return the time until a flush is due; ``None``: wait for a change."""
+        buffer = self._buffer
+        if buffer.end == buffer.n_durable or self._error is not None:
+            return None
+        is_full = buffer.nbytes >= self._flush_nbytes
+        if self._is_closed or self._wanted > buffer.n_durable or is_full:
+            return 0
+        return min(self._flushed_at + self._flush_s - time.monotonic(), threading.TIMEOUT_MAX)
+
+    def _next_stop(self) -> int:
+        """Return the number of frames after the next flush."""
+        buffer, row_length = self._buffer, self._array.row_length
+        n_at_once = max(1, self._flush_nbytes // (buffer.frame_nbytes or 1))
+        stop = min(buffer.end, buffer.n_durable + n_at_once)
+        rows_end = stop // row_length * row_length
+        if buffer.nbytes >= self._flush_nbytes and rows_end > buffer.n_durable:
+            return rows_end  # so that no shard is stored twice
+        return stop
+
+    def _work(self) -> None:
+        """Store buffered frames, in the thread: after some time or bytes, or when asked.
+
+        An interrupt of a caller's thread would leave a write under way in zarr's event loop. This
+        write could end after the next one. So no caller stores frames itself.
+        """
+        buffer = self._buffer
+        while True:
+            with self._changed:
+                while (wait_s := self._wait_s()) is None or wait_s > 0:
+                    if self._is_closed:
+                        return
+                    self._changed.wait(wait_s)
+                start, stop = buffer.n_durable, self._next_stop()
+                parts = buffer.frames_up_to(stop)
+            error: BaseException | None = None
+            try:
+                self._array.append(np.concatenate(parts), start)
+            except BaseException as raised:
+                error = raised
+            with self._changed:
+                self._error, self._flushed_at = error, time.monotonic()
+                if error is None:
+                    buffer.drop_up_to(stop)
+                self._changed.notify_all()
 
 
 class FrameBuffer:
@@ -199,129 +279,11 @@ class FrameBuffer:
             self._blocks.popleft()
 
 
-@cache
-def _writing() -> WeakSet[FlushThread]:
-    """Return the threads of all writers. The end of the program looks for frames in them."""
-    threads = WeakSet[FlushThread]()
-
-    def end() -> None:
-        for thread in threads:
-            thread.warn_of_lost_frames()
-
-    atexit.register(end)
-    return threads
+_writers = WeakSet[FrameWriter]()
 
 
-class FlushThread:
-    """A thread that stores buffered frames: after some time, after some bytes, or when asked.
-
-    An interrupt of a caller's thread would leave a write under way in zarr's event loop. This write
-    could end after the next one. So no caller stores frames itself.
-    """
-
-    def __init__(
-        self, buffer: FrameBuffer, array: GrowingArray, flush_s: float, flush_nbytes: int
-    ) -> None:
-        self._buffer, self._array = buffer, array
-        self._flush_s, self._flush_nbytes = flush_s, flush_nbytes
-        self.changed = threading.Condition()
-        """Guards the buffer and all below; waits for no I/O."""
-        self.error: BaseException | None = None
-        self._is_closed = False
-        self._flushed_at = 0.0
-        self._wanted = 0  # frames to be flushed now
-        self._thread: threading.Thread | None = None
-        self._pid = os.getpid()
-
-    @property
-    def has_ended(self) -> bool:
-        """Whether the thread has ended, as in a forked child, or will end."""
-        return self._is_closed or (self._thread is not None and not self._thread.is_alive())
-
-    @property
-    def is_of_the_parent(self) -> bool:
-        """Whether a fork has copied it, perhaps with its lock taken."""
-        return os.getpid() != self._pid
-
-    def wait_for_room(self) -> None:
-        """Wait until less than twice `flush_nbytes` are buffered; under `changed`."""
-        self.changed.wait_for(
-            lambda: self._buffer.nbytes < 2 * self._flush_nbytes or self.error is not None
-        )
-        if self.error is not None:
-            self.flush()
-
-    def wake(self) -> None:
-        """Let the thread look at the buffer; under `changed`."""
-        if self._thread is None:
-            thread = threading.Thread(target=self._work, daemon=True)
-            thread.start()
-            self._thread = thread  # a thread that is not alive counts as ended
-        self.changed.notify_all()
-
-    def flush(self) -> None:
-        """Wait until all frames that are buffered now are stored; under `changed`."""
-        wanted = self._wanted = self._buffer.end
-        self.error = None
-        self.changed.notify_all()
-        self.changed.wait_for(lambda: self._buffer.n_durable >= wanted or self.error is not None)
-        if self.error is not None:
-            raise self.error
-
-    def close(self) -> None:
-        """Try once more to store the buffered frames, and end the thread."""
-        with self.changed:
-            self._is_closed, self.error = True, None
-            self.changed.notify_all()
-        if self._thread is not None:
-            self._thread.join()
-
-    def warn_of_lost_frames(self) -> None:
-        """Warn at the end of the program of frames that no flush has stored."""
-        n_lost = self._buffer.end - self._buffer.n_durable
-        if n_lost and not self._is_closed and not self.is_of_the_parent:
-            warn(
-                f"the last {n_lost} frames of {self._array.path!r} were never stored: use the "
-                "writer of frames in a `with` block, or call its close()"
-            )
-
-    def _wait_s(self) -> float | None:
-        """Return the time until a flush is due; ``None``: wait for a change."""
-        buffer = self._buffer
-        if buffer.end == buffer.n_durable or self.error is not None:
-            return None
-        is_full = buffer.nbytes >= self._flush_nbytes
-        if self._is_closed or self._wanted > buffer.n_durable or is_full:
-            return 0
-        return min(self._flushed_at + self._flush_s - time.monotonic(), threading.TIMEOUT_MAX)
-
-    def _next_stop(self) -> int:
-        """Return the number of frames after the next flush."""
-        buffer, row_length = self._buffer, self._array.row_length
-        n_at_once = max(1, self._flush_nbytes // (buffer.frame_nbytes or 1))
-        stop = min(buffer.end, buffer.n_durable + n_at_once)
-        rows_end = stop // row_length * row_length
-        if buffer.nbytes >= self._flush_nbytes and rows_end > buffer.n_durable:
-            return rows_end  # so that no shard is stored twice
-        return stop
-
-    def _work(self) -> None:
-        buffer = self._buffer
-        while True:
-            with self.changed:
-                while (wait_s := self._wait_s()) is None or wait_s > 0:
-                    if self._is_closed:
-                        return
-                    self.changed.wait(wait_s)
-                start, stop = buffer.n_durable, self._next_stop()
-                parts = buffer.frames_up_to(stop)
-            error: BaseException | None = None
-            try:
-                self._array.append(np.concatenate(parts), start)
-            except BaseException as raised:
-                error = raised
-            with self.changed:
-                self.error, self._flushed_at = error, time.monotonic()
-                if error is None:
-                    buffer.drop_up_to(stop)
-                self.changed.notify_all()
+@atexit.register
+def _warn_of_lost_frames() -> None:
+    """Warn at the end of the program of frames that no flush has stored."""
+    for writer in _writers:
+        writer._warn_of_lost_frames()

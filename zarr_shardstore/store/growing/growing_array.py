@@ -92,26 +92,24 @@ class GrowingArray:
 
     def _find(self) -> None:
         """Open the array, if there is one."""
-        arrays, run = self._engine.operations.arrays, self._engine.driver.run
+        operations, run = self._engine.operations, self._engine.driver.run
         for node in (Node("v3", self.path), Node("v2", self.path)):
-            (reply,) = run(read_documents([documents.document_key(node)]))
-            doc = documents.parse_document(node, reply.value)
-            found = None if doc is None else arrays.reader.read(node, doc)
-            if found is not None:
+            if (found := run(operations.documents.of_array(node))) is not None:
                 break
         else:
             return
-        geometry = found.document.geometry
+        stored, _, known = found
+        form, geometry = _form_of(stored), known.document.geometry
         if geometry is None or not geometry.shape:
             raise SpecError(f"the array {self.path!r} has no first dimension that can grow")
-        specs = [each.sharding for each in found.document.transformers]
-        is_listed = name_of((doc or {}).get("chunk_grid")) == "rectilinear"
+        specs = [each.sharding for each in known.document.transformers]
+        is_listed = name_of(form.get("chunk_grid")) == "rectilinear"
         if is_listed or any(spec is not None and spec.sides for spec in specs):
             raise SpecError(
                 f"the chunks or shards of {self.path!r} have several lengths: use append_arrays"
             )
-        arrays.reader.lengths[node] = _MAX_FRAMES
-        self._node, self._form = node, _form_of(reply.value)
+        operations.arrays.reader.lengths[node] = _MAX_FRAMES
+        self._node, self._form = node, form
         zarr_format: Any = 2 if node.hierarchy == "v2" else 3
         place = StorePath(self._private, self.path)
         array = sync(AsyncArray.open(place, zarr_format=zarr_format))
