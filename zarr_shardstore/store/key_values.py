@@ -35,7 +35,7 @@ _KEYS_BETWEEN_TURNS = 4096
 
 
 class WholeOperations(EngineStore):
-    """Requests of `ShardedCodecPipeline` for many chunks; see the protocols in ``zarr_hooks``."""
+    """Requests of `ShardedCodecPipeline` for many chunks; see ``zarr_hooks``."""
 
     async def _shard_ids(self, keys: Sequence[str]) -> Sequence[Hashable]:
         flow = shard_ids(self._engine.operations.catalog, keys)

@@ -17,15 +17,13 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import chain, islice
 from math import prod
-from typing import Any, NamedTuple, Protocol, TypeAlias, TypeVar, runtime_checkable
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 from zarr.core.array_spec import ArraySpec
-from zarr.core.buffer import BufferPrototype
 
 from zarr_shardstore.format.box_grid import Box
-from zarr_shardstore.format.layout import ArrayLayout
 from zarr_shardstore.io.buffers import own_bytes
 from zarr_shardstore.io.concurrency import (
     bulk_pool,
@@ -35,7 +33,6 @@ from zarr_shardstore.io.concurrency import (
     n_threads,
     run_within,
 )
-from zarr_shardstore.metadata.documents import ArrayDocument, Node
 from zarr_shardstore.shards.read import ShardReads
 from zarr_shardstore.shards.updates import EntryBlock
 from zarr_shardstore.zarr_hooks.box import Array, ArrayBox, ShardBox, blocks_of, cut
@@ -74,27 +71,6 @@ _HOP_NBYTES = 256 * 1024
 
 _JOINED_NBYTES = 32 * 1024
 """Decoded size of chunks from which on each is copied alone: less than the work on it."""
-
-
-@runtime_checkable
-class TakesBoxes(Protocol):
-    """Methods of stores that read and write entries of shards."""
-
-    async def _layout_of(self, key: str, *, reads: bool) -> ArrayLayout | None: ...
-
-    async def _document_of(self, key: str, node: Node | None) -> ArrayDocument | None: ...
-
-    async def _get_groups(
-        self, groups: Sequence[ShardReads], prototype: BufferPrototype
-    ) -> Sequence[Values]: ...
-
-    def _blocking_reads(self) -> Callable[[Sequence[ShardReads]], Sequence[Values]] | None: ...
-
-    def _blocking_writes(self) -> Callable[[Sequence[EntryBlock]], None] | None: ...
-
-    async def _set_blocks(
-        self, blocks: Sequence[EntryBlock], prototype: BufferPrototype
-    ) -> None: ...
 
 
 class SlabCodec(NamedTuple):
@@ -178,7 +154,8 @@ class SlabCodec(NamedTuple):
 class BoxJob(NamedTuple):
     """Read or write of a box of chunks."""
 
-    store: TakesBoxes
+    store: Any
+    """A `WholeOperations`: a store that reads and writes entries of shards."""
     box: ArrayBox
     codec: SlabCodec
     values: Array

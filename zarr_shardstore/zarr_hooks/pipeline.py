@@ -40,7 +40,7 @@ from zarr_shardstore.telemetry import warn
 from zarr_shardstore.zarr_hooks import array_jobs
 from zarr_shardstore.zarr_hooks.array_jobs import Axes, Batch, TakesWholeOperations, Value, statuses
 from zarr_shardstore.zarr_hooks.box import MIN_CHUNKS, ArrayBox
-from zarr_shardstore.zarr_hooks.box_jobs import BoxJob, SlabCodec, TakesBoxes
+from zarr_shardstore.zarr_hooks.box_jobs import BoxJob, SlabCodec
 from zarr_shardstore.zarr_hooks.chunk_codec import ChunkCodec
 from zarr_shardstore.zarr_hooks.opened_metadata import describes
 from zarr_shardstore.zarr_hooks.shards_argument import (
@@ -267,15 +267,15 @@ class ShardedCodecPipeline(BatchedCodecPipeline):
         self, store: TakesWholeOperations | None, batch: Batch, *, reads: bool
     ) -> ArrayLayout | None:
         """Return the layout of the array if it is sharded, and refuse another array."""
-        if not isinstance(store, TakesBoxes):
+        if not hasattr(store, "_layout_of"):  # a draft hierarchy, which takes keys only
             return None
-        key = batch[0][0].path
-        layout = await store._layout_of(key, reads=reads)
+        key, takes_boxes = batch[0][0].path, cast(Any, store)
+        layout: ArrayLayout | None = await takes_boxes._layout_of(key, reads=reads)
         if layout is not None:
             self.check(cast(ArrayDocument, layout.document))
             return layout
         node = self.seen[0].node if self.seen else None
-        self.check(await store._document_of(key, node))
+        self.check(await takes_boxes._document_of(key, node))
         return None
 
     def check(self, document: ArrayDocument | None) -> None:
@@ -308,11 +308,10 @@ def _box_of(
 ) -> BoxJob | None:
     """Return the operation on the box that the chunks are, if they are one."""
     is_array = isinstance(array, np.ndarray) and not drop_axes
-    if not is_array or len(batch) < MIN_CHUNKS or not isinstance(store, TakesBoxes):
+    if not is_array or len(batch) < MIN_CHUNKS or layout is None:
         return None
-    box = None if layout is None else ArrayBox.of_batch(batch, layout)
-    slabs = SlabCodec.of(codec, batch[0][1])
-    return None if box is None else BoxJob.of(store, box, slabs, array)
+    box = ArrayBox.of_batch(batch, layout)
+    return box and BoxJob.of(store, box, SlabCodec.of(codec, batch[0][1]), array)
 
 
 class _ChangedMeanwhileError(Exception):
