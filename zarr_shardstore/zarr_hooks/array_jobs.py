@@ -13,10 +13,11 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Hashable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
+import numpy as np
 from zarr.core.array_spec import ArraySpec
 from zarr.core.buffer import Buffer, BufferPrototype, NDBuffer
 
@@ -27,7 +28,6 @@ from zarr_shardstore.zarr_hooks import box_jobs
 from zarr_shardstore.zarr_hooks.chunk_codec import (
     ChunkCodec,
     ChunkValues,
-    PlainCodec,
     fill_value_of,
     is_empty,
 )
@@ -105,89 +105,78 @@ def statuses(are_stored: Iterable[bool]) -> tuple[Any, ...]:
     return tuple([{"status": "present" if each else "missing"} for each in are_stored])
 
 
-class ReadJob(NamedTuple):
-    """Read of one array operation into `out`."""
+async def read_parts(
+    store: TakesWholeOperations, codec: ChunkCodec, batch: Batch, out: NDBuffer, drop_axes: Axes
+) -> list[bool]:
+    """Read and decode parts of chunks into `out`; return whether each chunk is stored."""
+    are_stored = [False] * len(batch)
+    array: Any = out.as_ndarray_like()
+    plain = codec.plain(batch[0][1]) if isinstance(array, np.ndarray) else None
 
-    store: TakesWholeOperations
-    codec: ChunkCodec
-    plain: PlainCodec | None
-    """Codec of chunks as numpy arrays, if `out` is one."""
-    out: NDBuffer
-    drop_axes: Axes
-    is_present: dict[int, bool]
-    """Whether a chunk is stored, by the position of its part in the operation."""
-
-    async def run(self, positions: list[int], parts: list[ChunkPart]) -> None:
-        """Read and decode one unit."""
-        keys = [part.key for part in parts]
-        values = await self.store._get_values(keys, parts[0].spec.prototype)
-        found = zip(positions, values, strict=True)
-        self.is_present.update((i, value is not None) for i, value in found)
-        await map_in_threads(self._put, list(zip(parts, values, strict=True)), _nbytes(parts))
-
-    def _put(self, items: Sequence[tuple[ChunkPart, Value | None]]) -> Sequence[None]:
-        """Decode chunks, and put the parts into the result."""
-        plain = self.plain
-        target: Any = self.out if plain is None else self.out.as_ndarray_like()
+    def put(items: Sequence[tuple[ChunkPart, Value | None]]) -> Sequence[None]:
         for part, value in items:
             chunk: ChunkValues | None = None
             if value is not None and plain is not None:
                 chunk = plain.decode(value, part.spec.shape)
             elif value is not None:
                 buffer = part.spec.prototype.buffer.from_bytes(value)
-                chunk = self.codec.decode(buffer, part.spec)
-            part.put(chunk, target, self.drop_axes)
+                chunk = codec.decode(buffer, part.spec)
+            part.put(chunk, out if plain is None else array, drop_axes)
         return [None] * len(items)
 
+    async def read_unit(positions: list[int], parts: list[ChunkPart]) -> None:
+        values = await store._get_values([part.key for part in parts], parts[0].spec.prototype)
+        for i, value in zip(positions, values, strict=True):
+            are_stored[i] = value is not None
+        await map_in_threads(put, list(zip(parts, values, strict=True)), _nbytes(parts))
 
-class WriteJob(NamedTuple):
-    """Write of one array operation from `value`."""
+    await _run_in_units(store, batch, box_jobs.READ_NBYTES, read_unit)
+    return are_stored
 
-    store: TakesWholeOperations
-    codec: ChunkCodec
-    value: NDBuffer
-    drop_axes: Axes
-    encoding: asyncio.Lock
-    """Lets one unit be encoded at a time, while others are stored."""
 
-    async def run(self, _: list[int], parts: list[ChunkPart]) -> None:
-        """Encode and store one unit."""
-        partial = [part for part in parts if not part.is_complete]
-        prototype = parts[0].spec.prototype
-        keys = [part.key for part in partial]
-        found = iter(await self.store._get_values(keys, prototype) if partial else ())
-        async with self.encoding:
-            items = [(part, None if part.is_complete else next(found)) for part in parts]
-            encoded = await map_in_threads(self._encode_all, items, _nbytes(parts))
-        values = zip([part.key for part in parts], encoded, strict=True)
-        await self.store._set_or_erase(values, prototype)
+async def write_parts(
+    store: TakesWholeOperations, codec: ChunkCodec, batch: Batch, value: NDBuffer, drop_axes: Axes
+) -> None:
+    """Encode and store the parts of chunks in `value`."""
+    encoding = asyncio.Lock()  # of one unit, while others are stored
 
-    def _encode_all(self, items: Sequence[tuple[ChunkPart, Value | None]]) -> list[NewValue]:
-        """Return the new values of chunks, or the updates of the stored values."""
-        return [self._encode(*item) for item in items]
+    def encoded_with(part: ChunkPart, old: Value | None) -> Buffer | bytes | None:
+        """Return the encoded chunk with this part of the values in it."""
+        before = to_buffer_of(old, part.spec.prototype)
+        old_chunk = None if before is None else codec.decode(before, part.spec)
+        chunk = part.chunk_to_write(value, old_chunk, drop_axes)
+        return None if chunk is None else codec.encode(chunk, part.spec)
 
-    def _encode(self, part: ChunkPart, old: Value | None) -> NewValue:
-        new = self._chunk_with(part, old)
+    def new_value(part: ChunkPart, old: Value | None) -> NewValue:
+        new = encoded_with(part, old)
         if part.is_complete:
             return new
         encoded = None if new is None else own_bytes(new)
         seen = None if old is None else own_bytes(old)
 
         def again(stored: Value | None) -> Value | None:
-            chunk = self._chunk_with(part, stored)
+            chunk = encoded_with(part, stored)
             return None if chunk is None else own_bytes(chunk)
 
         def fill() -> bytes:
-            return own_bytes(self.codec.encode(*empty_chunk(part.spec)) or b"")
+            return own_bytes(codec.encode(*empty_chunk(part.spec)) or b"")
 
         return swap(part.key, seen, encoded, again, fill)
 
-    def _chunk_with(self, part: ChunkPart, old: Value | None) -> Buffer | bytes | None:
-        """Return the encoded chunk with this part of the values in it."""
-        before = to_buffer_of(old, part.spec.prototype)
-        old_chunk = None if before is None else self.codec.decode(before, part.spec)
-        chunk = part.chunk_to_write(self.value, old_chunk, self.drop_axes)
-        return None if chunk is None else self.codec.encode(chunk, part.spec)
+    def new_values(items: Sequence[tuple[ChunkPart, Value | None]]) -> list[NewValue]:
+        return [new_value(*item) for item in items]
+
+    async def write_unit(_: list[int], parts: list[ChunkPart]) -> None:
+        partial = [part.key for part in parts if not part.is_complete]
+        prototype = parts[0].spec.prototype
+        found = iter(await store._get_values(partial, prototype) if partial else ())
+        async with encoding:
+            items = [(part, None if part.is_complete else next(found)) for part in parts]
+            encoded = await map_in_threads(new_values, items, _nbytes(parts))
+        values = zip([part.key for part in parts], encoded, strict=True)
+        await store._set_or_erase(values, prototype)
+
+    await _run_in_units(store, batch, box_jobs.WRITE_NBYTES, write_unit)
 
 
 def empty_chunk(spec: ArraySpec) -> tuple[NDBuffer, ArraySpec]:
@@ -203,14 +192,18 @@ def _nbytes(parts: Sequence[ChunkPart]) -> int:
     return len(parts) * math.prod(spec.shape) * spec.dtype.to_native_dtype().itemsize
 
 
-async def run_in_units(job: ReadJob | WriteJob, batch: Batch) -> None:
-    """Run a job for all parts at once, or for some whole shards at a time if they are large."""
+async def _run_in_units(
+    store: TakesWholeOperations,
+    batch: Batch,
+    unit_nbytes: int,
+    run: Callable[[list[int], list[ChunkPart]], Coroutine[Any, Any, None]],
+) -> None:
+    """Run for all parts at once, or for some whole shards at a time if they are large."""
     parts = [ChunkPart(path.path, *rest) for path, *rest in batch]
-    unit_nbytes = box_jobs.READ_NBYTES if isinstance(job, ReadJob) else box_jobs.WRITE_NBYTES
     if _nbytes(parts) <= unit_nbytes:
-        await job.run(list(range(len(parts))), parts)
+        await run(list(range(len(parts))), parts)
         return
-    ids = await job.store._shard_ids([part.key for part in parts])
+    ids = await store._shard_ids([part.key for part in parts])
     shards: dict[Hashable, list[int]] = {}
     for i, shard_id in enumerate(ids):
         shards.setdefault(shard_id, []).append(i)
@@ -220,7 +213,7 @@ async def run_in_units(job: ReadJob | WriteJob, batch: Batch) -> None:
 
     async def run_unit(of_shards: list[list[int]]) -> None:
         positions = [i for positions in of_shards for i in positions]
-        await job.run(positions, [parts[i] for i in positions])
+        await run(positions, [parts[i] for i in positions])
 
     units = box_jobs.units_of(shards.values(), nbytes_of, unit_nbytes)
     await run_within(box_jobs.MAX_NBYTES_AT_ONCE, units, run_unit)

@@ -189,16 +189,10 @@ class ShardedCodecPipeline(BatchedCodecPipeline):
         layout = await self._checked_layout(store, batch, reads=True)
         if store is None or codec is None:
             return await super().read(batch, out, drop_axes)
-        array: Any = out.as_ndarray_like()
-        plain = codec.plain(batch[0][1]) if isinstance(array, np.ndarray) else None
-        box = _box_of(store, codec, batch, array, drop_axes, layout)
+        box = _box_of(store, codec, batch, out.as_ndarray_like(), drop_axes, layout)
         if box is not None:
             return statuses((await box.read()).ravel().tolist())
-        is_present = dict.fromkeys(range(len(batch)), False)
-        await array_jobs.run_in_units(
-            array_jobs.ReadJob(store, codec, plain, out, drop_axes, is_present), batch
-        )
-        return statuses(is_present.values())
+        return statuses(await array_jobs.read_parts(store, codec, batch, out, drop_axes))
 
     async def write(self, batch_info: Iterable[Any], value: NDBuffer, drop_axes: Axes = ()) -> None:
         """Write `value` into all chunks of a selection; each shard is committed once."""
@@ -218,8 +212,7 @@ class ShardedCodecPipeline(BatchedCodecPipeline):
             batch = [batch[i] for i in await box.write(is_complete)]
             if not batch:
                 return
-        job = array_jobs.WriteJob(store, codec, value, drop_axes, asyncio.Lock())
-        await array_jobs.run_in_units(job, batch)
+        await array_jobs.write_parts(store, codec, batch, value, drop_axes)
 
     async def write_batch(
         self, batch_info: Iterable[Any], value: NDBuffer, drop_axes: Axes = ()
