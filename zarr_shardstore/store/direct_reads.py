@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import replace
 from reprlib import repr as short
-from typing import Any, Literal, TypeAlias, TypeVar, cast
+from typing import Any, Literal, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -36,15 +36,13 @@ from zarr_shardstore.io.local.fs import min_age_ns, state_of
 from zarr_shardstore.metadata.documents import Node, document_key
 from zarr_shardstore.operations.locate import array_at
 from zarr_shardstore.shards.requests import Get, ask
-from zarr_shardstore.store.engine import EngineStore, documented_like
+from zarr_shardstore.store.engine import documented_like
 from zarr_shardstore.store.key_values import KeyValues
 from zarr_shardstore.zarr_hooks.box import ArrayBox
-from zarr_shardstore.zarr_hooks.box_jobs import BoxJob, SlabCodec
+from zarr_shardstore.zarr_hooks.box_jobs import BoxJob, SlabCodec, Values
 from zarr_shardstore.zarr_hooks.chunk_codec import ChunkCodec
 
 T = TypeVar("T")
-Values: TypeAlias = Sequence[bytes | memoryview | None]
-
 _UNIT_NBYTES = 32 * 1024 * 1024
 """Decoded size of the chunks of one operation of the store."""
 
@@ -178,8 +176,8 @@ class ChunkReader:
         return (chunk.as_numpy_array() for chunk in decoded)
 
 
-class DirectReads(EngineStore):
-    """Reads of chunks without zarr's array operations."""
+class DirectReads(KeyValues):
+    """Reads of chunks, and reads and writes of boxes, without zarr's array operations."""
 
     def read_chunks(
         self, path: str, coords: npt.ArrayLike, *, out: npt.NDArray[Any] | None = None
@@ -252,19 +250,17 @@ class DirectReads(EngineStore):
     def read_encoded(self, path: str, coords: npt.ArrayLike) -> list[bytes | None]:
         """Return encoded chunks by coordinates, ``None`` for missing ones; see `read_chunks`."""
 
-        def read() -> Sequence[bytes | memoryview | None]:
+        def read() -> Values:
             reader, wanted = self._reader(path, coords)
             return self._encoded(reader.keys(wanted))
 
         values = _again_if_replaced(read)
         return [None if value is None else bytes(value) for value in values]
 
-    def _encoded(self, keys: list[str]) -> Sequence[bytes | memoryview | None]:
+    def _encoded(self, keys: list[str]) -> Values:
         return self._engine.get_many_blocking([(key, None) for key in keys])
 
-    def _reader(
-        self, path: str, coords: npt.ArrayLike
-    ) -> tuple[ChunkReader, npt.NDArray[np.int64]]:
+    def _reader(self, path: str, coords: Any) -> tuple[ChunkReader, npt.NDArray[np.int64]]:
         path, engine = array_path(path), self._engine
         for _ in range(2):
             reader = self._reader_of(path)
@@ -329,19 +325,6 @@ class DirectReads(EngineStore):
     def _stored_document(self, node: Node) -> bytes | None:
         (found,) = self._engine.driver.run(ask([Get(document_key(node))]))
         return None if found.value is None else bytes(found.value)
-
-
-def _again_if_replaced(read: Callable[[], T]) -> T:
-    """Read, and once more if another process has replaced the array since its document was read."""
-    try:
-        return read()
-    except ShardConflictError:
-        invalidate_documents()
-        return read()
-
-
-class DirectArrays(DirectReads, KeyValues):
-    """Reads and writes of boxes of an array."""
 
     def read_array(
         self, path: str, selection: Any = Ellipsis, *, out: npt.NDArray[Any] | None = None
@@ -477,3 +460,12 @@ class DirectArrays(DirectReads, KeyValues):
         if layout is None or layout.grid_shape != reader.grid_shape:
             return None
         return ArrayBox.of_selection(selection, shape, sides, layout)
+
+
+def _again_if_replaced(read: Callable[[], T]) -> T:
+    """Read, and once more if another process has replaced the array since its document was read."""
+    try:
+        return read()
+    except ShardConflictError:
+        invalidate_documents()
+        return read()

@@ -209,7 +209,9 @@ class ShardingEngine:
         return await self.driver.run_async(self.operations.get_groups(groups), only_reads=True)
 
     def get_groups_blocking(self, groups: Sequence[ShardReads]) -> Sequence[Sequence[Bytes | None]]:
-        """As `get_groups`, for local files."""
+        """As `get_groups`."""
+        if self.root is None:
+            return self.driver.run(self.operations.get_groups(groups))
         found = self.get_groups_cached(groups)
         left = [reads for reads, values in zip(groups, found, strict=True) if values is None]
         read = iter(self.driver.run(self.operations.get_groups(left)) if left else ())
@@ -330,6 +332,13 @@ class EngineStore(Store):
     def _check_writable(self) -> None:
         if self.read_only:
             raise ReadOnlyError
+
+    def _check_can_grow(self) -> None:
+        if not self.supports_deletes:
+            raise UnsupportedError(
+                f"in {self.base} nothing can be replaced, so no array can grow: append to another "
+                "store, and copy it"
+            )
 
     supports_writes = _as_base("supports_writes")
     supports_deletes = _as_base("supports_deletes")

@@ -20,8 +20,9 @@ from zarr_shardstore.format.layout import ArrayLayout
 from zarr_shardstore.io.concurrency import zarrs_loop
 from zarr_shardstore.shards.read import ShardReads
 from zarr_shardstore.shards.requests import GetIndex, ask
-from zarr_shardstore.store.direct_reads import ChunkReader, DirectReads, Values
+from zarr_shardstore.store.direct_reads import ChunkReader, DirectReads
 from zarr_shardstore.store.engine import ShardingEngine
+from zarr_shardstore.zarr_hooks.box_jobs import Values
 
 EntryPart: TypeAlias = tuple[Coords, npt.NDArray[np.int64]]
 """Coordinates of a shard, and of some of its chunks, n x ndim."""
@@ -51,14 +52,13 @@ class EntryReader(NamedTuple):
 
     def read(self, parts: Sequence[EntryPart]) -> Values:
         """Return the encoded chunks of all parts, ``None`` for missing ones."""
-        engine, groups = self.engine, self._groups(parts)
+        engine = self.engine
         if self.layout is None:
             return engine.get_many_blocking(self._keys(parts))
+        values = [*chain.from_iterable(engine.get_groups_blocking(self._groups(parts)))]
         if engine.root is not None:
-            values = [*chain.from_iterable(engine.get_groups_blocking(groups))]
             self._confirm()
-            return values
-        return [*chain.from_iterable(engine.driver.run(engine.operations.get_groups(groups)))]
+        return values
 
     def _confirm(self) -> None:
         """Refuse an array that another process has replaced, also if its indexes are cached."""

@@ -2,15 +2,11 @@
 
 ::
 
-    check all ──▶ 1. reserve rows ──▶ 2. other arrays ──▶ 3. values ──▶ 4. consolidated metadata
+    check all ──▶ reserve rows ──▶ other arrays ──▶ values ──▶ consolidated metadata
 
-1. One compare-and-swap of the first array's document reserves the rows. Its order is the order of
-   the slabs.
-2. One compare-and-swap for each other array grows it at least to the end of the rows.
-3. The values go to the reserved rows, which no other slab has. Another slab may have rows of the
-   same chunk, and the end of the array may move at any time. So no chunk that this slab covers in
-   part counts as complete: its write is a compare-and-swap.
-4. The copies of the documents in consolidated metadata grow last, all of one group in one step.
+The notes of `append_arrays` have the steps. Each change of a document is one compare-and-swap.
+Another slab may have rows of the same chunk, and the end of the array may move at any time. So no
+chunk that this slab covers in part counts as complete: its write is a compare-and-swap.
 """
 
 from __future__ import annotations
@@ -21,12 +17,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from zarr.abc.store import Store
 from zarr.core.sync import sync
 
 from zarr_shardstore.arrays.array_cache import invalidate_documents
 from zarr_shardstore.arrays.metadata_view import read_dimension_names
-from zarr_shardstore.errors import SpecError, UnsupportedError
+from zarr_shardstore.errors import SpecError
 from zarr_shardstore.format.arguments import array_path
 from zarr_shardstore.io.concurrency import to_the_end
 from zarr_shardstore.metadata.declaration import with_length
@@ -37,7 +32,7 @@ from zarr_shardstore.metadata.documents import (
     plain_geometry,
 )
 from zarr_shardstore.shards.stack import in_shared_rounds
-from zarr_shardstore.store.direct_reads import ChunkReader, DirectArrays
+from zarr_shardstore.store.direct_reads import ChunkReader, DirectReads
 from zarr_shardstore.store.engine import ShardingEngine, documented_like
 
 
@@ -57,7 +52,7 @@ class _Slab(NamedTuple):
         return length
 
 
-class AppendArrays(DirectArrays):
+class AppendArrays(DirectReads):
     """Appends that many writers may do at the same time."""
 
     def append_arrays(self, arrays: Mapping[str, npt.ArrayLike], axis: int | str = 0) -> int:
@@ -125,8 +120,7 @@ class AppendArrays(DirectArrays):
         self._check_writable()
         if not self._is_open:
             sync(self._ensure_open())
-        if isinstance(self.base, Store) and not self.base.supports_deletes:
-            raise UnsupportedError(f"in {self.base} nothing can be replaced, so no array can grow")
+        self._check_can_grow()
         first, *others = slabs = self._slabs(arrays, axis)
         run, documents = self._engine.driver.run, self._engine.operations.documents
 

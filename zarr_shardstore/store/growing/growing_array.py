@@ -10,13 +10,12 @@ import numpy as np
 import numpy.typing as npt
 import zarr
 from zarr import AsyncArray
-from zarr.abc.store import Store
 from zarr.core.sync import sync
 from zarr.errors import ContainsArrayError
 from zarr.storage import StorePath
 
 from zarr_shardstore.arrays.array_cache import invalidate_documents, read_documents
-from zarr_shardstore.errors import ShardConflictError, SpecError, UnsupportedError
+from zarr_shardstore.errors import ShardConflictError, SpecError
 from zarr_shardstore.io.backends.base import growing
 from zarr_shardstore.io.backends.local import LocalBackend
 from zarr_shardstore.io.local.locks import FRAMES_LOCK, KeptLock
@@ -50,11 +49,7 @@ class GrowingArray:
         self._node = Node("v3", path)
         self._form: dict[str, Any] = {}
         self._lock: KeptLock | None = None
-        if isinstance(store.base, Store) and not store.base.supports_deletes:
-            raise UnsupportedError(
-                f"in {store.base} nothing can be replaced, so no array can grow: append to another "
-                "store, and copy it"
-            )
+        store._check_can_grow()
         backend = self._engine.driver.backend
         self._scope = backend.scope(path)
         busy = f"frames are appended to {path!r} already: close that writer first"
