@@ -33,10 +33,6 @@ class ShardBox(NamedTuple):
     chunks: Box
     """Coordinates in the grid of chunks."""
 
-    @property
-    def n_chunks(self) -> int:
-        return math.prod(stop - start for start, stop in self.chunks)
-
     def entry_ids(self) -> npt.NDArray[np.intp]:
         return self.shard.layout.spec.boxes.ids_in(self.shard.coords, self.chunks)
 
@@ -205,26 +201,27 @@ def _length_of_row(parts: Sequence[Any], there: Sequence[Any], side: int) -> int
     return length
 
 
-def cut(chunks: Box, max_chunks: int) -> Iterator[tuple[int, int, Box]]:
-    """Yield start, stop and box of neighbouring chunks in C order, at most so many."""
+def n_chunks_of(chunks: Box) -> int:
+    return math.prod(stop - start for start, stop in chunks)
+
+
+def cut(chunks: Box, max_chunks: int) -> Iterator[Box]:
+    """Yield boxes of neighbouring chunks in C order, of at most so many each."""
     grid = [stop - start for start, stop in chunks]
     axis, n_inner = len(grid), 1
     while axis and n_inner * grid[axis - 1] <= max_chunks:
         axis -= 1
         n_inner *= grid[axis]
     if not axis:
-        yield 0, n_inner, chunks
+        yield chunks
         return
     axis -= 1
-    step, at = max(1, max_chunks // n_inner), 0
+    step = max(1, max_chunks // n_inner)
     first, last = chunks[axis]
     for leading in product(*[range(*side) for side in chunks[:axis]]):
+        head = [(i, i + 1) for i in leading]
         for start in range(first, last, step):
-            stop = min(start + step, last)
-            n = (stop - start) * n_inner
-            head = [(i, i + 1) for i in leading]
-            yield at, at + n, (*head, (start, stop), *chunks[axis + 1 :])
-            at += n
+            yield (*head, (start, min(start + step, last)), *chunks[axis + 1 :])
 
 
 def blocks_of(values: Array, chunk_shape: Coords) -> Array:

@@ -35,7 +35,7 @@ from zarr_shardstore.io.concurrency import (
 )
 from zarr_shardstore.shards.read import ShardReads
 from zarr_shardstore.shards.updates import EntryBlock
-from zarr_shardstore.zarr_hooks.box import Array, ArrayBox, ShardBox, blocks_of, cut
+from zarr_shardstore.zarr_hooks.box import Array, ArrayBox, ShardBox, blocks_of, cut, n_chunks_of
 from zarr_shardstore.zarr_hooks.chunk_codec import ChunkCodec, PlainCodec, fill_value_of, is_empty
 
 T = TypeVar("T")
@@ -91,35 +91,19 @@ class SlabCodec(NamedTuple):
 
     def nbytes_of(self, part: ShardBox) -> int:
         """Return the decoded size of the chunks of a shard."""
-        return part.n_chunks * self.chunk_nbytes
+        return n_chunks_of(part.chunks) * self.chunk_nbytes
 
     def encode(self, slab: Array) -> Values:
         """Return the encoded chunks of a contiguous slab; ``None`` for those to be left out."""
-        empty = self._empty(slab)
         encode: Callable[[Array], bytes | None] = self._encode_one
         if self.plain is not None and self.plain.compress is not None:
             encode = self.plain.compress
-        return [None if i in empty else encode(chunk) for i, chunk in enumerate(slab)]
+        return [None if is_empty(chunk, self.spec) else encode(chunk) for chunk in slab]
 
     def _encode_one(self, chunk: Any) -> bytes | None:
         buffer = self.spec.prototype.nd_buffer.from_ndarray_like(chunk)
         value = self.codec.encode(buffer, self.spec)
         return None if value is None else own_bytes(value)
-
-    def _empty(self, slab: Array) -> set[int]:
-        """Return the positions of the chunks that have only fill values, if the array omits them.
-        Most chunks differ in their first element."""
-        spec, kind = self.spec, slab.dtype.kind
-        if spec.config.write_empty_chunks:
-            return set()
-        if kind not in "biuf":
-            return {i for i, chunk in enumerate(slab) if is_empty(chunk, spec)}
-        rows, fill = slab.reshape(len(slab), -1), fill_value_of(spec)
-        firsts = rows[:, 0]
-        found = np.flatnonzero((firsts == fill) | (firsts != firsts))  # or are NaN
-        if kind == "f":
-            return {i for i in found.tolist() if is_empty(slab[i], spec)}
-        return {*found[(rows[found] == fill).all(axis=1)].tolist()}
 
     def decode(self, values: Values, out: Array) -> None:
         """Decode chunks into a view of the shape grid x chunk."""
@@ -218,8 +202,9 @@ class BoxJob(NamedTuple):
             are_all = None not in values
             mask = True if are_all else np.reshape([v is not None for v in values], place.shape)
             place[...] = mask
-            for start, stop, box in cut(part.chunks, limit):
-                yield box, values[start:stop]
+            left = iter(values)
+            for box in cut(part.chunks, limit):
+                yield box, [*islice(left, n_chunks_of(box))]
 
     def _decode(self, runs: Sequence[tuple[Box, Values]]) -> Sequence[None]:
         sides, dtype = self.box.chunk_shape, self.codec.spec.dtype.to_native_dtype()
@@ -285,7 +270,7 @@ class BoxJob(NamedTuple):
 
     def _runs(self, parts: Sequence[ShardBox]) -> list[Box]:
         limit = max(1, _RUN_NBYTES // self.codec.chunk_nbytes)
-        return [box for part in parts for _, _, box in cut(part.chunks, limit)]
+        return [box for part in parts for box in cut(part.chunks, limit)]
 
     def _encode(self, runs: Sequence[Box]) -> list[Values]:
         spec, plain, sides = self.codec.spec, self.codec.plain, self.box.chunk_shape
@@ -307,7 +292,7 @@ class BoxJob(NamedTuple):
 
 def _blocks(parts: Sequence[ShardBox], encoded: Iterable[Values]) -> list[EntryBlock]:
     left = chain.from_iterable(encoded)
-    return [EntryBlock(p.shard, p.chunks, [*islice(left, p.n_chunks)]) for p in parts]
+    return [EntryBlock(p.shard, p.chunks, [*islice(left, n_chunks_of(p.chunks))]) for p in parts]
 
 
 def _reads_of(parts: Sequence[ShardBox]) -> list[ShardReads]:
