@@ -11,8 +11,9 @@ import asyncio
 import json
 import math
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
+from contextlib import suppress
 from dataclasses import replace
 from reprlib import repr as short
 from typing import Any, Literal, TypeVar, cast
@@ -59,7 +60,7 @@ class ChunkReader:
         array = AsyncArray.from_dict(StorePath(store, node.path), json.loads(bytes(document)))
         self.array: AsyncArray[Any] = array
         self.node = node
-        self.stored_document: bytes | None = None
+        self.stored_document = b""
         self.state: object = None
         """State of the file of the document before it was read; ``None`` if it is not known."""
         metadata: Any = array.metadata
@@ -154,26 +155,24 @@ class ChunkReader:
         self, key_of: Callable[[int], str], values: Values, out: npt.NDArray[Any]
     ) -> None:
         """Decode chunks in this thread into an array of the shape n x shape of a chunk."""
-        if self.slabs is not None:
-            try:
+        with suppress(Exception):  # below, chunk by chunk, the error gets the name of its chunk
+            if self.slabs is not None:
                 self.slabs.decode(values, out)
                 return
-            except Exception:  # below, chunk by chunk, the error gets the name of its chunk
-                pass
-        chunks = iter(self._decoded([value for value in values if value is not None]))
         for i, value in enumerate(values):
             try:
-                out[i] = self._fill if value is None else next(chunks)
+                out[i] = self._fill if value is None else self._decode_one(value)
             except Exception as error:
                 error.add_note(f"in the chunk {key_of(i)!r}: `zarr-shardstore fsck` tells more")
                 raise
 
-    def _decoded(self, values: Sequence[bytes | memoryview]) -> Iterable[npt.NDArray[Any]]:
+    def _decode_one(self, value: bytes | memoryview) -> npt.NDArray[Any]:
         if self.slabs is not None:
-            return map(self.slabs.decode_one, values)
-        buffers = map(self.spec.prototype.buffer.from_bytes, values)
-        decoded: Any = sync(self._pipeline.decode([(buffer, self.spec) for buffer in buffers]))
-        return (chunk.as_numpy_array() for chunk in decoded)
+            return self.slabs.decode_one(value)
+        buffer = self.spec.prototype.buffer.from_bytes(value)
+        (chunk,) = sync(self._pipeline.decode([(buffer, self.spec)]))
+        array: npt.NDArray[Any] = chunk.as_numpy_array()
+        return array
 
 
 class DirectReads(KeyValues):

@@ -41,8 +41,6 @@ class _Slab(NamedTuple):
 
     reader: ChunkReader
     """As the array was when it was checked."""
-    seen: bytes
-    """The stored document then."""
     axis: int
     values: npt.NDArray[Any]
 
@@ -125,7 +123,8 @@ class AppendArrays(DirectReads):
         run, documents = self._engine.driver.run, self._engine.operations.documents
 
         def grow(slab: _Slab, new_length: Any) -> Any:
-            return documents.grow(slab.reader.node, slab.seen, slab.axis, new_length)
+            reader = slab.reader
+            return documents.grow(reader.node, reader.stored_document, slab.axis, new_length)
 
         reserved: tuple[int, Mapping[str, Any], Mapping[str, Any]] = run(
             grow(first, lambda n: n + first.length)
@@ -197,9 +196,7 @@ class AppendArrays(DirectReads):
         except SpecError:  # another process may have made it since
             invalidate_documents()
             reader = self._new_reader_of(path)
-        shape, seen = reader.array.shape, reader.stored_document
-        assert seen is not None, "a reader has the document of its array"
-        at = self._axis_of(reader, seen, axis)
+        shape, at = reader.array.shape, self._axis_of(reader, axis)
         try:
             # As zarr's ``z[...] = given``.
             values = given if hasattr(given, "shape") else np.asarray(given, reader.dtype)
@@ -214,13 +211,13 @@ class AppendArrays(DirectReads):
                 f"values for {path!r} have the shape {shape}, except along the axis {at}; got "
                 f"{values.shape}"
             )
-        return _Slab(reader, seen, at, values)
+        return _Slab(reader, at, values)
 
-    def _axis_of(self, reader: ChunkReader, document: bytes, axis: Any) -> int:
+    def _axis_of(self, reader: ChunkReader, axis: Any) -> int:
         ndim = len(reader.array.shape)
         names: Sequence[str | None] = ()
         if isinstance(axis, str):
-            flow = read_dimension_names({reader.node: parse_json(document) or {}})
+            flow = read_dimension_names({reader.node: parse_json(reader.stored_document) or {}})
             names = self._engine.driver.run(flow)
         number = names.index(axis) if axis in names else axis
         if not isinstance(number, int | np.integer) or not -ndim <= number < ndim:
