@@ -28,6 +28,8 @@ from zarr_shardstore.shards.requests import Modify
 from zarr_shardstore.shards.shard_listing import ListedKeys
 from zarr_shardstore.shards.updates import EntryBlock
 from zarr_shardstore.store.engine import EngineStore, Value
+from zarr_shardstore.zarr_hooks.array_jobs import Prototype
+from zarr_shardstore.zarr_hooks.box_jobs import Values
 from zarr_shardstore.zarr_hooks.pipeline import is_unsafe, warn_of_other_pipeline
 
 _KEYS_BETWEEN_TURNS = 4096
@@ -49,17 +51,13 @@ class WholeOperations(EngineStore):
         raise_first([shard for shard in shards if isinstance(shard, ShardStoreError)])
         return [shard if isinstance(shard, ShardRef) else None for shard in shards]
 
-    async def _get_values(
-        self, keys: Sequence[str], prototype: BufferPrototype | None = None
-    ) -> Sequence[bytes | memoryview | None]:
+    async def _get_values(self, keys: Sequence[str], prototype: Prototype = None) -> Values:
         await self._ensure_open()
         engine = self._engine.of(buffer_class_of(prototype))
         return await engine.get_many([(key, None) for key in keys])
 
     async def _set_or_erase(
-        self,
-        items: Iterable[tuple[str, Value | Modify | None]],
-        prototype: BufferPrototype | None = None,
+        self, items: Iterable[tuple[str, Value | Modify | None]], prototype: Prototype = None
     ) -> None:
         owned = [
             (key, value if value is None or isinstance(value, bytes | Modify) else own_bytes(value))
@@ -98,7 +96,7 @@ class WholeOperations(EngineStore):
 
     async def _get_groups(
         self, groups: Sequence[ShardReads], prototype: BufferPrototype
-    ) -> Sequence[Sequence[bytes | memoryview | None]]:
+    ) -> Sequence[Values]:
         await self._ensure_open()
         return await self._engine.of(buffer_class_of(prototype)).get_groups(groups)
 
@@ -120,10 +118,7 @@ class KeyValues(WholeOperations):
     # -------------------------------------------------------------------- reads
 
     async def get(
-        self,
-        key: str,
-        prototype: BufferPrototype | None = None,
-        byte_range: ByteRequest | None = None,
+        self, key: str, prototype: Prototype = None, byte_range: ByteRequest | None = None
     ) -> Buffer | None:
         if not self._is_open:
             await self._ensure_open()
@@ -132,11 +127,7 @@ class KeyValues(WholeOperations):
         return to_buffer_of(value, prototype)
 
     def get_sync(
-        self,
-        key: str,
-        *,
-        prototype: BufferPrototype | None = None,
-        byte_range: ByteRequest | None = None,
+        self, key: str, *, prototype: Prototype = None, byte_range: ByteRequest | None = None
     ) -> Buffer | None:
         """Same as `get`, but blocking."""
         engine = self._engine.of(buffer_class_of(prototype))

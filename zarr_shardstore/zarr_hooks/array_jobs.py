@@ -21,18 +21,14 @@ import numpy as np
 from zarr.core.array_spec import ArraySpec
 from zarr.core.buffer import Buffer, BufferPrototype, NDBuffer
 
+from zarr_shardstore.format.shard import Bytes
 from zarr_shardstore.io.buffers import own_bytes, to_buffer_of
 from zarr_shardstore.io.concurrency import map_in_threads, run_within
 from zarr_shardstore.shards.requests import Modify, swap
 from zarr_shardstore.zarr_hooks import box_jobs
-from zarr_shardstore.zarr_hooks.chunk_codec import (
-    ChunkCodec,
-    ChunkValues,
-    fill_value_of,
-    is_empty,
-)
+from zarr_shardstore.zarr_hooks.box_jobs import Values
+from zarr_shardstore.zarr_hooks.chunk_codec import ChunkCodec, ChunkValues, fill_value_of, is_empty
 
-Value: TypeAlias = bytes | memoryview
 NewValue: TypeAlias = Buffer | bytes | Modify | None
 Prototype: TypeAlias = BufferPrototype | None
 Axes: TypeAlias = tuple[int, ...]
@@ -95,9 +91,7 @@ class TakesWholeOperations(Protocol):
         self, items: Iterable[tuple[str, NewValue]], prototype: Prototype = None
     ) -> None: ...
 
-    async def _get_values(
-        self, keys: Sequence[str], prototype: Prototype = None
-    ) -> Sequence[Value | None]: ...
+    async def _get_values(self, keys: Sequence[str], prototype: Prototype = None) -> Values: ...
 
 
 def statuses(are_stored: Iterable[bool]) -> tuple[Any, ...]:
@@ -113,7 +107,7 @@ async def read_parts(
     array: Any = out.as_ndarray_like()
     plain = codec.plain(batch[0][1]) if isinstance(array, np.ndarray) else None
 
-    def put(items: Sequence[tuple[ChunkPart, Value | None]]) -> Sequence[None]:
+    def put(items: Sequence[tuple[ChunkPart, Bytes | None]]) -> Sequence[None]:
         for part, value in items:
             chunk: ChunkValues | None = None
             if value is not None and plain is not None:
@@ -140,21 +134,21 @@ async def write_parts(
     """Encode and store the parts of chunks in `value`."""
     encoding = asyncio.Lock()  # of one unit, while others are stored
 
-    def encoded_with(part: ChunkPart, old: Value | None) -> Buffer | bytes | None:
+    def encoded_with(part: ChunkPart, old: Bytes | None) -> Buffer | bytes | None:
         """Return the encoded chunk with this part of the values in it."""
         before = to_buffer_of(old, part.spec.prototype)
         old_chunk = None if before is None else codec.decode(before, part.spec)
         chunk = part.chunk_to_write(value, old_chunk, drop_axes)
         return None if chunk is None else codec.encode(chunk, part.spec)
 
-    def new_value(part: ChunkPart, old: Value | None) -> NewValue:
+    def new_value(part: ChunkPart, old: Bytes | None) -> NewValue:
         new = encoded_with(part, old)
         if part.is_complete:
             return new
         encoded = None if new is None else own_bytes(new)
         seen = None if old is None else own_bytes(old)
 
-        def again(stored: Value | None) -> Value | None:
+        def again(stored: Bytes | None) -> Bytes | None:
             chunk = encoded_with(part, stored)
             return None if chunk is None else own_bytes(chunk)
 
@@ -163,7 +157,7 @@ async def write_parts(
 
         return swap(part.key, seen, encoded, again, fill)
 
-    def new_values(items: Sequence[tuple[ChunkPart, Value | None]]) -> list[NewValue]:
+    def new_values(items: Sequence[tuple[ChunkPart, Bytes | None]]) -> list[NewValue]:
         return [new_value(*item) for item in items]
 
     async def write_unit(_: list[int], parts: list[ChunkPart]) -> None:

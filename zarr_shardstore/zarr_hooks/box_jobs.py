@@ -24,6 +24,7 @@ import numpy.typing as npt
 from zarr.core.array_spec import ArraySpec
 
 from zarr_shardstore.format.box_grid import Box
+from zarr_shardstore.format.shard import Bytes
 from zarr_shardstore.io.buffers import own_bytes
 from zarr_shardstore.io.concurrency import (
     bulk_pool,
@@ -40,7 +41,7 @@ from zarr_shardstore.zarr_hooks.chunk_codec import ChunkCodec, PlainCodec, fill_
 
 T = TypeVar("T")
 
-Values: TypeAlias = Sequence[bytes | memoryview | None]
+Values: TypeAlias = Sequence[Bytes | None]
 
 MIB = 1024 * 1024
 
@@ -127,7 +128,7 @@ class SlabCodec(NamedTuple):
                 if value is not None:
                     out[at] = self.decode_one(value)
 
-    def decode_one(self, value: bytes | memoryview) -> Array:
+    def decode_one(self, value: Bytes) -> Array:
         """Return the chunk that bytes encode."""
         if self.plain is not None:
             return self.plain.decode(value, self.spec.shape)

@@ -32,13 +32,14 @@ from zarr.storage import FsspecStore, StorePath
 
 from zarr_shardstore.errors import ShardConflictError
 from zarr_shardstore.format.layout import ArrayLayout
+from zarr_shardstore.format.shard import Bytes
 from zarr_shardstore.io.buffers import own_bytes, to_buffer_of
 from zarr_shardstore.io.driver import MAX_CONFLICT_S
 from zarr_shardstore.metadata.documents import ArrayDocument
 from zarr_shardstore.shards.requests import swap
 from zarr_shardstore.telemetry import warn
 from zarr_shardstore.zarr_hooks import array_jobs
-from zarr_shardstore.zarr_hooks.array_jobs import Axes, Batch, TakesWholeOperations, Value, statuses
+from zarr_shardstore.zarr_hooks.array_jobs import Axes, Batch, TakesWholeOperations, statuses
 from zarr_shardstore.zarr_hooks.box import MIN_CHUNKS, ArrayBox
 from zarr_shardstore.zarr_hooks.box_jobs import BoxJob, SlabCodec
 from zarr_shardstore.zarr_hooks.chunk_codec import ChunkCodec
@@ -344,7 +345,7 @@ class _PartPath(StorePath):
     ) -> None:
         store, seen = cast(TakesWholeOperations, self.store), self._seen
 
-        def refuse(_: Value | None) -> Value | None:
+        def refuse(_: Bytes | None) -> Bytes | None:
             raise _ChangedMeanwhileError(self.path)
 
         item = new if seen is None else swap(self.path, seen[0], new, refuse, placeholder)

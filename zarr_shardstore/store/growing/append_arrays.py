@@ -25,12 +25,7 @@ from zarr_shardstore.errors import SpecError
 from zarr_shardstore.format.arguments import array_path
 from zarr_shardstore.io.concurrency import to_the_end
 from zarr_shardstore.metadata.declaration import with_length
-from zarr_shardstore.metadata.documents import (
-    Node,
-    dump_document,
-    parse_json,
-    plain_geometry,
-)
+from zarr_shardstore.metadata.documents import Node, dump_document, parse_json, plain_geometry
 from zarr_shardstore.shards.stack import in_shared_rounds
 from zarr_shardstore.store.direct_reads import ChunkReader, DirectReads
 from zarr_shardstore.store.engine import ShardingEngine, documented_like
