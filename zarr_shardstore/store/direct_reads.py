@@ -303,7 +303,8 @@ class DirectReads(KeyValues):
             state = self._state_of(reader.node)
             if state is not None and state == reader.state:
                 return reader
-            if self._stored_document(reader.node) == reader.stored_document:
+            (found,) = self._engine.driver.run(ask([Get(document_key(reader.node))]))
+            if found.value is not None and bytes(found.value) == reader.stored_document:
                 reader.state = state
                 return reader
         except (SpecError, ShardConflictError):  # there was no array, or another one
@@ -320,10 +321,6 @@ class DirectReads(KeyValues):
         state = state_of(engine.root + document_key(node))
         is_version = state and time.time_ns() - state[2] >= min_age_ns(state[2])
         return state if is_version else None
-
-    def _stored_document(self, node: Node) -> bytes | None:
-        (found,) = self._engine.driver.run(ask([Get(document_key(node))]))
-        return None if found.value is None else bytes(found.value)
 
     def read_array(
         self, path: str, selection: Any = Ellipsis, *, out: npt.NDArray[Any] | None = None

@@ -161,11 +161,7 @@ class BoxJob(NamedTuple):
         """Read the box; return whether each chunk is stored."""
         is_present = self.box.no_chunks()
         parts, read = list(self.box.shards()), self.store._blocking_reads()
-
-        def read_shards(some: Sequence[ShardBox]) -> Sequence[None]:
-            assert read is not None
-            return self._decode([*self._encoded_runs(some, read(_reads_of(some)), is_present)])
-
+        read_shards = partial(self._read_shards, read, is_present)
         if read is None or not await _in_threads(read_shards, parts, self.codec, codec_pool()):
             await self._read_units(parts, is_present, read is not None)
         return is_present
@@ -190,9 +186,14 @@ class BoxJob(NamedTuple):
         is_present, read = self.box.no_chunks(), self.store._blocking_reads()
         if read is None or is_present.size * self.codec.chunk_nbytes > _RUN_NBYTES:
             return None
-        parts = list(self.box.shards())
-        self._decode(list(self._encoded_runs(parts, read(_reads_of(parts)), is_present)))
+        self._read_shards(read, is_present, list(self.box.shards()))
         return is_present
+
+    def _read_shards(
+        self, read: Any, is_present: npt.NDArray[np.bool_], parts: Sequence[ShardBox]
+    ) -> Sequence[None]:
+        found = read(_reads_of(parts))
+        return self._decode(list(self._encoded_runs(parts, found, is_present)))
 
     def _encoded_runs(
         self, parts: Sequence[ShardBox], found: Sequence[Values], is_present: npt.NDArray[np.bool_]

@@ -167,13 +167,14 @@ class GrowingArray:
             return documents.dump_document({**doc, "shape": [n_frames, *doc["shape"][1:]]})
 
         try:
-            self._engine.driver.run(relay([Modify(self._document_key, change)]))
+            self._engine.driver.run(relay([Modify(documents.document_key(self._node), change)]))
         finally:
             invalidate_documents()
         self._tried = {n_frames}
 
     def _check(self, n_durable: int) -> None:
-        (found,) = self._engine.driver.run(read_documents([self._document_key]))
+        key = documents.document_key(self._node)
+        (found,) = self._engine.driver.run(read_documents([key]))
         self._check_end(found.value, n_durable)
 
     def _check_end(self, stored: bytes | memoryview | None, n_durable: int) -> Any:
@@ -191,10 +192,6 @@ class GrowingArray:
                 "see that there is one"
             )
         return doc
-
-    @property
-    def _document_key(self) -> str:
-        return documents.document_key(self._node)
 
 
 def _form_of(document: bytes | memoryview | None) -> dict[str, Any]:
