@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from itertools import product
+from itertools import pairwise, product
 from operator import attrgetter, itemgetter
 from typing import Any, NamedTuple, TypeAlias
 
@@ -118,11 +118,17 @@ class ArrayBox(NamedTuple):
             at = axis - len(int_axes)
             there = [outside[at] for *_, outside, _ in row if isinstance(outside, tuple)]
             outsides.append(there)
-            length = _length_of_row(parts, there, side) if len(parts) == len(there) == n else None
-            if length is None:
+            if not parts or {type(part) for part in (*parts, *there)} != {slice}:
                 return None
-            begin = start * side + parts[0].start
-            elements.append((begin, begin + length))
+            begin, end, step = parts[0].start, (n - 1) * side + parts[-1].stop, parts[0].step
+            edges = [*enumerate(pairwise([begin, *range(side, n * side, side), end]))]
+            if (
+                step not in (None, 1)
+                or parts != [slice(lo - i * side, hi - i * side, step) for i, (lo, hi) in edges]
+                or there != [slice(lo - begin, hi - begin) for _, (lo, hi) in edges]
+            ):
+                return None
+            elements.append((start * side + begin, start * side + end))
         # The slices of a row are the same objects in all rows: this compares identities.
         if list(map(itemgetter(2), batch)) != list(product(*insides)):
             return None
@@ -183,22 +189,6 @@ class ArrayBox(NamedTuple):
             inside.append(slice(first - lo * side, last - lo * side))
             is_whole = is_whole and last - first == (hi - lo) * side
         return tuple(outside), tuple(inside), is_whole
-
-
-def _length_of_row(parts: Sequence[Any], there: Sequence[Any], side: int) -> int | None:
-    """Return the number of elements of a row of slices, ``None`` if they leave a gap."""
-    length, n = 0, len(parts)
-    for i, (inside, outside) in enumerate(zip(parts, there, strict=True)):
-        if type(inside) is not slice or inside.step not in (None, 1):
-            return None
-        if type(outside) is not slice or outside.step not in (None, 1):
-            return None
-        if outside.start != length or (i and inside.start) or (i < n - 1 and inside.stop != side):
-            return None
-        length += inside.stop - inside.start
-        if outside.stop != length:
-            return None
-    return length
 
 
 def n_chunks_of(chunks: Box) -> int:
