@@ -1,8 +1,4 @@
-"""`ShardedCodecPipeline`: codec pipeline that hands whole array operations to a sharding store.
-
-`make_default` makes it zarr's pipeline. zarr then asks it for the pipeline of every array. For an
-array in another store it returns the object that zarr would have made without it.
-"""
+"""`ShardedCodecPipeline`: codec pipeline that hands whole array operations to a sharding store."""
 
 from __future__ import annotations
 
@@ -136,7 +132,8 @@ class ShardedCodecPipeline(BatchedCodecPipeline):
 
     @classmethod
     def from_array_metadata_and_store(cls, array_metadata: ArrayMetadata, store: Store) -> Self:
-        """Return the pipeline of an array: ours in a sharding store, else zarr's usual one.
+        """Return the pipeline of an array: ours in a sharding store, else the very object that zarr
+        would have made without it.
 
         Raises
         ------
