@@ -125,17 +125,9 @@ class Operations:
         """Return values or ranges, ``None`` if missing; two rounds if documents are cached."""
         keys = [key for key, _ in key_ranges]
         byte_ranges = column_of_ranges([byte_range for _, byte_range in key_ranges])
-        generation, documents = self.arrays.current(), dict[str, ArrayLayout]()
+        generation = self.arrays.current()
         knew_arrays = bool(generation.arrays)
-        groups: list[ShardReads] = []
-        if generation.key_tables and not self.buffer.is_active:
-            groups = generation.reads_by_shard(keys, byte_ranges)
         try:
-            if groups and sum(len(group.positions) for group in groups) == len(keys):
-                values = yield from read_groups(groups, len(keys), self._reading, documents)
-                if documents:
-                    yield from self.arrays.confirm(documents)
-                return values  # usually: a shorter way
             owners = yield from self._owners(keys)
             chunks = [owner for owner in owners if isinstance(owner, ChunkRef)]
             if len(chunks) == len(keys) and not self.buffer.is_active:
@@ -147,7 +139,7 @@ class Operations:
             raise
         if knew_arrays:  # their documents were read long ago, an index perhaps just now
             layouts = [chunk.shard.layout for chunk in chunks]
-            documents |= {layout.document_key: layout for layout in layouts}
+            documents = {layout.document_key: layout for layout in layouts}
             pairs = zip(keys, owners, values, strict=True)
             others = [k for k, o, v in pairs if v is None or not isinstance(o, ChunkRef)]
             yield from self.arrays.confirm({**self.catalog.documents_above(others), **documents})
