@@ -11,7 +11,7 @@ packages add theirs by an entry point. The object takes the configuration (a map
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from importlib.metadata import entry_points
 from reprlib import repr as short
 from typing import Any, NamedTuple, TypeAlias
@@ -33,7 +33,8 @@ TransformerFactory: TypeAlias = Callable[
 
 _ENTRY_POINTS = "zarr_shardstore.storage_transformers"
 
-_factories: dict[str, TransformerFactory] = {SHARDING: stacks.sharding, "crc32c": stacks.crc32c}
+_factories: dict[str, Any] = {SHARDING: None, "crc32c": stacks.crc32c}
+"""Factories by name. `ArrayReader` itself makes the sharding."""
 
 
 class StoredArray(NamedTuple):
@@ -135,23 +136,18 @@ class ArrayReader:
         node, geometry = document.node, document.geometry
         if document.declaration is None or geometry is None or grid_shape is None:
             return ()
-        prefix, index_key = node.chunk_prefix, None
-        if document.has_consolidated_index:
-            index_key = prefix + CONSOLIDATED_INDEX_NAME
+        prefix = node.chunk_prefix
+        index_key = prefix + CONSOLIDATED_INDEX_NAME if document.has_consolidated_index else None
         nbytes = documents.chunk_nbytes(doc, geometry.chunk_shape)
-        only = document.transformers[0] if len(document.transformers) == 1 else None
-        if only is not None and only.sharding is not None:
-            parts = (geometry.encoding, grid_shape, only.sharding, index_key, nbytes)
-            key = documents.document_key(node)
-            of_document = (document.n_adopted, document, key)
-            layout = ArrayLayout(node.path, prefix, *parts, *of_document)
-            return (stacks.ShardingTransformer(layout, self.reading),)
         place = (node.path, prefix, geometry.encoding, grid_shape)
-        shown = strip(documents.without_notes(doc), document.declaration)
-        context = stacks.ArrayContext(*place, shown, self.reading, index_key, nbytes)
+        of_document = (document.n_adopted, document, documents.document_key(node))
         stack: list[stacks.StorageTransformer] = []
         passed_over: list[str] = []
         for transformer in document.transformers:
+            if transformer.sharding is not None:
+                layout = ArrayLayout(*place, transformer.sharding, index_key, nbytes, *of_document)
+                stack.append(stacks.ShardingTransformer(layout, self.reading))
+                continue
             try:
                 factory = find_factory(transformer.name)
             except UnsupportedError:
@@ -159,12 +155,9 @@ class ArrayReader:
                     raise
                 passed_over.append(transformer.name)
             else:
-                made = factory(transformer.configuration, context)
-                if isinstance(made, stacks.ShardingTransformer):
-                    key = documents.document_key(node)
-                    layout = replace(made.layout, document=document, document_key=key)
-                    made = replace(made, layout=layout)
-                stack.append(made)
+                shown = strip(documents.without_notes(doc), document.declaration)
+                context = stacks.ArrayContext(*place, shown, self.reading, index_key, nbytes)
+                stack.append(factory(transformer.configuration, context))
         if passed_over:  # values can be read, but not written
             stack.insert(0, stacks.ReadOnlyTransformer(node.path, tuple(passed_over)))
         if sum(isinstance(transformer, stacks.ShardingTransformer) for transformer in stack) > 1:
@@ -198,13 +191,14 @@ def register_storage_transformer(name: str, factory: TransformerFactory) -> None
 
 def find_factory(name: str) -> TransformerFactory:
     """Return the factory of a storage transformer, or raise `UnsupportedError`."""
-    if name in _factories:
-        return _factories[name]
-    installed = {entry.name: entry for entry in entry_points(group=_ENTRY_POINTS)}
-    if name not in installed:
-        known = ", ".join(map(repr, sorted({*_factories, *installed})))
-        raise UnsupportedError(
-            f"the storage transformer {name!r} is not known: install the package that provides "
-            f"it (entry point {_ENTRY_POINTS!r}), or register it; known are {known}"
-        )
-    return _factories.setdefault(name, installed[name].load())
+    if name not in _factories:
+        installed = {entry.name: entry for entry in entry_points(group=_ENTRY_POINTS)}
+        if name not in installed:
+            known = ", ".join(map(repr, sorted({*_factories, *installed})))
+            raise UnsupportedError(
+                f"the storage transformer {name!r} is not known: install the package that provides "
+                f"it (entry point {_ENTRY_POINTS!r}), or register it; known are {known}"
+            )
+        _factories.setdefault(name, installed[name].load())
+    factory: TransformerFactory = _factories[name]
+    return factory

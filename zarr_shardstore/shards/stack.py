@@ -26,7 +26,6 @@ from zarr_shardstore.format.keys import ChunkKeyEncoding, Coords
 from zarr_shardstore.format.layout import ArrayLayout, ChunkRef
 from zarr_shardstore.format.ranges import column_of_ranges, resolve_range
 from zarr_shardstore.format.shard import CHECKSUM_NBYTES, Bytes
-from zarr_shardstore.metadata.transformer_list import parse_sharding
 from zarr_shardstore.shards.index_reads import found_index, index_get, read_indexes
 from zarr_shardstore.shards.read import ReadOptions, read_entries
 from zarr_shardstore.shards.requests import (
@@ -422,14 +421,6 @@ def split_at_sharding(stack: Stack) -> tuple[ShardingTransformer, Stack] | None:
         if isinstance(transformer, ShardingTransformer):
             return transformer, stack[i + 1 :]
     return None
-
-
-def sharding(configuration: Mapping[str, Any], array: ArrayContext) -> ShardingTransformer:
-    """Make the transformer ``sharding`` of metadata."""
-    spec = parse_sharding(configuration, len(array.grid_shape))
-    names = array.path, array.prefix, array.encoding, array.grid_shape
-    layout = ArrayLayout(*names, spec, array.index_key, array.chunk_nbytes)
-    return ShardingTransformer(layout, array.reading)
 
 
 # ------------------------------------------------------------------------ crc32c

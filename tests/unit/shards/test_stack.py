@@ -43,7 +43,6 @@ from zarr_shardstore.shards.stack import (
     in_shared_rounds,
     keys_above,
     run_through,
-    sharding,
     split_at_sharding,
 )
 
@@ -367,14 +366,8 @@ def test_each_write_of_chunks_is_in_the_update_of_its_shard() -> None:
     assert done.value.value == [None, None, None]
 
 
-def test_transformers_are_made_from_metadata() -> None:
-    encoding = ChunkKeyEncoding("default", ".")
-    reading = ReadOptions(max_gap_bytes=7)
-    context = ArrayContext("a", "a/", encoding, (5, 4), {}, reading, "a/index", 96)
-    made = sharding({"chunks_per_shard": [2, 3]}, context)
-    layout = ArrayLayout("a", "a/", encoding, (5, 4), ShardingSpec((2, 3), DRAFT_INDEX))
-    assert (made.layout, made.reading) == (layout, reading)
-    assert (made.layout.index_key, made.layout.chunk_nbytes) == ("a/index", 96)
+def test_a_checksum_has_no_configuration() -> None:
+    context = ArrayContext("a", "a/", LAYOUT.encoding, (5, 4), {}, ReadOptions())
     assert crc32c({}, context) == CRC
     with pytest.raises(SpecError, match=r"has no configuration, got {'x': 1}"):
         crc32c({"x": 1}, context)
