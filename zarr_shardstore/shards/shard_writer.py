@@ -16,31 +16,9 @@ Steps of a move, if the gap is too small: journal record, a copy of the index af
 then the change. Steps of a seal (`trimmed`): empty the journal, write a copy of the index after
 the data, cut the file after that copy.
 
-Theory of operation:
-
-1. *Bytes that an entry ever used are not written again while the file lives*: new entries go into
-   the gap, which no entry ever used. So a reader that has an index, however old, finds the values
-   of that index, also beside later changes.
-2. *Kill.* Before the index is touched the shard is whole, with unused bytes in its gap. While the
-   index is written the journal has a record: the next writer, and each reader in memory, undoes
-   the change, or finishes it if all its entries are there (`format.journal`). Afterwards the
-   shard is whole. A killed move is undone by cutting the file: the old index is still in its place.
-   A killed seal leaves a whole shard: cutting is one step, and both copies of the index are equal.
-3. *Torn write.* A half-written record or state has a wrong checksum and counts as none. The shard
-   was not touched yet, or is whole. A half-written index is repaired as in rule 2.
-4. *Loss of power.* A `Barrier` separates what must be on the disk before the next step begins.
-5. *Foreign writer.* The journal names the process that changed the shard last, and size and index
-   are compared before each change (`has_index_of`). If another program came between, the file
-   is opened again: this object is thrown away, not corrected.
-6. *Exception at any line.* `is_valid` is false from before the plan changes this object until the
-   last step was taken. An invalid writer is thrown away, and the index is read again.
-7. *Damage.* A shard with an entry that leaves the data is changed only if that entry is replaced.
-   Otherwise later bytes could take the place that the damaged entry points to.
-8. *Other programs* ignore the journal. An index of up to a page lies within one page. One call
-   writes it with its checksum, so these programs see the old or the new index.
-9. *Seal.* A gap is removed when the shard is full, and when the store is flushed or closed. It is
-   also removed at the end of the process, or when too many shards are open. A gap smaller than the
-   index stays.
+`spec_notes/writes.md` says why: five rules, and what a crash leaves after each step. `is_valid` is
+false from before a plan changes this object until its last step was taken. An invalid writer is
+thrown away, and the index is read again. So is one whose file another program has changed.
 """
 
 from __future__ import annotations
@@ -340,7 +318,7 @@ class ShardWriter:
         return found[n_body:] == checksum and found[:n_body] == self.body
 
     def trimmed(self) -> list[FileStep]:
-        """Return the steps of a seal (rule 9)."""
+        """Return the steps of a seal. A gap that is smaller than the index stays."""
         self.is_valid = False
         # First: a record for another place of the index could undo the change.
         steps: list[FileStep] = [Truncate("journal", 0), Barrier()]
