@@ -122,9 +122,9 @@ def chunks_initialized(flusher: Flusher, path: str, region: Region) -> Flow[npt.
     grid = ObjectGrid.of_array(array)
     box = box_of(region, grid.grid_shape)
     out = np.zeros([stop - start for start, stop in box], bool)
-    walk = Walk(grid, box, ("index",), is_paged=True)
+    walk = Walk(grid, box)
     while out.size and walk.has_more:
-        for stored in (yield from read_stored(grid, (yield from walk.next_round()), ("index",))):
+        for stored in (yield from read_stored(grid, (yield from walk.next_round()))):
             stored.check()
             stored.mark(out, box)
     return out

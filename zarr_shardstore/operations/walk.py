@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import islice, product
 from posixpath import commonpath, dirname
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -42,8 +42,6 @@ from zarr_shardstore.shards import stack as stacks
 from zarr_shardstore.shards.index_reads import corrupt, rounds_of
 from zarr_shardstore.shards.requests import Flow
 from zarr_shardstore.shards.shard_listing import KeyPages, VersionedKeys, entries_present
-
-Needs: TypeAlias = tuple[Literal["index", "size"], ...]
 
 Run: TypeAlias = Callable[[Flow[Any]], Any]
 """Runs a flow, as a base store does for the tools."""
@@ -115,10 +113,6 @@ class ObjectGrid:
         coords = self.layout.coords_of(key)
         return coords if coords is not None and is_inside(coords, self.shape) else None
 
-    def objects_of(self, box: Box) -> list[range]:
-        """Return the coordinates, by dimension, of the objects with chunks in a box."""
-        return self.boxes.boxes_of(box)
-
 
 class Stored(NamedTuple):
     """One object of an array, as far as a walk has looked at it."""
@@ -169,67 +163,41 @@ class Walk:
     """The objects of one array, or those with chunks in a box, round by round.
 
     A box is asked for place by place if it has at most `max_asked` objects, or if transformers
-    change keys. Otherwise the smallest directory with all of it is listed. Where all keys are names
-    in one directory, only `is_paged` bounds the memory, and shows versions.
+    change keys. Otherwise the smallest directory with all of it is listed.
     """
 
-    def __init__(
-        self,
-        grid: ObjectGrid,
-        box: Box | None = None,
-        needs: Needs = (),
-        *,
-        max_asked: int = 0,
-        is_paged: bool = False,
-    ) -> None:
+    def __init__(self, grid: ObjectGrid, box: Box | None = None, *, max_asked: int = 0) -> None:
         self.grid = grid
-        self._ranges = [range(n) for n in grid.shape] if box is None else grid.objects_of(box)
-        self._nbytes = int("size" in needs)
-        if "index" in needs and grid.is_sharded:
-            self._nbytes = grid.layout.spec.index_nbytes
+        self._ranges = [range(n) for n in grid.shape] if box is None else grid.boxes.boxes_of(box)
+        self._nbytes = grid.layout.spec.index_nbytes if grid.is_sharded else 0
         self._rounds: deque[list[Stored]] = deque()
-        self._pages = KeyPages([self._smallest_directory()])
-        self._next: Callable[[], Flow[list[Stored]]] | None = self._next_page
         n_places = math.prod(r.stop - r.start for r in self._ranges)  # ``len`` ends at 2⁶³
         keeps_keys = all(isinstance(each, stacks.ValueTransformer) for each in grid.below)
-        if box is not None and (n_places <= max_asked or not keeps_keys):
-            self._places = product(*self._ranges)
-            self._next = self._next_places
-        elif not is_paged and (grid.layout.encoding.separator != "/" or len(self._ranges) < 2):
-            self._next = self._all_names  # only other arrays lie deeper
+        self._asks = box is not None and (n_places <= max_asked or not keeps_keys)
+        """Whether there are more places to ask for."""
+        self._places = product(*self._ranges if self._asks else ())
+        self._pages = KeyPages([] if self._asks else [self._smallest_directory()])
 
     @property
     def has_more(self) -> bool:
         """Whether another round is to be asked for."""
-        return bool(self._rounds) or self._next is not None
+        return bool(self._rounds) or self._asks or self._pages.has_more
 
     def next_round(self) -> Flow[list[Stored]]:
         """Return the next objects, perhaps none. They are listed; `read_stored` reads them."""
-        if not self._rounds and self._next is not None:
-            found = yield from self._next()
-            self._rounds.extend(rounds_of(found, lambda _: self._nbytes))
+        found: list[Stored] = []
+        if not self._rounds and self._asks:
+            some = list(islice(self._places, _PLACES_AT_ONCE))
+            self._asks = len(some) == _PLACES_AT_ONCE
+            found = [Stored(self.grid.key(coords), coords, is_listed=False) for coords in some]
+        elif not self._rounds and self._pages.has_more:
+            found = self._inside((yield from self._pages.next_page()))
+        self._rounds.extend(rounds_of(found, lambda _: self._nbytes))
         return self._rounds.popleft() if self._rounds else []
 
     def close(self) -> Flow[None]:
         """Release what the base store has open for a listing."""
-        if self._next == self._next_page:
-            yield from self._pages.close()
-
-    def _next_places(self) -> Flow[list[Stored]]:
-        some = list(islice(self._places, _PLACES_AT_ONCE))
-        self._next = self._next if len(some) == _PLACES_AT_ONCE else None
-        return [Stored(self.grid.key(coords), coords, is_listed=False) for coords in some]
-        yield  # a flow without requests
-
-    def _all_names(self) -> Flow[list[Stored]]:
-        self._next, directory = None, self.grid.directory
-        (names,) = yield [requests.ListDir(directory)]
-        return self._inside(VersionedKeys(directory + name for name in names))
-
-    def _next_page(self) -> Flow[list[Stored]]:
-        page = yield from self._pages.next_page()
-        self._next = self._next if self._pages.has_more else None
-        return self._inside(page)
+        yield from self._pages.close()
 
     def _inside(self, page: VersionedKeys) -> list[Stored]:
         found = [
@@ -251,16 +219,16 @@ class Walk:
 
 
 def read_stored(
-    grid: ObjectGrid, listed: Sequence[Stored], needs: Needs, *, consistent: bool = False
+    grid: ObjectGrid, listed: Sequence[Stored], *, sizes: bool = False, consistent: bool = False
 ) -> Flow[list[Stored]]:
-    """Return these objects with what is needed of them; leave out those that are gone.
+    """Return these objects with their indexes, and perhaps `sizes`; leave out those that are gone.
 
     Keys are those above the transformers. Only unknown sizes are requested. A damaged index is
     read again, because a writer may have changed it meanwhile.
     """
     is_listed = bool(listed) and listed[0].is_listed
     if not grid.is_sharded:
-        return (yield from _read_chunks(grid, listed, is_listed, "size" in needs))
+        return (yield from _read_chunks(grid, listed, is_listed, sizes))
     if grid.below and is_listed:
         named = yield from stacks.keys_above(grid.below, [each.key for each in listed])
         listed = [Stored(key, ()) for key, _ in named]
@@ -270,7 +238,7 @@ def read_stored(
         if (shard := grid.layout.shard_of_key(each.key)) is not None
     ]
     attempts = (True,) if consistent else (False, True)
-    flow = _read_indexes(shards, attempts, "size" in needs)
+    flow = _read_indexes(shards, attempts, sizes)
     return (yield from stacks.run_through(grid.below, flow)) if grid.below else (yield from flow)
 
 
@@ -340,16 +308,10 @@ def _with_index(stored: Stored, found: requests.FoundIndex, nbytes: int | None) 
 
 
 def walk(
-    run: Run,
-    grid: ObjectGrid,
-    box: Box | None = None,
-    *,
-    needs: Needs = (),
-    max_asked: int = 0,
-    is_paged: bool = False,
+    run: Run, grid: ObjectGrid, box: Box | None = None, *, max_asked: int = 0
 ) -> Generator[list[Stored], None, None]:
-    """Yield the rounds of a `Walk`, perhaps empty ones; `read_stored` or `try_read` reads them."""
-    steps = Walk(grid, box, needs, max_asked=max_asked, is_paged=is_paged)
+    """Yield the rounds of a `Walk`."""
+    steps = Walk(grid, box, max_asked=max_asked)
     try:
         while steps.has_more:
             yield run(steps.next_round())
@@ -357,18 +319,20 @@ def walk(
         run(steps.close())
 
 
-def try_read(run: Run, grid: ObjectGrid, listed: Sequence[Stored], needs: Needs) -> list[Stored]:
+def try_read(
+    run: Run, grid: ObjectGrid, listed: Sequence[Stored], *, sizes: bool = False
+) -> list[Stored]:
     """Read one round; if that fails, read each object alone, and return its error as damage.
 
     Raise an `OSError` if no object can be read.
     """
     with suppress(OSError, ShardStoreError):
-        found: list[Stored] = run(read_stored(grid, listed, needs))
+        found: list[Stored] = run(read_stored(grid, listed, sizes=sizes))
         return found
     found = []
     for stored in listed:
         try:
-            found += run(read_stored(grid, [stored], needs))
+            found += run(read_stored(grid, [stored], sizes=sizes))
         except (OSError, ShardStoreError) as error:
             found.append(stored._replace(damage=error))
     errors = [each.damage for each in found if isinstance(each.damage, OSError)]

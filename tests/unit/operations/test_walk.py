@@ -13,7 +13,7 @@ import zarr
 from tests.support.kit import tuned
 from zarr_shardstore import ShardingMapping, ShardingStore
 from zarr_shardstore.errors import ShardStoreError
-from zarr_shardstore.operations.walk import Needs, ObjectGrid, Stored, Walk, read_stored, walk
+from zarr_shardstore.operations.walk import ObjectGrid, Stored, Walk, read_stored, walk
 from zarr_shardstore.store.base_handle import BaseStoreHandle, open_base
 from zarr_shardstore.tools.inspect.find import find_arrays, read_array
 
@@ -56,15 +56,13 @@ def test_each_box_has_its_objects(name: str) -> None:
         ranges = list(product(range(3), range(1, N + 1)))
         for rows, columns in product(ranges, ranges):
             box = rows, columns
-            places = set(product(*grid.objects_of(box)))
+            places = set(product(*grid.boxes.boxes_of(box)))
             wanted = [stored for stored in every if stored.coords in places]
-            expected = {
-                s.key: chunks_in(s) for s in base.run(read_stored(grid, wanted, ("index",)))
-            }
+            expected = {s.key: chunks_in(s) for s in base.run(read_stored(grid, wanted))}
             for max_asked, n_keys in product((0, 99), (1, 1024)):
                 with tuned(keys_per_page=n_keys):
-                    listed = walk(base.run, grid, box, needs=("index",), max_asked=max_asked)
-                    read = [base.run(read_stored(grid, some, ("index",))) for some in listed]
+                    found = walk(base.run, grid, box, max_asked=max_asked)
+                    read = [base.run(read_stored(grid, some)) for some in found]
                     assert {s.key: chunks_in(s) for some in read for s in some} == expected
 
 
@@ -72,17 +70,16 @@ def test_each_box_has_its_objects(name: str) -> None:
 @pytest.mark.parametrize("name", STORES)
 def test_sizes_are_those_of_the_objects(name: str) -> None:
     """A size comes with the index, or it is requested."""
-    needs: Needs = ("index", "size")
     for base, grid in grids_of(name):
         if not grid.below:
-            listed = walk(base.run, grid, needs=needs)
-            found = [s for some in listed for s in base.run(read_stored(grid, some, needs))]
+            rounds = [*walk(base.run, grid)]
+            read = [base.run(read_stored(grid, some, sizes=True)) for some in rounds]
+            found = [stored for some in read for stored in some]
             assert [s.nbytes for s in found] == base.sizes([s.key for s in found])
 
 
-@pytest.mark.parametrize("is_paged", [False, True])
-def test_keys_that_are_names_in_one_directory(is_paged: bool) -> None:
-    """Other arrays may lie below it: they are listed only where pages are asked for."""
+def test_keys_that_are_names_in_one_directory() -> None:
+    """Other arrays may lie below it: their keys are no objects of this one."""
     document = (
         b'{"zarr_format": 2, "shape": [4, 4], "chunks": [1, 1], "dtype": "|u1", "order": "C", '
         b'"compressor": null, "filters": null, "fill_value": 0}'
@@ -90,7 +87,7 @@ def test_keys_that_are_names_in_one_directory(is_paged: bool) -> None:
     base = open_base({".zarray": document, "0.1": b"1", "3.3": b"2", "9.9": b"3", "a/0.0": b"4"})
     grid = ObjectGrid.of_array(read_array(find_arrays(base)[0]))
     asked: list[Any] = []
-    steps = Walk(grid, is_paged=is_paged)
+    steps = Walk(grid)
     keys: list[str] = []
     while steps.has_more:
         flow = steps.next_round()
@@ -99,7 +96,7 @@ def test_keys_that_are_names_in_one_directory(is_paged: bool) -> None:
             flow.send(base.perform(batch))
         keys += [stored.key for stored in done.value.value]
     assert keys == ["0.1", "3.3"]
-    assert [type(request).__name__ for request in asked] == ["ListPage" if is_paged else "ListDir"]
+    assert [type(request).__name__ for request in asked] == ["ListPage"]
 
 
 def test_a_shard_that_grew_since_its_size_was_seen(tmp_path: Path) -> None:
@@ -111,7 +108,7 @@ def test_a_shard_that_grew_since_its_size_was_seen(tmp_path: Path) -> None:
     (array,) = find_arrays(base)
     grid = ObjectGrid.of_array(read_array(array))
     seen = Stored("c/0", (0,), nbytes=3)
-    (stored,) = base.run(read_stored(grid, [seen], ("index", "size"), consistent=True))
+    (stored,) = base.run(read_stored(grid, [seen], sizes=True, consistent=True))
     assert stored.damage is None
     assert stored.ids.tolist() == [0, 1, 2, 3]
 

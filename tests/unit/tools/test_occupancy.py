@@ -100,7 +100,7 @@ def test_a_shard_that_is_replaced_meanwhile_is_asked_again() -> None:
     ref = grid.layout.shard_of_key("a/c/0/0")
     assert ref is not None
     index, size = GetIndex(ref, cache=False), GetSize("a/c/0/0")
-    flow = read_stored(grid, [Stored("a/c/0/0", (0, 0))], ("index", "size"))
+    flow = read_stored(grid, [Stored("a/c/0/0", (0, 0))], sizes=True)
     assert next(flow) == [index, size]
     found = found_index(index, Found(memoryview(shard)[-INDEX:], None))
     assert flow.send([found, INDEX]) == [index._replace(consistent=True), size]
@@ -116,7 +116,7 @@ def test_an_object_that_is_erased_meanwhile_is_not_counted() -> None:
     base: dict[str, bytes] = {}
     make(ShardingStore(base, chunks_per_shard=(2, 3)))
     grid = ObjectGrid.of_array(read_array(arrays_at(open_base(base), "a")[0]))
-    flow = read_stored(grid, [Stored("a/c/0/0", (0, 0))], ("index", "size"))
+    flow = read_stored(grid, [Stored("a/c/0/0", (0, 0))], sizes=True)
     next(flow)
     with pytest.raises(StopIteration) as done:
         flow.send([FoundIndex(None, None), None])

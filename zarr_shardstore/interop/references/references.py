@@ -327,7 +327,7 @@ class _Reader:
 
     def _ranges(self, grid: walks.ObjectGrid) -> Iterator[ChunkRanges]:
         version_of = _versions_below(self.base, grid.prefix)
-        for listed in walks.walk(self.base.run, grid, needs=("index",)):
+        for listed in walks.walk(self.base.run, grid):
             # Before the indexes: a change between both makes another version.
             self._check_journals(grid, listed)
             versions = {key: version_of(key) for key, *_ in listed}
@@ -343,7 +343,7 @@ class _Reader:
                 # A later write must have a later second.
                 newest = max((v.modified_ns or 0 for v in versions.values() if v), default=0)
                 time.sleep(min(1, max(0, (newest // S_NS + 1) - time.time())) if newest else 0)
-            read = walks.read_stored(grid, known, ("index", "size"), consistent=True)
+            read = walks.read_stored(grid, known, sizes=True, consistent=True)
             for stored in self.base.run(read):
                 yield _in_shard(stored, versions[stored.key])
 

@@ -98,9 +98,8 @@ def _presence_of(
     is_stored = np.zeros([hi - lo for lo, hi in box], dtype=np.bool_)
     errors: list[str] = []
     grid = walks.ObjectGrid.of_array(array)
-    needs: walks.Needs = ("index",)
-    for some in filter(None, walks.walk(base.run, grid, box, needs=needs, max_asked=_MAX_ASKED)):
-        for stored in base.run(walks.read_stored(grid, some, needs)):
+    for some in walks.walk(base.run, grid, box, max_asked=_MAX_ASKED):
+        for stored in base.run(walks.read_stored(grid, some)):
             if stored.damage is None:
                 stored.mark(is_stored, box)
             else:

@@ -342,7 +342,7 @@ def compact_store(
         for shard, below in shards:
             grid = walks.ObjectGrid(shard.layout, below=below)
             place = walks.Stored(shard.key, shard.coords, is_listed=False)
-            for stored in base.run(walks.read_stored(grid, [place], ("index", "size"))):
+            for stored in base.run(walks.read_stored(grid, [place], sizes=True)):
                 if shard.is_adopted:
                     removed.append(0)
                 elif stored.damage is not None:

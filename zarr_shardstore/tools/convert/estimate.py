@@ -110,7 +110,7 @@ def _look(
         n_after = round(n_regions * (1 - (1 - min(1, share)) ** math.prod(boxes.largest)))
     else:
         there = []
-        pages: Iterable[list[walks.Stored]] = walks.walk(location.base.run, grid, is_paged=True)
+        pages: Iterable[list[walks.Stored]] = walks.walk(location.base.run, grid)
         if location.base.backend.linked_directory(grid.prefix):  # a listing does not follow it
             is_exact = n_grid <= _COUNTED
             if is_exact:
@@ -132,7 +132,7 @@ def _read(location: ArrayLocation, places: Sequence[walks.Stored]) -> list[walks
     run, found = location.base.run, list[walks.Stored]()
     for i in range(0, len(places), _SAMPLED):
         some = places[i : i + _SAMPLED]
-        found += walks.try_read(run, location.grid, some, ("index", "size"))
+        found += walks.try_read(run, location.grid, some, sizes=True)
     return [stored for stored in found if stored.nbytes is not None]
 
 

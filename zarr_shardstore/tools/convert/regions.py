@@ -133,8 +133,7 @@ def _is_dense(location: ArrayLocation, box: Iterable[range]) -> bool:
 
 def _listing(location: ArrayLocation) -> closing[Generator[list[walks.Stored], None, None]]:
     """List the objects of a location in rounds whose indexes fit in memory."""
-    run, grid = location.base.run, location.grid
-    return closing(walks.walk(run, grid, needs=("index",), is_paged=True))
+    return closing(walks.walk(location.base.run, location.grid))
 
 
 def add_regions(
@@ -151,7 +150,7 @@ def add_regions(
             found.add(tuple(side.start for side in numbers))
         else:
             shards.append(stored)
-    for stored in location.base.run(walks.read_stored(grid, shards, ("index",))):
+    for stored in location.base.run(walks.read_stored(grid, shards)):
         stored.check()
         box = grid.boxes.box(stored.coords)
         inside = np.unravel_index(stored.ids, grid.boxes.lengths(stored.coords))
@@ -171,7 +170,7 @@ def only_stored(location: ArrayLocation, region: ArrayRegion) -> ArrayRegion:
     The listing ends where a request for each object is no more work.
     """
     grid, boxes = location.grid, region.regions.boxes
-    ranges = grid.objects_of(boxes.box(region.coords, grid.grid_shape))
+    ranges = grid.boxes.boxes_of(boxes.box(region.coords, grid.grid_shape))
     n_objects = math.prod(r.stop - r.start for r in ranges)
     if n_objects <= _WALKED or _is_dense(location, ranges):
         return region

@@ -33,9 +33,9 @@ Round: TypeAlias = tuple[list[int], list[Cell]]
 def rounds_of_objects(base: BaseStoreHandle, grid: walks.ObjectGrid) -> Iterator[Round]:
     """Read the indexes of all objects of an array, some at a time; no chunk, but the values of a
     transformer below sharding. Objects outside the grid, or erased concurrently, are left out."""
-    needs: walks.Needs = ("index", "size")
-    for listed in filter(None, walks.walk(base.run, grid, needs=needs, is_paged=True)):
-        yield _read_round(base, grid, listed)
+    for listed in walks.walk(base.run, grid):
+        if listed:
+            yield _read_round(base, grid, listed)
 
 
 def _read_round(
@@ -47,7 +47,7 @@ def _read_round(
         if not grid.is_sharded:
             pairs = zip(listed, sizes, strict=True)
             listed = [stored._replace(nbytes=size) for stored, size in pairs if size is not None]
-    found = walks.try_read(base.run, grid, listed, ("index", "size"))
+    found = walks.try_read(base.run, grid, listed, sizes=True)
     if not grid.below:
         sizes = [stored.nbytes for stored in found]
     return [size for size in sizes if size is not None], [*map(cell_of, found)]

@@ -188,8 +188,8 @@ def order_of_others(checker: ArrayChecker) -> tuple[int, shard_format.EntryOrder
     It is no proof for another shard."""
     orders, n_whole = list(ORDERS), 0
     grid, run = checker.grid, checker.base.run
-    listed = walks.walk(run, grid, needs=("index",))
-    found = (s for some in listed for s in walks.try_read(run, grid, some, ("index",)))
+    listed = walks.walk(run, grid)
+    found = (s for some in listed for s in walks.try_read(run, grid, some))
     with suppress(OSError):
         for stored in islice(found, _MAX_OTHERS):
             index = stored.decoded
