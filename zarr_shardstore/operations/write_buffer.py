@@ -29,7 +29,6 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from zarr_shardstore.errors import ShardConflictError
 from zarr_shardstore.format.layout import ArrayLayout, ChunkRef, ShardRef
-from zarr_shardstore.format.ranges import resolve_range
 from zarr_shardstore.format.shard import Bytes
 from zarr_shardstore.shards import requests, stack
 from zarr_shardstore.shards.read import ReadOptions, read_entries
@@ -305,7 +304,7 @@ def _reset() -> None:
 
 
 def perform_buffered(
-    pairs: Sequence[stack.ChunkRequest], reading: ReadOptions, buffer: WriteBuffer
+    pairs: stack.ChunkRequests, reading: ReadOptions, buffer: WriteBuffer
 ) -> Flow[list[Any]]:
     """Reply to requests for chunks as `perform_on_chunks`; buffer the updates among them.
 
@@ -319,7 +318,8 @@ def perform_buffered(
         if not isinstance(request, requests.Get | requests.GetSize | requests.Exists):
             writes.setdefault(chunk.shard, []).append(i)
         elif (state := buffer.find(chunk.shard, chunk.entry_id)) is not None:
-            replies[i] = _reply(request, state)
+            value = memoryview(state.value) if isinstance(state, Set) else None
+            replies[i] = stack.reply_of(request, value, None)
         else:
             left.append(i)
     for shard, positions in writes.items():
@@ -330,18 +330,6 @@ def perform_buffered(
         for i, reply in zip(left, found, strict=True):
             replies[i] = reply
     return replies
-
-
-def _reply(request: requests.Get | requests.GetSize | requests.Exists, state: NewState) -> Any:
-    value = memoryview(state.value) if isinstance(state, Set) else None
-    match request:
-        case requests.Exists():
-            return value is not None
-        case requests.GetSize():
-            return None if value is None else len(value)
-        case requests.Get(_, byte_range):
-            start, stop = resolve_range(byte_range, len(value or b""))
-            return requests.Found(None if value is None else value[start:stop], None)
 
 
 def commit_with_buffered(

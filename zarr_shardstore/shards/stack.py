@@ -158,16 +158,20 @@ class ValueTransformer(StorageTransformer, ABC):
     def _reply_above(self, request: Request, reply: Any) -> Any:
         if not isinstance(request, Get | GetSize):
             return reply
-        found: Found = reply
-        value = None
-        if found.value is not None:
-            value = memoryview(self.decode(request.key, found.value))
-        if isinstance(request, GetSize):
-            return None if value is None else len(value)
-        if value is None:
-            return found
-        start, stop = resolve_range(request.byte_range, len(value))
-        return Found(value[start:stop], found.version, len(value))
+        stored, version, *_ = reply
+        value = None if stored is None else memoryview(self.decode(request.key, stored))
+        return reply_of(request, value, version)
+
+
+def reply_of(request: Get | GetSize | Exists, value: memoryview | None, version: object) -> Any:
+    """Return the reply to a request for a value that is in memory; ``None`` is a missing one."""
+    if isinstance(request, Exists):
+        return value is not None
+    nbytes = None if value is None else len(value)
+    if isinstance(request, GetSize):
+        return nbytes
+    start, stop = resolve_range(request.byte_range, nbytes or 0)
+    return Found(None if value is None else value[start:stop], version, nbytes)
 
 
 class InCommit(StorageTransformer):
@@ -330,14 +334,11 @@ WriteStrategy: TypeAlias = Literal["rewrite", "append"]
 Strategy: TypeAlias = Literal["auto", "rewrite", "append"]
 """The option of a store: ``"auto"`` is ``"append"`` if the base store can append."""
 
-
-ChunkRequest: TypeAlias = tuple[Any, ChunkRef]
-"""A request for the value of a chunk, and the chunk."""
-
-_Pairs: TypeAlias = Sequence[ChunkRequest]
+ChunkRequests: TypeAlias = Sequence[tuple[Any, ChunkRef]]
+"""Requests for the values of chunks, and the chunks."""
 
 
-def perform_on_chunks(pairs: _Pairs, reading: ReadOptions) -> Flow[list[Any]]:
+def perform_on_chunks(pairs: ChunkRequests, reading: ReadOptions) -> Flow[list[Any]]:
     """Reply to requests for chunks, also of several arrays, in shared rounds.
 
     Cost: two rounds for reads, one for sizes, one `UpdateShard` for each shard that changes.
@@ -349,13 +350,13 @@ def perform_on_chunks(pairs: _Pairs, reading: ReadOptions) -> Flow[list[Any]]:
     return (yield from for_each_kind(pairs, kinds, lambda flow, part: flow(part, reading)))
 
 
-def _read_values(pairs: _Pairs, reading: ReadOptions) -> Flow[list[Found]]:
+def _read_values(pairs: ChunkRequests, reading: ReadOptions) -> Flow[list[Found]]:
     ranges = column_of_ranges([request.byte_range for request, _ in pairs])
     values = yield from read_entries([chunk for _, chunk in pairs], reading, ranges)
     return [Found(value, None) for value in values]
 
 
-def _read_sizes(pairs: _Pairs, _: ReadOptions) -> Flow[list[int | bool | None]]:
+def _read_sizes(pairs: ChunkRequests, _: ReadOptions) -> Flow[list[int | bool | None]]:
     """Reply to `GetSize` and `Exists`, from indexes alone."""
     shards = list({chunk.shard: None for _, chunk in pairs})
     indexes = dict(zip(shards, (yield from read_indexes(shards)), strict=True))
@@ -370,12 +371,12 @@ def _read_sizes(pairs: _Pairs, _: ReadOptions) -> Flow[list[int | bool | None]]:
     return replies
 
 
-def _update(pairs: _Pairs, _: ReadOptions) -> Flow[list[None]]:
+def _update(pairs: ChunkRequests, _: ReadOptions) -> Flow[list[None]]:
     yield shard_updates(pairs)
     return [None] * len(pairs)
 
 
-_FLOWS: Mapping[type, Callable[[_Pairs, ReadOptions], Flow[list[Any]]]] = {
+_FLOWS: Mapping[type, Callable[[ChunkRequests, ReadOptions], Flow[list[Any]]]] = {
     Get: _read_values,
     GetSize: _read_sizes,
     Exists: _read_sizes,
@@ -389,7 +390,7 @@ class ShardingTransformer(StorageTransformer):
 
     layout: ArrayLayout
     reading: ReadOptions
-    on_chunks: Callable[[_Pairs, ReadOptions], Flow[list[Any]]] = perform_on_chunks
+    on_chunks: Callable[[ChunkRequests, ReadOptions], Flow[list[Any]]] = perform_on_chunks
     """Replies to requests for chunks, as `perform_on_chunks`."""
 
     def perform(self, requests: Sequence[Request]) -> Flow[list[Any]]:
