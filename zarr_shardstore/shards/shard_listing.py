@@ -61,16 +61,13 @@ class GridDirectory(NamedTuple):
         first, stop = layout.spec.boxes.bounds(dim, part[0])
         if layout.grid_shape is not None:
             stop = min(stop, layout.grid_shape[dim])
-        return self._directory_names(range(first, min(stop, first + MAX_NAMES + 1)))
+        marker = "" if self.leading else layout.encoding.marker.rpartition("/")[2]
+        return [f"{marker}{number}" for number in range(first, min(stop, first + MAX_NAMES + 1))]
 
     def names_of_entries(self, shard: ShardRef, index: ShardIndex) -> list[str]:
         """Return the names in this directory of the chunks of one of its shards."""
         ids = entries_present(shard, index, self.leading)
         return [key.rpartition("/")[2] for key in shard.chunk_keys(ids)]
-
-    def _directory_names(self, numbers: Iterable[int]) -> list[str]:
-        start = "" if self.leading else self.layout.encoding.marker.rpartition("/")[2]
-        return [f"{start}{number}" for number in numbers]
 
 
 def locate_directory(layout: ArrayLayout, directory: str) -> GridDirectory | None:
