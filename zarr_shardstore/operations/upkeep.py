@@ -1,8 +1,4 @@
-"""Upkeep of stored shards: compaction and consolidation, as flows.
-
-Compaction stores shards again without dead bytes. Consolidation copies the indexes of all shards of
-an array into one object.
-"""
+"""Upkeep of stored shards: compaction and consolidation, as flows."""
 
 from __future__ import annotations
 
@@ -11,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from zarr_shardstore.arrays.array_cache import ArrayCache
-from zarr_shardstore.arrays.catalog import TransformedKey
+from zarr_shardstore.arrays.catalog import TransformedKey, flat_nodes
 from zarr_shardstore.arrays.stored_array import StoredArray
 from zarr_shardstore.errors import ShardStoreError, SpecError
 from zarr_shardstore.format.consolidated_index import (
@@ -135,10 +131,8 @@ def _record(
 
 def _nodes_of(layout: ArrayLayout, array_cache: ArrayCache) -> Flow[list[Node]]:
     """Return the places of the documents of an array; none if only an option declares it."""
-    if layout.encoding.style == "draft":
-        nodes = [Node("draft", layout.path)]
-    else:
-        nodes = [Node("v3", layout.path), Node("v2", layout.path)]
+    is_draft = layout.encoding.style == "draft"
+    nodes = [Node("draft", layout.path)] if is_draft else flat_nodes(layout.path)
     states = yield from array_cache.lookup(nodes)
     arrays = {n: a for n, a in states.items() if isinstance(a, StoredArray)}
     return [n for n in nodes if n in arrays and arrays[n].sharding[0] == layout]
