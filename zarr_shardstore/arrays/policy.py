@@ -3,10 +3,6 @@
 ``chunks_per_shard="auto"`` makes shards of 10 to 100 MB. Larger shards mean fewer objects and
 requests. Smaller shards are cheaper to rewrite, and more readers share the work.
 
-A shard that reaches beyond the grid has missing entries, 16 bytes each, which a growing array
-fills. A new shard is clipped to the grid where its index would become large. The first dimension
-is clipped least, because most arrays grow along it.
-
 Source: the recommendation of zarr-vectors and of the discussion of sharding, 10 to 100 MB;
 spec_notes/decisions/0031-shapes.md.
 """

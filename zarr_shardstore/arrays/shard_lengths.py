@@ -58,11 +58,8 @@ class ShardLengths:
             return [self._in_chunks(chunks, geometry.shape, *item) for item in given.items()]
         given = {}
         for name, side in self.sides.items():
-            dim = (
-                name
-                if isinstance(name, int)
-                else next((i for i, each in enumerate(dims) if each == name), -1)
-            )
+            of_name = dims.index(name) if name in dims else -1
+            dim = name if isinstance(name, int) else of_name
             if dim in given:
                 raise SpecError(f"shards names the dimension {dim} twice, by name and by number")
             if 0 <= dim < ndim:

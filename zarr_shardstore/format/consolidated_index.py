@@ -46,7 +46,6 @@ _ITEM_NBYTES = 400
 """Memory of a shard besides its blob."""
 
 RecordedVersion: TypeAlias = str | int
-"""An ETag, or the time of the last change of a file in whole seconds since 1970."""
 
 _Doc: TypeAlias = Mapping[str, Any]
 

@@ -417,8 +417,7 @@ def with_grid(doc: Mapping[str, Any], sides: Sequence[Side]) -> dict[str, Any]:
     if any(isinstance(side, tuple) for side in sides):
         options: dict[str, Any] = {"kind": "inline", "chunk_shapes": spelled}
         return {**doc, "chunk_grid": {"name": "rectilinear", "configuration": options}}
-    grid: Mapping[str, Any] = {"name": "regular"}
-    grid = doc["chunk_grid"] if doc["chunk_grid"]["name"] == "regular" else grid
+    grid = doc["chunk_grid"] if doc["chunk_grid"]["name"] == "regular" else {"name": "regular"}
     return {**doc, "chunk_grid": {**grid, "configuration": {"chunk_shape": spelled}}}
 
 

@@ -111,11 +111,7 @@ def read_entries(
     options: ReadOptions,
     byte_ranges: Sequence[ByteRange | None] | None = None,
 ) -> Flow[list[memoryview | None]]:
-    """Read values of chunks, or ranges of them; ``None`` where a chunk is missing.
-
-    Cost: one request for the index of each shard, then one for each span; or one for a whole
-    shard. Only wanted entries are checked.
-    """
+    """Read values of chunks, or ranges; ``None`` if missing. Only wanted entries are checked."""
     by_shard: dict[str, ShardReads] = {}
     for i, (_, shard, entry_id) in enumerate(chunks):
         group = by_shard.get(shard.key)
