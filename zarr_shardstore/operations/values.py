@@ -153,9 +153,7 @@ class Operations:
     ) -> Flow[list[memoryview | None]]:
         """As `get_many`, for all kinds of keys."""
         keys = [key for key, _ in key_ranges]
-        documents = [
-            i for i, o in enumerate(owners) if not isinstance(o, ChunkRef) and is_document(keys[i])
-        ]
+        documents = [i for i, key in enumerate(keys) if is_document(key)]
         asked = [requests.Get(key, byte_range) for key, byte_range in key_ranges]
         for i in documents:
             asked[i] = requests.Get(keys[i])  # its view is another one
@@ -176,13 +174,12 @@ class Operations:
         ends = list(accumulate(map(len, groups)))
         for end, group in zip(ends, groups, strict=True):
             group.positions = list(range(end - len(group), end))
-        documents = dict[str, ArrayLayout]()
+        layouts = [group.shard.layout for group in groups]
+        documents = {layout.document_key: layout for layout in layouts}
         try:
-            n_values = sum(map(len, groups))
-            values = yield from read_groups(groups, n_values, self._reading, documents)
+            values = yield from read_groups(groups, sum(map(len, groups)), self._reading)
         except CorruptShardError:
-            layouts = [group.shard.layout for group in groups]
-            yield from self.arrays.confirm({layout.document_key: layout for layout in layouts})
+            yield from self.arrays.confirm(documents)
             raise
         yield from self.arrays.confirm(documents)
         return [values[end - len(group) : end] for end, group in zip(ends, groups, strict=True)]

@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import repeat
 
-from zarr_shardstore.format.layout import ArrayLayout, ChunkRef, ShardRef
+from zarr_shardstore.format.layout import ChunkRef, ShardRef
 from zarr_shardstore.format.ranges import (
     ByteRange,
     Range,
@@ -32,7 +32,6 @@ from zarr_shardstore.shards.index_reads import corrupt, read_whole_shards
 from zarr_shardstore.shards.requests import Flow, FoundIndex, Get, GetIndex, GetSize, Request
 
 _EMPTY = memoryview(b"")
-_N_ATTEMPTS_IN_TWO_ROUNDS = 2
 
 _MAX_GAP_FACTOR = 16
 """Ratio of the gaps that are read along to save a round, and those that save a request: 64 KiB
@@ -123,35 +122,24 @@ def read_entries(
 
 
 def read_groups(
-    groups: Sequence[ShardReads],
-    n_values: int,
-    options: ReadOptions,
-    documents: dict[str, ArrayLayout] | None = None,
+    groups: Sequence[ShardReads], n_values: int, options: ReadOptions
 ) -> Flow[list[memoryview | None]]:
-    """Read as `read_entries`, with the reads grouped already; each shard is in one group.
-
-    The layouts of the arrays whose indexes were requested are added to `documents`, by the keys of
-    their documents.
-    """
+    """Read as `read_entries`, with the reads grouped already; each shard is in one group."""
     values: list[memoryview | None] = [None] * n_values
     first, max_at_once = 0, options.max_shards_at_once
     while first < len(groups):
         n_at_once = max_at_once() if max_at_once is not None and len(groups) > 1 else len(groups)
         pending = groups[first : first + n_at_once]
-        yield from _read_in_two_rounds(pending, values, options, documents)
+        yield from _read_in_two_rounds(pending, values, options)
         first += n_at_once
     return values
 
 
 def _read_in_two_rounds(
-    pending: Sequence[ShardReads],
-    values: list[memoryview | None],
-    options: ReadOptions,
-    documents: dict[str, ArrayLayout] | None,
+    pending: Sequence[ShardReads], values: list[memoryview | None], options: ReadOptions
 ) -> Flow[None]:
     """Fill `values` for some groups of reads, each of one shard."""
-    for attempt in range(_N_ATTEMPTS_IN_TWO_ROUNDS):
-        is_again = attempt > 0
+    for is_again in (False, True):
         with_data = [False] * len(pending)
         if options.max_requests_at_once is not None and not is_again:
             with_data = _choose_whole_shards(pending, options.max_coalesced_bytes)
@@ -159,10 +147,6 @@ def _read_in_two_rounds(
             GetIndex(reads.shard, consistent=is_again, revalidate=is_again, with_data=is_whole)
             for reads, is_whole in zip(pending, with_data, strict=True)
         ]
-        if documents is not None:
-            pairs = zip(pending, replies, strict=True)
-            layouts = [r.shard.layout for r, found in pairs if found.was_requested]
-            documents |= {layout.document_key: layout for layout in layouts}
         pending = yield from _read_spans(pending, replies, values, options)
         if not pending:
             return
