@@ -19,7 +19,6 @@ from zarr_shardstore.shards.requests import Flow, Found, FoundIndex, Get, GetInd
 
 T = TypeVar("T")
 
-_N_ATTEMPTS_IN_ONE_PIECE = 2  # to read a whole object, if a reply is truncated
 _SHARDS_PER_ROUND = 64  # of a walk over many shards
 _NBYTES_PER_ROUND = 16 * 1024 * 1024  # of memory
 
@@ -130,7 +129,7 @@ def read_whole_shards(shards: Sequence[ShardRef]) -> Flow[list[Found]]:
     """
     founds: list[Found] = [Found(None, None)] * len(shards)
     left: list[int] = list(range(len(shards)))
-    for n_left in reversed(range(_N_ATTEMPTS_IN_ONE_PIECE)):
+    for is_last in (False, True):
         replies = yield [Get(shards[i].key, consistent=True) for i in left]
         for i, found in zip(left, replies, strict=True):
             founds[i] = found
@@ -142,7 +141,7 @@ def read_whole_shards(shards: Sequence[ShardRef]) -> Flow[list[Found]]:
         left = [i for i in left if _is_truncated(founds[i])]
         if not left:
             break
-        if not n_left:
+        if is_last:
             value, size = founds[left[0]].value, founds[left[0]].size
             raise CorruptShardError(
                 f"it has {size} bytes, and reading all of it gave {len(value or b'')}",
@@ -153,8 +152,8 @@ def read_whole_shards(shards: Sequence[ShardRef]) -> Flow[list[Found]]:
 
 def read_whole_value(key: str) -> Flow[Found]:
     """Read an object that is no shard; a reply that is truncated twice is a `CorruptValueError`."""
-    for _ in range(_N_ATTEMPTS_IN_ONE_PIECE):
-        found: Found
+    found: Found
+    for _ in range(2):
         (found,) = yield [Get(key, consistent=True)]
         if not _is_truncated(found):
             return found
