@@ -243,7 +243,8 @@ class ArrayCache:
                 generation.drop(node)
                 generation.refused.add(node)
             if layout is not None:
-                is_same = now is not None and now.has_entries_of(layout)
+                declared = None if now is None else now.sharding[0]
+                is_same = declared is not None and declared.has_same_entries(layout)
             if not is_same:
                 raise ShardConflictError.of_replaced(node.path)
 

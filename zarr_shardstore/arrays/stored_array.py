@@ -68,11 +68,6 @@ class StoredArray(NamedTuple):
             return False
         return self.document.geometry is None or self.document.has_same_chunks(other.document)
 
-    def has_entries_of(self, layout: ArrayLayout) -> bool:
-        """Whether the array keeps each chunk in the entry that a layout names."""
-        mine, _ = self.sharding
-        return mine is not None and mine.has_same_entries(layout)
-
     def coords_of(self, key: str) -> Coords | None:
         """Return the coordinates that a chunk key spells, also outside the grid."""
         geometry, prefix = self.document.geometry, self.node.chunk_prefix
