@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from zarr_shardstore.access import BaseStoreHandle, byte_ranges, metadata, requests, stacks
+from zarr_shardstore.access import BaseStoreHandle, metadata, requests, stacks
 from zarr_shardstore.errors import ShardConflictError, SpecError
 from zarr_shardstore.tools.inspect.find import lineage, quoted
 from zarr_shardstore.tools.native.bridge import DocumentChange, documents_by_key, native_change
@@ -78,11 +78,6 @@ def _reply(changed: Mapping[str, memoryview | None], request: Any, reply: Any) -
             }
             new = [name for name, value in here.items() if value is not None]
             return [name for name in reply if name not in here] + new
-        case requests.GetSize(key) if key in changed:
-            return None if (value := changed[key]) is None else len(value)
-        case requests.Get(key, byte_range) if (value := changed.get(key)) is not None:
-            start, stop = byte_ranges.resolve_range(byte_range, len(value))
-            return requests.Found(value[start:stop], None)
-        case requests.Get(key) if key in changed:
-            return requests.Found(None, None)
+        case requests.Get(key) | requests.GetSize(key) if key in changed:
+            return stacks.reply_of(request, changed[key], None)
     return reply
