@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from functools import partial
 from itertools import accumulate, repeat
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeAlias
 
 from zarr_shardstore.arrays.array_cache import ArrayCache, Generation, read_documents
 from zarr_shardstore.arrays.catalog import Catalog, InvalidChunkKey, TransformedKey
@@ -51,9 +51,6 @@ from zarr_shardstore.shards.updates import (
     check_pieces,
     shard_updates,
 )
-
-V = TypeVar("V", bound=requests.ValueRequest)
-
 
 _Asked: TypeAlias = "tuple[requests.ValueRequest, Owner]"
 
@@ -275,9 +272,9 @@ class Operations:
         for document in documents:  # first: they say which of the other keys are chunks
             value = memoryview(document.value)
             yield from self.documents.set(document.key, value, only_if_missing=only_if_missing)
-        writes = yield from self._with_owners(values)
+        owners = yield from self._owners_to_write([each.key for each in values])
         erasures = yield from self._erasures(erased)
-        yield from self._perform([*writes, *erasures])
+        yield from self._perform([*zip(values, owners, strict=True), *erasures])
         yield from self.documents.erase([key for key in erased if is_document(key)])
 
     def set_chunks(self, items: Sequence[tuple[str, Bytes | requests.Modify | None]]) -> Flow[None]:
@@ -322,7 +319,8 @@ class Operations:
             requests.SetPartial(key, check_pieces(key, parts)) for key, parts in pieces.items()
         ]
         others: list[_Asked] = []
-        for patch, owner in (yield from self._with_owners(patches)):
+        owners = yield from self._owners_to_write(list(pieces))
+        for patch, owner in zip(patches, owners, strict=True):
             if is_document(patch.key):  # what is changed is what readers see
                 old = yield from self.get(patch.key)
                 new = apply_pieces(patch.key, old, patch.pieces)
@@ -341,8 +339,7 @@ class Operations:
                 raise SpecError(f"key {key!r} is metadata: it is not updated by a function")
         if len(set(keys)) < len(keys):
             raise SpecError("keys: each key can be there only once")
-        asked = [requests.Modify(key, lambda old: old) for key in keys]
-        owners = [owner for _, owner in (yield from self._with_owners(asked))]
+        owners = yield from self._owners_to_write(keys)
         update = JointUpdate(keys, function, (yield from self.get_many([(k, None) for k in keys])))
         shards: dict[Hashable, list[int]] = {}
         for i, key in enumerate(keys):
@@ -449,14 +446,14 @@ class Operations:
         """Refuse keys whose array another process has converted."""
         yield from self.arrays.confirm(self.catalog.documents_above(keys))
 
-    def _with_owners(self, writes: Sequence[V]) -> Flow[list[tuple[V, Owner]]]:
-        """Return writes with the owners of their keys; refuse a key that is no chunk key."""
-        owners = yield from self.catalog.chunks_of([write.key for write in writes])
+    def _owners_to_write(self, keys: Sequence[str]) -> Flow[list[Owner]]:
+        """Return the owners of keys; refuse a key that is no chunk key."""
+        owners: list[Owner] = yield from self.catalog.chunks_of(keys)
         for owner in owners:
             if isinstance(owner, InvalidChunkKey):
                 raise SpecError(owner.message)
-        yield from self._confirm_arrays(w.key for w, o in zip(writes, owners, strict=True) if not o)
-        return list(zip(writes, owners, strict=True))
+        yield from self._confirm_arrays(k for k, o in zip(keys, owners, strict=True) if not o)
+        return owners
 
     def _perform(self, pairs: Sequence[_Asked], *, may_buffer: bool = True) -> Flow[list[Any]]:
         """Reply to requests by the owners of their keys; ``None`` for keys outside a grid."""
