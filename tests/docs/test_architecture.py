@@ -43,18 +43,18 @@ def test_each_name_in_the_page_exists() -> None:
 
 
 ROOMS = {
-    "core": 22_212,
-    "core/format": 1_713,
-    "core/metadata": 1_206,
-    "core/shards": 2_490,
-    "core/arrays": 1_843,
-    "core/operations": 2_443,
-    "core/io": 6_192,
-    "core/zarr_hooks": 2_037,
-    "core/store": 3_751,  # 86 lines read entries for the loader
-    "tools": 9_466,  # 190 lines estimate what a conversion costs, 100 convert a part of a store
-    "cli": 1_342,  # 100 lines: first screen, exit codes, tables of groups, estimates as text
-    "interop": 6_546,  # 1,380 lines are the loader
+    "core": 21_668,
+    "core/format": 1_712,
+    "core/metadata": 1_205,
+    "core/shards": 2_429,
+    "core/arrays": 1_826,
+    "core/operations": 2_373,
+    "core/io": 6_025,
+    "core/zarr_hooks": 1_902,
+    "core/store": 3_669,  # 86 lines read entries for the loader
+    "tools": 9_265,  # 190 lines estimate what a conversion costs, 100 convert a part of a store
+    "cli": 1_340,  # 100 lines: first screen, exit codes, tables of groups, estimates as text
+    "interop": 6_418,  # 1,380 lines are the loader
 }
 """Lines that each room may have. The core is what is neither `tools`, `cli` nor `interop`."""
 
