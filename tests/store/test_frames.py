@@ -203,6 +203,24 @@ def test_a_creation_that_fails_is_repeated(what: str) -> None:
     np.testing.assert_array_equal(stored(ShardingStore(other, 2)), frames(0, 3))
 
 
+def test_a_creation_that_fails_leaves_no_document_under_way() -> None:
+    """The next attempt would meet it half way, or it would go over the frames of that attempt."""
+    base = Failing()
+
+    def fails(key: str) -> bool:
+        time.sleep(0.2 if key == "g/zarr.json" else 0)
+        return key == "zarr.json"
+
+    with ShardingStore(base, 2).append_frames("g/run", chunks=(1, *SHAPE), **NEVER) as writer:
+        base.fails = fails
+        with pytest.raises(OSError, match="disk is full"):
+            writer.append(frames(0, 1)[0])
+        assert "g/zarr.json" in base
+        base.fails = lambda key: False
+        writer.extend(frames(0, 3))
+    np.testing.assert_array_equal(stored(ShardingStore(base)), frames(0, 3))
+
+
 def test_attributes_that_put_an_older_end_back(tmp_path: Path) -> None:
     """On local files the end of the writer puts its own end there."""
     store = ShardingStore(tmp_path, 2)

@@ -129,6 +129,7 @@ class GrowingArray:
                     zarr.open_group(self._store, path=group, mode="a", zarr_format=zarr_format)
             except BaseException:
                 self._has_tried = True
+                sync(self._end_documents())
                 raise
             self._find()
             if self.first:
@@ -144,6 +145,11 @@ class GrowingArray:
                 f"frames of {self.path!r} have the shape {array.shape[1:]} and are "
                 f"{array.dtype}, got {frames.shape[1:]} and {frames.dtype}"
             )
+
+    async def _end_documents(self) -> None:
+        """Wait for other documents of a creation: zarr leaves them under way when one fails."""
+        async with self._store._engine.turn(self.path):
+            pass
 
     def append(self, frames: npt.NDArray[Any], n_durable: int) -> None:
         """Store frames after the end, and then move the end after them."""
