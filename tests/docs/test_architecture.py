@@ -43,7 +43,7 @@ def test_each_name_in_the_page_exists() -> None:
 
 
 ROOMS = {
-    "core": 21_674,
+    "core": 21_679,
     "core/format": 1_712,
     "core/metadata": 1_205,
     "core/shards": 2_429,
@@ -51,10 +51,10 @@ ROOMS = {
     "core/operations": 2_373,
     "core/io": 6_025,
     "core/zarr_hooks": 1_902,
-    "core/store": 3_675,  # 86 lines read entries for the loader
+    "core/store": 3_680,  # 86 lines read entries for the loader
     "tools": 9_265,  # 190 lines estimate what a conversion costs, 100 convert a part of a store
     "cli": 1_340,  # 100 lines: first screen, exit codes, tables of groups, estimates as text
-    "interop": 6_418,  # 1,380 lines are the loader
+    "interop": 6_420,  # 1,380 lines are the loader
 }
 """Lines that each room may have. The core is what is neither `tools`, `cli` nor `interop`."""
 

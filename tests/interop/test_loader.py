@@ -17,11 +17,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import obstore
 import pytest
 import zarr
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from zarr.storage import LocalStore, MemoryStore
+from zarr.storage import LocalStore, MemoryStore, ObjectStore
 
 from tests.support.counting_server import counting_server
 from tests.support.kit import CountingStore, FailingStore, Faults, forget, objects_of
@@ -350,6 +351,20 @@ def test_each_chunk_is_decoded_once(n_in_chunk: int, chunk_nbytes: int) -> None:
         assert stats.nbytes_delivered == 97 * width * 4
         assert stats.n_samples == 97
         assert loader.plan().nbytes_read == stats.nbytes_read
+
+
+@pytest.mark.parametrize("shuffle", SHUFFLES)
+@pytest.mark.parametrize("rows_in_chunk", [1, 8])
+def test_requests_are_those_of_the_plan(shuffle: Any, rows_in_chunk: int) -> None:
+    """Neighbours in a shard share a request; other chunks of it have one each."""
+    base = ObjectStore(obstore.store.MemoryStore())
+    store = ShardingStore(base, chunks_per_shard=(64, 1))
+    array(store, (2048, 256), (rows_in_chunk, 256))
+    loader = ShardLoader(store, "x", batch_size=48, shuffle=shuffle)
+    plan = loader.plan()  # reads the indexes
+    before = store.stats().requests
+    list(loader)
+    assert store.stats().requests - before == plan.n_requests
 
 
 def test_shards_share_a_batch() -> None:

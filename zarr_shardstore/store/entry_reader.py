@@ -17,6 +17,7 @@ from zarr_shardstore.arrays.stored_array import StoredArray
 from zarr_shardstore.format.arguments import array_path
 from zarr_shardstore.format.keys import Coords
 from zarr_shardstore.format.layout import ArrayLayout
+from zarr_shardstore.format.ranges import plan_spans
 from zarr_shardstore.io.concurrency import zarrs_loop
 from zarr_shardstore.shards.read import ShardReads
 from zarr_shardstore.shards.requests import GetIndex, ask
@@ -104,12 +105,16 @@ class EntryReader(NamedTuple):
 
         return asyncio.run_coroutine_threadsafe(read(), zarrs_loop())
 
-    def nbytes(self, parts: Sequence[EntryPart]) -> int:
-        """Return the encoded size of chunks of shards in bytes, by the indexes."""
-        groups = self._groups(parts)
+    def price(self, parts: Sequence[EntryPart]) -> tuple[int, int]:
+        """Return the requests for chunks of shards, and their encoded bytes, by the indexes."""
+        groups, options = self._groups(parts), self.engine.options.reading
         found = self.engine.driver.run(ask([GetIndex(reads.shard) for reads in groups]))
         pairs = [(r, f.decoded) for r, f in zip(groups, found, strict=True) if f.decoded]
-        return sum(b - a for r, i in pairs for a, b in filter(None, r.ranges(i, None)))
+        ranges = [[*filter(None, reads.ranges(index, None))] for reads, index in pairs]
+        limits = {"max_gap_bytes": options.max_gap_bytes}
+        limits["max_coalesced_bytes"] = options.max_coalesced_bytes
+        n_requests = sum(len(plan_spans(each, **limits)) for each in ranges)
+        return n_requests, sum(stop - start for each in ranges for start, stop in each)
 
     def _groups(self, parts: Sequence[EntryPart]) -> list[ShardReads]:
         layout, groups = cast(Any, self.layout), list[ShardReads]()

@@ -306,8 +306,10 @@ class ShardLoader:
                 source, reads = sources[unit.array], unit.reads
                 shards.update((unit.array, shard) for shard, _ in reads)
                 decoded, is_known = unit.n_chunks * source.chunk_nbytes, source.entries.layout
-                encoded = source.entries.nbytes(reads) if is_known else decoded
-                counts += (unit.n_chunks, len(reads), encoded, decoded)
+                n_each, encoded = unit.n_chunks, decoded
+                if is_known:
+                    n_each, encoded = source.entries.price(reads)
+                counts += (unit.n_chunks, n_each, encoded, decoded)
         n_chunks, n_requests, nbytes_read, nbytes_decoded = counts.tolist()
         delivered = int(nbytes_of(sources, task.samples, numbers).sum())
         shard_nbytes = sum(source.shard_nbytes for source in sources)

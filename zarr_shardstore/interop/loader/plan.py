@@ -314,7 +314,7 @@ class LoaderPlan(NamedTuple):
     ----------
     n_samples, n_batches, n_shards, n_chunks, n_requests : int
         Samples, batches, and what is read: shards, chunks (one that is read again counts again),
-        and parts of shards. An index that is not cached is one request more for each shard.
+        and requests to an object store. An index that is not cached is one request more.
     nbytes_read, nbytes_delivered, peak_nbytes : int
         Encoded bytes of the chunks, bytes of the batches, and the bound of the memory, with two
         batches that you have.
