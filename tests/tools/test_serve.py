@@ -505,6 +505,7 @@ def test_slices_are_bounded(server: Server, directory: Path) -> None:
         assert server.ask(f"/?array=g/raw&{query}").status == 404
     for path in ("g", "nothing", "../v.zarr/g/raw", ".zarr_shardstore/z"):
         assert server.ask(f"/?array={path}").status == 404
+    assert b"No array found" in server.ask("/?array=nothing").body
 
 
 def test_the_page_lists_arrays(server: Server) -> None:

@@ -70,10 +70,13 @@ def draw_slice(store: ShardingStore, asked: Mapping[str, str]) -> tuple[bytes, s
     path = asked["array"]
     try:
         if not is_public(f"{path}/zarr.json".lstrip("/")):
-            raise ValueError(path)
+            raise FileNotFoundError("it is not served")
         z: Any = zarr.open_array(store, path=path, mode="r")
+        chunks = z.chunks
     except (ValueError, FileNotFoundError) as error:
-        raise SpecError(f"there is no array at {path!r}") from error
+        raise SpecError(f"zarr opens no array at {path!r}: {error}") from error
+    except NotImplementedError as error:
+        raise UnsupportedError(f"{path!r} has chunks of several lengths: no picture") from error
     if z.dtype.kind not in "biufc":
         raise UnsupportedError(f"{path!r} has the data type {z.dtype}, which has no picture")
     at, axes = _numbers(asked, "at", [0] * z.ndim), _numbers(asked, "axes", [*range(z.ndim)][-2:])
@@ -85,7 +88,7 @@ def draw_slice(store: ShardingStore, asked: Mapping[str, str]) -> tuple[bytes, s
         min(_MAX_SIDE, n - i) if axis in axes else 1
         for axis, (i, n) in enumerate(zip(at, z.shape, strict=True))
     ]
-    while (nbytes := _chunk_nbytes(z, at, sides)) > _MAX_NBYTES and max(sides) > 1:
+    while (nbytes := _chunk_nbytes(chunks, z.dtype, at, sides)) > _MAX_NBYTES and max(sides) > 1:
         sides[sides.index(max(sides))] //= 2
     if nbytes > _MAX_NBYTES:
         raise UnsupportedError(f"{path!r} has chunks of {nbytes >> 20} MiB: too much for a picture")
@@ -102,11 +105,11 @@ def _numbers(asked: Mapping[str, str], name: str, default: list[int]) -> list[in
     return list(map(int, texts)) or default
 
 
-def _chunk_nbytes(z: Any, at: list[int], sides: list[int]) -> int:
+def _chunk_nbytes(chunks: Any, dtype: Any, at: list[int], sides: list[int]) -> int:
     """Return the decoded size of the chunks that a box of an array touches."""
-    spans = zip(at, sides, z.chunks, strict=True)
+    spans = zip(at, sides, chunks, strict=True)
     n_chunks = math.prod((i + n - 1) // chunk - i // chunk + 1 for i, n, chunk in spans)
-    nbytes: int = n_chunks * math.prod(z.chunks) * z.dtype.itemsize
+    nbytes: int = n_chunks * math.prod(chunks) * dtype.itemsize
     return nbytes
 
 
