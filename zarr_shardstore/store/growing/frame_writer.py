@@ -80,7 +80,7 @@ class FrameWriter:
         """Guards the buffer and all below; waits for no I/O."""
         self._error: BaseException | None = None
         self._is_closed = False
-        self._flushed_at = 0.0
+        self._flushed_at = time.monotonic()
         self._wanted = 0  # frames to be flushed now
         self._thread: threading.Thread | None = None
         self._pid = os.getpid()
