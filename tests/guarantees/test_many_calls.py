@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import asyncio
 import os
+import subprocess
+import sys
 import threading
 import tracemalloc
 from collections.abc import Callable
@@ -144,3 +146,37 @@ def test_few_shards_are_in_memory(
     own = n_shards * SHARD_NBYTES // 4  # of the values, which are copied
     stored = n_shards * SHARD_NBYTES // 2 if kind == "fsspec" else 0
     assert most < own + stored + 10 * MAX_SHARDS * SHARD_NBYTES + 20_000_000
+
+
+FLUSHES = """
+import asyncio, sys, time
+import zarr
+
+zarr.config.set({"threading.max_workers": 1})
+from zarr.core.buffer import cpu
+from zarr.core.sync import sync
+from zarr_shardstore import ShardingStore
+
+store = ShardingStore(sys.argv[1], chunks_per_shard=1000)
+zarr.create_array(store, name="a", shape=(1000,), chunks=(1,), dtype="u1")
+value, end = cpu.Buffer.from_bytes(b"1"), time.monotonic() + 2
+
+async def repeat(call):
+    i = 0
+    while time.monotonic() < end:
+        await call(i)
+        i += 1
+
+async def main():
+    new = [lambda i, k=k: store.set_if_not_exists(f"new{k}/{i}", value) for k in range(40)]
+    chunks = [lambda i, k=k: store.set(f"a/c/{(7 * i + k) % 1000}", value) for k in range(6)]
+    await asyncio.gather(*map(repeat, [*new, *chunks, lambda _: store.flush()]))
+
+sync(main())
+"""
+
+
+def test_a_flush_takes_no_thread_that_its_commits_need(tmp_path: Path) -> None:
+    """Commits wait for zarr's event loop, which has one thread here."""
+    command = [sys.executable, "-c", FLUSHES, str(tmp_path)]
+    assert subprocess.run(command, timeout=60).returncode == 0

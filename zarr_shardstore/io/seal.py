@@ -6,6 +6,7 @@ update queue.
 
 from __future__ import annotations
 
+import asyncio
 import atexit
 import os
 from concurrent.futures import ThreadPoolExecutor
@@ -43,16 +44,29 @@ def seal_all(backend: Backend | None = None, order: EntryOrder = "morton") -> No
         raise errors[0]
 
 
+async def seal_all_async(backend: Backend, order: EntryOrder) -> None:
+    """Seal as `seal_all` does, in a thread of its own."""
+    loop = asyncio.get_running_loop()
+    await loop.run_in_executor(_sealing_thread(), seal_all, backend, order)
+
+
 @cache
 def _sealing_thread() -> ThreadPoolExecutor:
-    """Return a thread of its own: it waits for commits, which the worker threads make."""
+    """Return a thread of its own: it waits for commits, which the worker threads make. Those wait
+    for the threads of the event loop."""
     return ThreadPoolExecutor(1, thread_name_prefix="zarr-shardstore-seal")
 
 
 def _seal_later(file: ShardFile) -> None:
+    def seal() -> None:
+        try:
+            _seal(file, "morton")
+        finally:
+            open_shards.being_sealed.discard(file.path)
+
     with suppress(RuntimeError):  # the process ends, and seals all
         # Its error is dropped: an unsealed shard is also whole, and flush reports what is wrong.
-        _sealing_thread().submit(_seal, file, "morton")
+        _sealing_thread().submit(seal)
 
 
 def _seal(file: ShardFile, order: EntryOrder) -> None:

@@ -228,7 +228,7 @@ def end_with_the_process() -> None:
 
 
 def _end_zarrs_loop() -> None:
-    """Wait for the commits in zarr's event loop, and cancel its other tasks."""
+    """Wait for the commits in zarr's event loop, cancel its other tasks, and let clients leave."""
     loop = loop_of_zarr[0]
 
     async def end() -> None:

@@ -23,6 +23,7 @@ from zarr_shardstore.io.backends.base import (
     BackendOptions,
 )
 from zarr_shardstore.io.backends.local import LocalBackend
+from zarr_shardstore.io.backends.mapping import MappingBackend
 from zarr_shardstore.io.backends.resolve import BaseStore, BaseStoreLike, backend_of, base_store_of
 from zarr_shardstore.io.driver import Driver
 from zarr_shardstore.io.seal import seal_all
@@ -80,7 +81,9 @@ class BaseStoreHandle:
         founds: list[requests.Found] = self.perform([requests.Get(key) for key in keys])
         if check:
             there = {key: f for key, f in zip(keys, founds, strict=True) if f.value is not None}
-            unknown = [key for key, found in there.items() if found.size is None]
+            # The size in a mapping's reply is the length of the value itself.
+            is_mapping = isinstance(self.backend, MappingBackend)
+            unknown = [key for key, found in there.items() if is_mapping or found.size is None]
             sizes = dict(zip(unknown, self.sizes(unknown), strict=True))
             for key, found in there.items():
                 check_whole(key, found.value, sizes.get(key, found.size))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -11,7 +10,7 @@ from zarr.abc.store import Store
 
 from zarr_shardstore.arrays.array_cache import invalidate_documents
 from zarr_shardstore.io.driver import Stats
-from zarr_shardstore.io.seal import seal_all
+from zarr_shardstore.io.seal import seal_all, seal_all_async
 from zarr_shardstore.operations.locate import Region, chunks_initialized, shard_shape
 from zarr_shardstore.store.engine import EngineStore, documented_like
 
@@ -134,7 +133,7 @@ class Upkeep(EngineStore):
         chunks. It compacts the shard if more than half of it is dead. `close` and the end of the
         process also seal shards.
         """
-        await asyncio.to_thread(seal_all, self._engine.driver.backend, self._engine.options.order)
+        await seal_all_async(self._engine.driver.backend, self._engine.options.order)
 
     @documented_like(flush, "blocking")
     def flush_sync(self) -> None:

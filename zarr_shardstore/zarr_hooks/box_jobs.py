@@ -96,15 +96,30 @@ class SlabCodec(NamedTuple):
 
     def encode(self, slab: Array) -> Values:
         """Return the encoded chunks of a contiguous slab; ``None`` for those to be left out."""
+        empty = self._empty(slab)
         encode: Callable[[Array], bytes | None] = self._encode_one
         if self.plain is not None and self.plain.compress is not None:
             encode = self.plain.compress
-        return [None if is_empty(chunk, self.spec) else encode(chunk) for chunk in slab]
+        return [None if i in empty else encode(chunk) for i, chunk in enumerate(slab)]
 
     def _encode_one(self, chunk: Any) -> bytes | None:
         buffer = self.spec.prototype.nd_buffer.from_ndarray_like(chunk)
         value = self.codec.encode(buffer, self.spec)
         return None if value is None else own_bytes(value)
+
+    def _empty(self, slab: Array) -> set[int]:
+        """Return the positions of the chunks with only fill values, if the array omits them."""
+        spec, kind = self.spec, slab.dtype.kind
+        if spec.config.write_empty_chunks:
+            return set()
+        if kind not in "biuf":
+            return {i for i, chunk in enumerate(slab) if is_empty(chunk, spec)}
+        rows, fill = slab.reshape(len(slab), -1), fill_value_of(spec)
+        firsts = rows[:, 0]  # most chunks differ here
+        found = np.flatnonzero((firsts == fill) | (firsts != firsts))  # or are NaN
+        if kind == "f":
+            return {i for i in found.tolist() if is_empty(slab[i], spec)}
+        return {*found[(rows[found] == fill).all(axis=1)].tolist()}
 
     def decode(self, values: Values, out: Array) -> None:
         """Decode chunks into a view of the shape grid x chunk."""

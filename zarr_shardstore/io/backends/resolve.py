@@ -89,7 +89,7 @@ def base_store_of(
     if options and not isinstance(store, str):
         names = sorted(options)
         raise SpecError(f"storage_options {names} go with a URL, and {short(given)} is none")
-    if isinstance(store, Path) and _ONE_SLASH.match(str(store)) and not Path(store).exists():
+    if isinstance(given, str | Path) and _ONE_SLASH.match(str(given)) and not Path(given).exists():
         raise SpecError(f"{str(given)!r} has one slash after its scheme: a URL is a str with two")
     if isinstance(store, Store):
         return store

@@ -3,7 +3,8 @@
 All stores of the process share it. There is one `ShardFile` for a path. One thread at a time has
 the lock of a shard (`zarr_shardstore.io.update_queue` sees to that) and uses its `ShardFile`.
 
-A shard is registered while it is locked, and afterwards as long as it has a journal. One that is
+A shard is registered while it is locked, and afterwards as long as it has a journal. Of more than
+`_MAX_UNSEALED` shards with a journal, one of the oldest is sealed in a thread. A shard that is
 replaced as a whole is locked by other means. It is named here, so that the readers of this process
 know that no change in its place is under way.
 """
@@ -29,14 +30,16 @@ _synchronized = synchronized()
 
 class _OpenShards:
     def __init__(self) -> None:
-        self.files: OrderedDict[str, ShardFile] = OrderedDict()
-        """By path; the one that is to be sealed next comes first."""
+        self.files: dict[str, ShardFile] = {}
+        """By path; the one opened first comes first."""
         self._recent: OrderedDict[str, None] = OrderedDict()
         """Paths of the shards whose files may be open; the one used last comes last."""
         self._locked: dict[str, tuple[object, int]] = {}
         """By path: the token of the lock, and its thread."""
         self.replaced: dict[str, int | None] = {}
         """By path: the thread that replaces a shard, if only that thread reads the shard for it."""
+        self.being_sealed: set[str] = set()
+        """Paths of shards whose seal is under way, or waits."""
         self.n_overwrites = 0
         """Begins and ends of writes of this process that put another shard into the same file."""
         self.seal_later: Callable[[ShardFile], None] | None = None
@@ -92,8 +95,8 @@ class _OpenShards:
     def one_to_seal(self) -> ShardFile | None:
         """Return a shard to seal, one of those that were opened first."""
         for path in islice(self.files, _MAX_LOOKED_AT):
-            if path not in self._locked:
-                self.files.move_to_end(path)  # the next call returns another one
+            if path not in self._locked and path not in self.being_sealed:
+                self.being_sealed.add(path)
                 return self.files[path]
         return None
 
@@ -108,6 +111,7 @@ class _OpenShards:
     def _drop(self, path: str) -> None:
         self.files.pop(path, None)
         self._recent.pop(path, None)
+        self.being_sealed.discard(path)
 
     @_synchronized
     def close_idle(self, n_kept: int = 0) -> None:
@@ -124,7 +128,7 @@ class _OpenShards:
         """Forget all: the files are the parent's, and its locks would count as the child's."""
         for file in self.files.values():
             file.close_all()
-        for known in (self.files, self._recent, self._locked, self.replaced):
+        for known in (self.files, self._recent, self._locked, self.replaced, self.being_sealed):
             known.clear()
 
 

@@ -117,6 +117,8 @@ class GrowingArray:
         if self._array is None:
             shape = (0, *frames.shape[1:])
             options = {"chunks": (1, *shape[1:]), "dtype": frames.dtype, **self._create}
+            if self._has_tried:
+                sync(self._end_documents())
             try:
                 zarr.create_array(self._store, name=self.path or None, shape=shape, **options)
             except ContainsArrayError:
@@ -129,7 +131,6 @@ class GrowingArray:
                     zarr.open_group(self._store, path=group, mode="a", zarr_format=zarr_format)
             except BaseException:
                 self._has_tried = True
-                sync(self._end_documents())
                 raise
             self._find()
             if self.first:
@@ -147,7 +148,7 @@ class GrowingArray:
             )
 
     async def _end_documents(self) -> None:
-        """Wait for other documents of a creation: zarr leaves them under way when one fails."""
+        """Wait for documents of an attempt: zarr leaves them under way when one fails."""
         async with self._store._engine.turn(self.path):
             pass
 
