@@ -6,7 +6,6 @@ Source: sharding storage transformer draft, "API implementation".
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Hashable, Iterable, Sequence
-from contextlib import suppress
 from operator import attrgetter
 from typing import Any
 
@@ -169,20 +168,32 @@ class DraftHierarchyStore(Store):
         return values
 
     async def exists(self, key: str) -> bool:
-        with suppress(FileNotFoundError):
-            await self.getsize(key)
+        document, places = await self._find(key)
+        if document is not None:
             return True
+        for place in places:
+            if await self._store.exists(place):
+                return True
         return False
 
     async def getsize(self, key: str) -> int:
         """Return the size of a value, or of a translated document, in bytes."""
-        path = _path_of_document(key)
-        if path is not None and (document := (await self._nodes.read([path]))[0]) is not None:
+        document, places = await self._find(key)
+        if document is not None:
             return len(document)
-        for place in (await self._nodes.places([key]))[0] if path is None else ():
-            with suppress(FileNotFoundError):
+        for place in places:
+            try:
                 return await self._store.getsize(place)
+            except FileNotFoundError:
+                continue
         raise FileNotFoundError(key)
+
+    async def _find(self, key: str) -> tuple[bytes | None, tuple[str, ...]]:
+        """Return the document of a key, or the keys below of another value."""
+        path = _path_of_document(key)
+        if path is not None:
+            return (await self._nodes.read([path]))[0], ()
+        return None, (await self._nodes.places([key]))[0]
 
     # ------------------------------------------------------------------- writes
 

@@ -412,8 +412,9 @@ class SourceBackend(backends.BlockingBackend):
                 bounds = zip(coords, array.chunks, array.shape, strict=True)
                 box = tuple(slice(c * n, min((c + 1) * n, size)) for c, n, size in bounds)
                 with faults_named():
-                    # A netCDF variable may end earlier.
-                    values = self._array_at(prefix.rstrip("/"))[box]
+                    values = self._array_at(prefix.rstrip("/"))[
+                        box
+                    ]  # a netCDF variable may end earlier
                 starts = zip(box, np.shape(values), strict=True)
                 array[tuple(slice(b.start, b.start + n) for b, n in starts)] = values
             value = store._store_dict[key[len(prefix) :]].to_bytes()
