@@ -52,9 +52,9 @@ ROOMS = {
     "core/io": 6_043,
     "core/zarr_hooks": 1_915,
     "core/store": 3_683,  # 86 lines read entries for the loader
-    "tools": 9_265,  # 190 lines estimate what a conversion costs, 100 convert a part of a store
+    "tools": 9_284,  # 190 lines estimate what a conversion costs, 100 convert a part of a store
     "cli": 1_340,  # 100 lines: first screen, exit codes, tables of groups, estimates as text
-    "interop": 6_423,  # 1,380 lines are the loader
+    "interop": 6_437,  # 1,380 lines are the loader
 }
 """Lines that each room may have. The core is what is neither `tools`, `cli` nor `interop`."""
 

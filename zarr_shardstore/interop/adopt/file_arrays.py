@@ -29,7 +29,6 @@ from zarr_shardstore.interop.importing.source import (
     format_of,
     library,
 )
-from zarr_shardstore.tools.inspect.find import quoted
 from zarr_shardstore.tools.native import data_types
 from zarr_shardstore.tools.native.codecs import Chain, v3_array
 from zarr_shardstore.tools.native.translate import v3_of_v2
@@ -277,6 +276,6 @@ def _chosen(path: str, dataset: str | None, names: list[str]) -> str:
     if dataset is not None:
         return dataset
     if len(names) != 1:
-        there = quoted(names)
-        raise SpecError(f"choose one of {path!r} by dataset= (--dataset): there are {there}")
+        few = ", ".join(map(repr, names[:20])) or "none"
+        raise SpecError(f"choose one of {path!r} by dataset= (--dataset): there are {few}")
     return names[0]

@@ -140,8 +140,8 @@ class Task(NamedTuple):
     def _sizes(self) -> Ints:
         """Return the size of samples and of their parts in the plan."""
         n_parts = sum(source.n_parts for source in self.sources)
-        sizes = nbytes_of(self.sources, self.samples, np.arange(self.samples.n))
-        return sizes + PART_NBYTES * n_parts
+        numbers = np.arange(self.samples.n)
+        return nbytes_of(self.sources, self.samples, numbers, PART_NBYTES * n_parts)
 
     def plans(
         self, numbers: Ints, ends: Sequence[int], start: int = 0

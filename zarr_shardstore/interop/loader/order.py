@@ -151,8 +151,11 @@ def cut(shards: Ints, chunks: Ints, sizes: Ints, most: int) -> list[int]:
     """
     sums, ends = np.append(0, np.cumsum(sizes)), [0]
     most = min(most, int(sums[-1]))
-    changes = [np.flatnonzero(np.diff(each)) + 1 for each in (shards, chunks)]
-    places = [np.concatenate([[0], each, [len(shards)]]) for each in changes]
+    del sizes  # an epoch may have 10⁸ samples
+    places = [
+        np.concatenate([[0], np.flatnonzero(each[1:] != each[:-1]) + 1, [len(shards)]])
+        for each in (shards, chunks)
+    ]
     while (start := ends[-1]) < len(shards):
         end = max(start + 1, int(sums.searchsorted(sums[start] + most, side="right")) - 1)
         befores = [int(each[each.searchsorted(end, side="right") - 1]) for each in places]

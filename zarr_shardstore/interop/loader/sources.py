@@ -54,9 +54,9 @@ def columns_of(store: Any, paths: Mapping[str, str], window: Any, axes: Any) -> 
     return columns
 
 
-def nbytes_of(sources: Sequence[Source], samples: Samples, numbers: Ints) -> Ints:
-    """Return the sizes of samples with these numbers."""
-    dense = sum(source.row_nbytes for source in sources if source.indptr is None)
+def nbytes_of(sources: Sequence[Source], samples: Samples, numbers: Ints, more: int = 0) -> Ints:
+    """Return the sizes of samples with these numbers, and as many bytes `more` for each."""
+    dense = more + sum(source.row_nbytes for source in sources if source.indptr is None)
     sizes = np.broadcast_to(np.int64(dense), len(numbers))
     for source in sources:
         if source.indptr is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, nullcontext, suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from functools import cache
 from typing import Any, Literal, TypeAlias
@@ -98,8 +98,10 @@ class RepairReport:
 
     def as_dict(self) -> dict[str, Any]:
         """Return the report as a JSON object."""
+        names = ("store", "quarantine", "dry_run")
+        report = {name: getattr(self, name) for name in names}
         check = None if self.check is None else self.check.as_dict()
-        return {**asdict(replace(self, check=None)), "check": check}
+        return {**report, "actions": [asdict(each) for each in self.actions], "check": check}
 
 
 def repair_store(

@@ -1,9 +1,13 @@
 """Indexes that a damaged shard still has: put right by its checksum, entry by entry, or older.
 
-Decision 33 has when each counts. At most 2¹⁶ changes of a damaged index are tried: a wrong one
-passes its checksum with a probability of 2⁻¹⁶. Of single entries a frame whose size is not unique
-needs more: a shard without dead frames, an order of writers, and whole entries beside it. After an
-index at the start, frames may have moved with it.
+A damaged index counts if one change makes its checksum right: a flipped bit, two exchanged entries,
+or damaged entries that get the frames without an entry. At most 2¹⁶ changes are tried: a wrong one
+passes with a probability of 2⁻¹⁶.
+
+Single entries count if the index begins where the data end, and no two have the same bytes. A codec
+must also refuse other bytes. A frame whose size is not unique needs more: a shard without dead
+frames, an order of writers, and whole entries beside it. Raw chunks are no proof: all entries must
+fill the data, in an order of writers. After an index at the start, frames may have moved with it.
 
 The entries that a cut index has left count from two on. All of them name a frame, or none is there.
 The numbers of two entries that are read at a wrong place, by 8 bytes, name no two frames.
