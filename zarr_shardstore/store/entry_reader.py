@@ -6,6 +6,7 @@ import asyncio
 import os
 from collections.abc import Sequence
 from concurrent.futures import Future
+from functools import partial
 from itertools import chain
 from typing import Any, NamedTuple, TypeAlias, cast
 
@@ -107,14 +108,17 @@ class EntryReader(NamedTuple):
 
     def price(self, parts: Sequence[EntryPart]) -> tuple[int, int]:
         """Return the requests for chunks of shards, and their encoded bytes, by the indexes."""
-        groups, options = self._groups(parts), self.engine.options.reading
+        groups, reading = self._groups(parts), self.engine.options.reading
+        plan = partial(
+            plan_spans,
+            max_gap_bytes=reading.max_gap_bytes,
+            max_coalesced_bytes=reading.max_coalesced_bytes,
+        )
         found = self.engine.driver.run(ask([GetIndex(reads.shard) for reads in groups]))
         pairs = [(r, f.decoded) for r, f in zip(groups, found, strict=True) if f.decoded]
         ranges = [[*filter(None, reads.ranges(index, None))] for reads, index in pairs]
-        limits = {"max_gap_bytes": options.max_gap_bytes}
-        limits["max_coalesced_bytes"] = options.max_coalesced_bytes
-        n_requests = sum(len(plan_spans(each, **limits)) for each in ranges)
-        return n_requests, sum(stop - start for each in ranges for start, stop in each)
+        nbytes = sum(stop - start for each in ranges for start, stop in each)
+        return sum(map(len, map(plan, ranges))), nbytes
 
     def _groups(self, parts: Sequence[EntryPart]) -> list[ShardReads]:
         layout, groups = cast(Any, self.layout), list[ShardReads]()

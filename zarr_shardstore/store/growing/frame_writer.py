@@ -24,6 +24,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Mapping
+from functools import cache
 from typing import Any, Self, TypeAlias
 from weakref import WeakSet
 
@@ -84,7 +85,7 @@ class FrameWriter:
         self._wanted = 0  # frames to be flushed now
         self._thread: threading.Thread | None = None
         self._pid = os.getpid()
-        _writers.add(self)
+        _writers().add(self)
 
     @property
     def n_durable(self) -> int:
@@ -186,6 +187,7 @@ class FrameWriter:
             raise SpecError(f"the writer of frames of {self._array.path!r} is closed")
 
     def _warn_of_lost_frames(self) -> None:
+        """Warn of frames that no flush has stored."""
         n_lost = self._buffer.end - self._buffer.n_durable
         if n_lost and not self._is_closed and os.getpid() == self._pid:
             warn(
@@ -279,11 +281,14 @@ class FrameBuffer:
             self._blocks.popleft()
 
 
-_writers = WeakSet[FrameWriter]()
+@cache
+def _writers() -> WeakSet[FrameWriter]:
+    """Return all writers. The end of the program looks for frames in them; an import does not."""
+    writers = WeakSet[FrameWriter]()
 
+    def end() -> None:
+        for writer in writers:
+            writer._warn_of_lost_frames()
 
-@atexit.register
-def _warn_of_lost_frames() -> None:
-    """Warn at the end of the program of frames that no flush has stored."""
-    for writer in _writers:
-        writer._warn_of_lost_frames()
+    atexit.register(end)
+    return writers
