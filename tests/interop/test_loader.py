@@ -11,8 +11,8 @@ import threading
 import time
 import tracemalloc
 from collections import Counter
-from contextlib import suppress
-from itertools import islice
+from contextlib import nullcontext, suppress
+from itertools import islice, product
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from zarr.storage import LocalStore, MemoryStore, ObjectStore
 
 from tests.support.counting_server import counting_server
 from tests.support.kit import CountingStore, FailingStore, Faults, forget, objects_of
+from tests.support.processes import s3_server
 from tests.support.rounds import rounds
 from zarr_shardstore import (
     CorruptShardError,
@@ -353,18 +354,25 @@ def test_each_chunk_is_decoded_once(n_in_chunk: int, chunk_nbytes: int) -> None:
         assert loader.plan().nbytes_read == stats.nbytes_read
 
 
-@pytest.mark.parametrize("shuffle", SHUFFLES)
-@pytest.mark.parametrize("rows_in_chunk", [1, 8])
-def test_requests_are_those_of_the_plan(shuffle: Any, rows_in_chunk: int) -> None:
-    """Neighbours in a shard share a request; other chunks of it have one each."""
-    base = ObjectStore(obstore.store.MemoryStore())
-    store = ShardingStore(base, chunks_per_shard=(64, 1))
-    array(store, (2048, 256), (rows_in_chunk, 256))
-    loader = ShardLoader(store, "x", batch_size=48, shuffle=shuffle)
-    plan = loader.plan()  # reads the indexes
-    before = store.stats().requests
-    list(loader)
-    assert store.stats().requests - before == plan.n_requests
+@pytest.mark.parametrize("is_remote", [False, True])
+def test_requests_are_those_of_the_plan(is_remote: bool) -> None:
+    """Neighbours in a shard share a request. Over a network longer gaps are read along."""
+    with s3_server() if is_remote else nullcontext() as where:
+        for rows_in_chunk, shuffle in product((1, 8), SHUFFLES):
+            name = f"x{rows_in_chunk}-{shuffle}"
+            base: Any = ObjectStore(obstore.store.MemoryStore())
+            options: dict[str, Any] = {}
+            if where:
+                keys = {"access_key_id": "a", "secret_access_key": "b", "region": "us-east-1"}
+                options["storage_options"] = {**keys, "endpoint": where["endpoint"]}
+                base = "s3://bucket/v.zarr"
+            store = ShardingStore(base, chunks_per_shard=(64, 1), **options)
+            array(store, (1024, 256), (rows_in_chunk, 256), name)
+            loader = ShardLoader(store, name, batch_size=48, shuffle=shuffle)
+            plan = loader.plan()  # reads the indexes
+            before = store.stats().requests
+            list(loader)
+            assert store.stats().requests - before == plan.n_requests
 
 
 def test_shards_share_a_batch() -> None:

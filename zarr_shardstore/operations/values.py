@@ -79,7 +79,7 @@ class Operations:
         refuse_links: Callable[[str], None],
         state_of: Callable[[str], object],
     ) -> None:
-        self._reading = reading
+        self.reading = reading
         self._strategy = strategy
         self._rewrite = partial(rewrite_shard, order=order)
         self._append = partial(
@@ -128,7 +128,7 @@ class Operations:
             owners = yield from self._owners(keys)
             chunks = [owner for owner in owners if isinstance(owner, ChunkRef)]
             if len(chunks) == len(keys) and not self.buffer.is_active:
-                values = yield from read_entries(chunks, self._reading, byte_ranges)
+                values = yield from read_entries(chunks, self.reading, byte_ranges)
             else:
                 values = yield from self._get_any(key_ranges, owners, generation)
         except CorruptShardError:  # or these are shards of another array
@@ -174,7 +174,7 @@ class Operations:
         layouts = [group.shard.layout for group in groups]
         documents = {layout.document_key: layout for layout in layouts}
         try:
-            values = yield from read_groups(groups, sum(map(len, groups)), self._reading)
+            values = yield from read_groups(groups, sum(map(len, groups)), self.reading)
         except CorruptShardError:
             yield from self.arrays.confirm(documents)
             raise
@@ -477,8 +477,8 @@ class Operations:
             if kind == "other":
                 return requests.relay(asked)
             if is_buffered:
-                return write_buffer.perform_buffered(part, self._reading, self.buffer)
-            return stack.perform_on_chunks(part, self._reading)
+                return write_buffer.perform_buffered(part, self.reading, self.buffer)
+            return stack.perform_on_chunks(part, self.reading)
 
         replies = yield from stack.for_each_kind(pairs, kinds, flow_of)
         if is_buffered and any(isinstance(request, requests.Update) for request, _ in pairs):

@@ -213,13 +213,7 @@ def _read_spans(
             unverified.append((reads, found))
     if plans or unverified:
         if options.max_requests_at_once is not None:
-            merged = merge_spans(
-                [plan.spans for plan in plans],
-                options.max_requests_at_once,
-                max_gap_bytes=_MAX_GAP_FACTOR * options.max_gap_bytes,
-                max_unwanted_bytes=_MAX_UNWANTED_NBYTES_OF_READ,
-                max_coalesced_bytes=options.max_coalesced_bytes,
-            )
+            merged = _merged([plan.spans for plan in plans], options)
             for plan, spans in zip(plans, merged, strict=True):
                 plan.spans = spans
         span_reads = [(plan, span) for plan in plans for span in plan.spans]
@@ -245,6 +239,34 @@ def _read_spans(
             if not is_gone and now.version != before.version:
                 replaced.add(reads.shard.key)
     return [reads for reads in pending if reads.shard.key in replaced]
+
+
+def _merged(spans: Sequence[list[Span]], options: ReadOptions) -> Sequence[list[Span]]:
+    """Join spans of the shards of a read over a network, so that it takes one round if possible."""
+    if options.max_requests_at_once is None:
+        return spans
+    return merge_spans(
+        spans,
+        options.max_requests_at_once,
+        max_gap_bytes=_MAX_GAP_FACTOR * options.max_gap_bytes,
+        max_unwanted_bytes=_MAX_UNWANTED_NBYTES_OF_READ,
+        max_coalesced_bytes=options.max_coalesced_bytes,
+    )
+
+
+def price_of(
+    groups: Sequence[ShardReads], indexes: Sequence[FoundIndex], options: ReadOptions
+) -> tuple[int, int]:
+    """Return the requests of one read whose indexes are known, and the bytes of its values."""
+    ranges = [
+        [*filter(None, reads.ranges(found.decoded, None))]
+        for reads, found in zip(groups, indexes, strict=True)
+        if found.decoded is not None
+    ]
+    max_gap, most = options.max_gap_bytes, options.max_coalesced_bytes
+    spans = [plan_spans(each, max_gap_bytes=max_gap, max_coalesced_bytes=most) for each in ranges]
+    n_requests = sum(map(len, _merged(spans, options)))
+    return n_requests, sum(stop - start for each in ranges for start, stop in each)
 
 
 def _cut_or_plan(

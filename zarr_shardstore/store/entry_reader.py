@@ -6,7 +6,6 @@ import asyncio
 import os
 from collections.abc import Sequence
 from concurrent.futures import Future
-from functools import partial
 from itertools import chain
 from typing import Any, NamedTuple, TypeAlias, cast
 
@@ -18,9 +17,8 @@ from zarr_shardstore.arrays.stored_array import StoredArray
 from zarr_shardstore.format.arguments import array_path
 from zarr_shardstore.format.keys import Coords
 from zarr_shardstore.format.layout import ArrayLayout
-from zarr_shardstore.format.ranges import plan_spans
 from zarr_shardstore.io.concurrency import zarrs_loop
-from zarr_shardstore.shards.read import ShardReads
+from zarr_shardstore.shards.read import ShardReads, price_of
 from zarr_shardstore.shards.requests import GetIndex, ask
 from zarr_shardstore.store.direct_reads import ChunkReader, DirectReads
 from zarr_shardstore.store.engine import ShardingEngine
@@ -108,17 +106,9 @@ class EntryReader(NamedTuple):
 
     def price(self, parts: Sequence[EntryPart]) -> tuple[int, int]:
         """Return the requests for chunks of shards, and their encoded bytes, by the indexes."""
-        groups, reading = self._groups(parts), self.engine.options.reading
-        plan = partial(
-            plan_spans,
-            max_gap_bytes=reading.max_gap_bytes,
-            max_coalesced_bytes=reading.max_coalesced_bytes,
-        )
+        groups, operations = self._groups(parts), self.engine.operations
         found = self.engine.driver.run(ask([GetIndex(reads.shard) for reads in groups]))
-        pairs = [(r, f.decoded) for r, f in zip(groups, found, strict=True) if f.decoded]
-        ranges = [[*filter(None, reads.ranges(index, None))] for reads, index in pairs]
-        nbytes = sum(stop - start for each in ranges for start, stop in each)
-        return sum(map(len, map(plan, ranges))), nbytes
+        return price_of(groups, found, operations.reading)
 
     def _groups(self, parts: Sequence[EntryPart]) -> list[ShardReads]:
         layout, groups = cast(Any, self.layout), list[ShardReads]()
