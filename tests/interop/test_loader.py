@@ -822,6 +822,36 @@ class Slow(CountingStore):
         await asyncio.sleep(self.pause_s)
 
 
+class Busy(Slow):
+    """Counts the reads that are under way, and the most at a time."""
+
+    n = most = 0
+
+    async def _turn(self) -> None:
+        self.n += 1
+        self.most = max(self.most, self.n)
+        await super()._turn()
+        self.n -= 1
+
+
+def test_the_first_batch_shares_the_network_with_few_others() -> None:
+    """An epoch of 512 MB fits the limit of 1 GiB, and is not requested at once."""
+    base, n, nbytes = Busy(), 64, 8 * 2**20
+    base.pause_s = 0
+    store = ShardingStore(base, chunks_per_shard=1)
+    zarr.create_array(
+        store, name="x", shape=(n, nbytes), chunks=(1, nbytes), dtype="u1", fill_value=1
+    )
+    zarr.open_array(store, path="x")[0] = 7
+    chunks = ShardingMapping(store)
+    for i in range(1, n):
+        chunks[f"x/c/{i}/0"] = chunks["x/c/0/0"]
+    base.most, base.pause_s = 0, 0.05
+    with ShardLoader(base, "x", batch_size=1) as loader:
+        assert (next(iter(loader)) == 7).all()
+    assert 16 <= base.most <= 32
+
+
 def test_a_failed_read_names_shard_and_samples() -> None:
     base = MemoryStore()
     array(ShardingStore(base, chunks_per_shard=2), (40, 3), (4, 3))

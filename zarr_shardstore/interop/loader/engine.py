@@ -42,6 +42,9 @@ from zarr_shardstore.interop.loader.sources import nbytes_of
 _MOST_KEPT = 32
 """Delivered batches whose memory may be used again."""
 
+_FEW_REQUESTS = 16
+"""Units that may be requested at a time, however small the limit of the memory."""
+
 _FEW_UNITS = 64
 """Units that are left when the next groups are planned."""
 
@@ -136,6 +139,16 @@ class Task(NamedTuple):
         """Samples of a pool, by their average size."""
         each = int(self._sizes().sum()) // max(1, self.samples.n)
         return max(1, self.draw.pool_nbytes // max(1, each))
+
+    def most_under_way(self, source: Source) -> int:
+        """Return the most units of an array that are read and decoded at a time.
+
+        More local ones would wait for a thread. More requests would share the rate of a network, so
+        the first batch would come later.
+        """
+        if source.entries.can_block:
+            return 2 * self.n_threads
+        return max(_FEW_REQUESTS, self.limit_nbytes // (4 * self.unit_nbytes))
 
     def _sizes(self) -> Ints:
         """Return the size of samples and of their parts in the plan."""
@@ -289,8 +302,8 @@ class Run:
             is_idle = not self._n_under_way and self._batch(self.next).n_left
             if self._used + nbytes > task.limit_nbytes and not is_idle:
                 break
-            if source.entries.can_block and self._n_under_way >= 2 * task.n_threads:
-                break  # no thread is free; batches that are opened late use memory again
+            if self._n_under_way >= task.most_under_way(source):
+                break  # batches that are opened late use memory again
             self._units.popleft()
             self._n_under_way += 1
             self._used += reserved
