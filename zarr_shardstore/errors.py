@@ -131,8 +131,8 @@ class ShardConflictError(ShardStoreError):
     def of_replaced(cls, path: str) -> Self:
         """Return the error of an array that is no longer the one that was opened."""
         return cls(
-            f"another process has converted, replaced or removed the array {path!r} since it was "
-            "opened here: open it again"
+            f"the array {path!r} was converted, replaced or removed since it was opened here: "
+            "open it again"
         )
 
 

@@ -43,7 +43,7 @@ def test_each_name_in_the_page_exists() -> None:
 
 
 ROOMS = {
-    "core": 21_734,
+    "core": 21_754,
     "core/format": 1_712,
     "core/metadata": 1_205,
     "core/shards": 2_451,
@@ -51,10 +51,10 @@ ROOMS = {
     "core/operations": 2_373,
     "core/io": 6_043,
     "core/zarr_hooks": 1_915,
-    "core/store": 3_682,  # 86 lines read entries for the loader
+    "core/store": 3_702,  # 86 lines read entries for the loader
     "tools": 9_284,  # 190 lines estimate what a conversion costs, 100 convert a part of a store
     "cli": 1_340,  # 100 lines: first screen, exit codes, tables of groups, estimates as text
-    "interop": 6_450,  # 1,830 lines are the loader
+    "interop": 6_514,  # 1,830 lines are the loader
 }
 """Lines that each room may have. The core is what is neither `tools`, `cli` nor `interop`."""
 

@@ -31,6 +31,7 @@ from tests.support.rounds import rounds
 from zarr_shardstore import (
     CorruptShardError,
     CorruptValueError,
+    ShardConflictError,
     ShardingMapping,
     ShardingStore,
     ShardLoader,
@@ -375,6 +376,18 @@ def test_requests_are_those_of_the_plan(is_remote: bool) -> None:
             assert store.stats().requests - before == plan.n_requests
 
 
+def test_shards_that_are_not_stored_are_requests_too() -> None:
+    base = ObjectStore(obstore.store.MemoryStore())
+    store = ShardingStore(base, chunks_per_shard=(4, 1))
+    z: Any = zarr.create_array(store, name="x", shape=(80, 64), chunks=(1, 64), dtype="f4")
+    z[:8] = 1  # 2 of 20 shards
+    loader = ShardLoader(store, "x", batch_size=16)
+    plan = loader.plan()
+    before = store.stats().requests
+    list(loader)
+    assert store.stats().requests - before == plan.n_requests == 20
+
+
 def test_shards_share_a_batch() -> None:
     """The pool mixes the samples of as many shards as it has room for."""
     store = ShardingStore({}, chunks_per_shard=(4, 1))
@@ -425,6 +438,38 @@ assert grown <= bound + 8 * 2**20, (grown, bound)
         assert done.returncode == 0, done.stderr
 
 
+def test_freed_batches_go_back_to_the_system(tmp_path: Path) -> None:
+    """A slow consumer of chunks that compress well: the arenas of malloc would keep them."""
+    code = f"""
+import resource, sys, time
+from itertools import chain
+import zarr
+from zarr_shardstore import ShardingStore, ShardLoader
+store = ShardingStore({str(tmp_path)!r}, chunks_per_shard=(96, 1, 1))
+if sys.argv[1] == "write":
+    z = zarr.create_array(
+        store, name="x", shape=(96, 1024, 1024), chunks=(1, 1024, 1024), dtype="f4"
+    )
+    for i in range(96):
+        z[i] = i
+    sys.exit()
+limit = 184 * 2**20
+options = {{"batch_size": 4, "shuffle": "shards", "n_threads": 2, "prefetch_nbytes": limit}}
+loader = ShardLoader(store, "x", **options)
+next(iter(loader)); loader.close()
+before = int(open("/proc/self/statm").read().split()[1]) * resource.getpagesize()
+for batch in chain(loader, loader):
+    time.sleep(0.02)
+grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - before
+assert grown <= limit + 2 * batch.nbytes, grown
+"""
+    for step in ("write", "read"):
+        done = subprocess.run(
+            [sys.executable, "-c", code, step], capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stderr
+
+
 def test_a_limit_that_is_too_small_is_refused_with_a_number() -> None:
     store = ShardingStore({}, chunks_per_shard=2)
     array(store, (40, 2), (4, 2))
@@ -434,10 +479,15 @@ def test_a_limit_that_is_too_small_is_refused_with_a_number() -> None:
     assert len(list(ShardLoader(store, "x", batch_size=7, prefetch_nbytes=least, n_threads=1))) == 6
 
 
-def test_the_least_limit_has_a_pool_of_chunks() -> None:
+@pytest.mark.parametrize(
+    ("shape", "rows", "n_chunks"), [((2000, 16), 100, 20), ((32, 2**17), 8, 4)]
+)
+def test_the_least_limit_has_a_pool_of_chunks(
+    shape: tuple[int, int], rows: int, n_chunks: int
+) -> None:
     """No chunk is read for each of its samples."""
     store = ShardingStore({}, chunks_per_shard=(10, 1))
-    array(store, (2000, 16), (100, 16))
+    array(store, shape, (rows, shape[1]))
     options: dict[str, Any] = {"batch_size": 50, "shuffle": "shards"}
     with pytest.raises(SpecError, match="at least") as error:
         ShardLoader(store, "x", **options, prefetch_nbytes=1)
@@ -445,7 +495,18 @@ def test_the_least_limit_has_a_pool_of_chunks() -> None:
     loader = ShardLoader(store, "x", **options, prefetch_nbytes=least)
     assert loader.plan().read_amplification == 1
     list(loader)
-    assert loader.stats().n_chunks == 20
+    assert loader.stats().n_chunks == n_chunks
+
+
+def test_threads_do_not_change_the_order() -> None:
+    """Machines have different numbers of cores. With little memory fewer threads run."""
+    store = ShardingStore({}, chunks_per_shard=2)
+    array(store, (40, 2), (4, 2))
+    options: dict[str, Any] = {"batch_size": 7, "shuffle": "shards", "prefetch_nbytes": 2**26}
+    loaders = [ShardLoader(store, "x", n_threads=n, **options) for n in (1, 8, 64)]
+    assert loaders[0].state_dict() == loaders[1].state_dict() == loaders[2].state_dict()
+    batches = [np.concatenate(list(loader)) for loader in loaders]
+    assert np.array_equal(batches[0], batches[2])
 
 
 # -------------------------------------------------------------------- stores and views
@@ -763,7 +824,17 @@ def test_wrong_numbers_are_refused() -> None:
     for options in wrong:
         with pytest.raises(SpecError, match="is a whole number of at least"):
             ShardLoader(store, "x", **{"batch_size": 2, **options})
-    of_numpy: Any = {"batch_size": np.int64(4), "seed": np.int64(3)}
+    sequences: list[Any] = [("stride", (1.5,)), ("window", (2.9,)), ("window", 2), ("stride", 2)]
+    for name, sequence in sequences:
+        with pytest.raises(SpecError, match=f"{name} is a sequence of whole numbers"):
+            ShardLoader(store, "x", batch_size=2, **{name: sequence})
+    with pytest.raises(SpecError, match="rank is a whole number"):
+        ShardLoader(store, "x", batch_size=2, rank=0.5)  # type: ignore[arg-type]
+    states: list[Any] = [{}, {"epoch": -1, "batch": 0, "order": {}}, {"epoch": 0, "batch": 99}]
+    for state in [*states, {**ShardLoader(store, "x", batch_size=2).state_dict(), "batch": 5}]:
+        with pytest.raises(SpecError, match="a state is a result of state_dict"):
+            ShardLoader(store, "x", batch_size=2).load_state_dict(state)
+    of_numpy: Any = {"batch_size": np.int64(4), "seed": np.int64(3), "axes": np.int64(0)}
     loader = ShardLoader(store, "x", shuffle="full", **of_numpy)
     assert sum(len(batch) for batch in loader) == 8
 
@@ -926,7 +997,7 @@ def transform(batch):
     time.sleep(0.2)
     return batch
 loader = ShardLoader({str(tmp_path)!r}, "x", batch_size=3, transform=transform)
-threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
+threading.Timer({after_s}, os.kill, (os.getpid(), signal.SIGINT)).start()
 try:
     for batch in loader:
         pass
@@ -1112,6 +1183,11 @@ def test_xarray_with_other_values_than_the_store_is_refused() -> None:
     def plain() -> Any:
         return xr.open_zarr(store, **options)[["plain"]]
 
+    before = plain()
+    plain().to_zarr(store, append_dim="y", consolidated=False)
+    with pytest.raises(UnsupportedError, match="is stored with"):
+        ShardLoader.from_xarray(before, dims="y", batch_size=2)
+    zarr.open_array(store, path="plain").resize((8, 8))
     decoded = xr.open_zarr(store, **options)
     numbered = plain().assign_coords(y=np.arange(8))
     backwards = slice(None, None, -1)
@@ -1151,3 +1227,84 @@ def test_an_array_that_became_shorter_is_refused() -> None:
     z.resize((8, 2))
     with pytest.raises(SpecError, match=r"'x' has the shape of the loader, \(10, 2\), or more"):
         list(loader)
+
+
+@pytest.mark.parametrize("chunks_per_shard", [None, 2])
+def test_an_array_that_another_program_made_shorter_is_refused(
+    tmp_path: Path, chunks_per_shard: int | None
+) -> None:
+    store = ShardingStore(str(tmp_path), chunks_per_shard)
+    array(store, (10, 2), (1, 2))
+    loader = ShardLoader(store, "x", batch_size=5)
+    assert len(list(loader)) == 2
+    document = tmp_path / "x/zarr.json"
+    members = json.loads(document.read_text())
+    document.write_text(json.dumps({**members, "shape": [8, 2]}))
+    with pytest.raises(SpecError, match="has the shape of the loader"):
+        list(loader)
+
+
+@pytest.mark.parametrize("base", ["dict", "obstore", "flat", "local"])
+def test_an_array_that_was_made_anew_is_refused(tmp_path: Path, base: str) -> None:
+    """Its floats would be read as integers. So is one that was sharded anew."""
+    bases: dict[str, Any] = {"dict": {}, "obstore": ObjectStore(obstore.store.MemoryStore())}
+    store = ShardingStore(bases.get(base, str(tmp_path)), None if base == "flat" else 4)
+    options: dict[str, Any] = {"name": "x", "shape": 64, "chunks": 8, "overwrite": True}
+    for dtype in ("f4", "i4"):
+        zarr.create_array(store, dtype="i4", **options)[:] = 7
+        loader = ShardLoader(store, "x", batch_size=64)
+        assert (next(iter(loader)) == 7).all()
+        zarr.create_array(store, dtype=dtype, **options)[:] = 7
+        if dtype == "i4" and base != "flat":
+            reshard(store, 2)
+        with (
+            nullcontext()
+            if base == "flat" and dtype == "i4"
+            else pytest.raises(ShardConflictError, match="'x' was converted, replaced or removed")
+        ):
+            assert (next(iter(loader)) == 7).all()
+
+
+def test_a_chunk_of_another_size_is_no_other_chunk(tmp_path: Path) -> None:
+    """A full disk left an empty chunk file, which a conversion has packed."""
+    values = array(LocalStore(tmp_path), (32, 2048), (2, 2048), compressors=None)
+    (tmp_path / "x/c/3/0").write_bytes(b"")
+    shard_store(tmp_path, chunks_per_shard=4)
+    time.sleep(0.05)  # younger files are read again
+    loader = ShardLoader(str(tmp_path), "x", batch_size=4, positions=[*range(6), *range(8, 32)])
+    for _ in range(2):
+        got = np.concatenate(list(loader))
+        assert np.array_equal(got, np.delete(values, [6, 7], axis=0))
+    for _ in range(3):
+        with pytest.raises(ValueError, match="size 0"):
+            list(ShardLoader(str(tmp_path), "x", batch_size=4))
+
+
+def test_an_event_loop_that_ends_is_an_error() -> None:
+    code = """
+import numpy as np, obstore, zarr
+from zarr.core.sync import cleanup_resources
+from zarr.storage import ObjectStore
+from zarr_shardstore import ShardingStore, ShardLoader
+store = ShardingStore(ObjectStore(obstore.store.MemoryStore()), chunks_per_shard=(8, 1))
+z = zarr.create_array(store, name="x", shape=(4000, 64), chunks=(2, 64), dtype="i4")
+z[:] = 1
+options = {"batch_size": 7, "pool_nbytes": 5000, "prefetch_nbytes": 2**25}
+loader = ShardLoader(store, "x", **options)
+batches = iter(loader)
+next(batches)
+cleanup_resources()
+try:
+    list(batches)
+except RuntimeError as error:
+    assert "loop" in str(error), error
+    print(sum(map(len, ShardLoader(store, "x", **options))))
+"""
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", code],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.stdout == "4000\n", done.stderr

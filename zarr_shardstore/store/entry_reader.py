@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from asyncio import AbstractEventLoop
 from collections.abc import Sequence
 from concurrent.futures import Future
 from itertools import chain
@@ -14,10 +15,10 @@ import numpy.typing as npt
 from zarr.core.sync import sync
 
 from zarr_shardstore.arrays.stored_array import StoredArray
+from zarr_shardstore.errors import ShardConflictError
 from zarr_shardstore.format.arguments import array_path
 from zarr_shardstore.format.keys import Coords
 from zarr_shardstore.format.layout import ArrayLayout
-from zarr_shardstore.io.concurrency import zarrs_loop
 from zarr_shardstore.shards.read import ShardReads, price_of
 from zarr_shardstore.shards.requests import GetIndex, ask
 from zarr_shardstore.store.direct_reads import ChunkReader, DirectReads
@@ -35,6 +36,7 @@ class EntryReader(NamedTuple):
     chunks: ChunkReader
     layout: ArrayLayout | None
     """``None``: no shards are known, so each chunk counts as one."""
+    stored: StoredArray
 
     @classmethod
     def of(cls, store: DirectReads, path: str) -> EntryReader:
@@ -43,7 +45,9 @@ class EntryReader(NamedTuple):
         reader = by_chunks._current_reader_of(array_path(path))
         layout = sync(by_chunks._layout_of(reader.first_key, reads=True))
         is_known = layout is not None and layout.grid_shape == reader.grid_shape
-        return cls(by_chunks._engine, reader, layout if is_known else None)
+        engine = by_chunks._engine
+        stored, _ = engine.chunk_readers[reader.node.path]
+        return cls(engine, reader, layout if is_known else None, stored)
 
     @property
     def can_block(self) -> bool:
@@ -80,7 +84,7 @@ class EntryReader(NamedTuple):
 
         def pread(fd: int, stored_nbytes: int, offset: int) -> Sequence[Any]:
             if stored_nbytes != nbytes:
-                return b""  # a miss
+                return b"" if stored_nbytes else b"-"  # another length: a miss
             return range(os.preadv(fd, next(left), offset))  # as long as the bytes that were read
 
         found = engine.get_groups_cached(self._groups(parts), pread)
@@ -88,27 +92,43 @@ class EntryReader(NamedTuple):
         return all(values is not None and None not in values for values in found)
 
     def shape_now(self) -> tuple[int, ...]:
-        """Return the shape of the array, as this process has stored it last."""
-        node, shape = self.chunks.node, self.chunks.array.shape
-        found = self.engine.driver.run(self.engine.operations.arrays.lookup([node]))[node]
-        geometry = found.document.geometry if isinstance(found, StoredArray) else None
-        return shape if geometry is None else geometry.shape
+        """Return the shape in the document: of a local file as stored now, else as last read here.
 
-    def begin(self, parts: Sequence[EntryPart]) -> Future[Values]:
-        """Begin to `read` in zarr's event loop."""
+        Raises
+        ------
+        ShardConflictError
+            If the array is another one now.
+        """
+        engine, node = self.engine, self.chunks.node
+        if engine.root is not None:
+            store: Any = self.chunks.array.store
+            store._current_reader_of(node.path)
+        found = engine.driver.run(engine.operations.arrays.lookup([node]))[node]
+        if not isinstance(found, StoredArray) or not self.stored.has_same_chunks(found):
+            raise ShardConflictError.of_replaced(node.path)
+        geometry = found.document.geometry
+        return self.chunks.array.shape if geometry is None else geometry.shape
+
+    def begin(self, parts: Sequence[EntryPart], loop: AbstractEventLoop) -> Future[Values]:
+        """Begin to `read` in an event loop that runs in another thread."""
 
         async def read() -> Values:
             if self.layout is None:
                 return await self.engine.get_many(self._keys(parts))
             return [*chain.from_iterable(await self.engine.get_groups(self._groups(parts)))]
 
-        return asyncio.run_coroutine_threadsafe(read(), zarrs_loop())
+        return asyncio.run_coroutine_threadsafe(read(), loop)
 
     def price(self, parts: Sequence[EntryPart]) -> tuple[int, int]:
-        """Return the requests for chunks of shards, and their encoded bytes, by the indexes."""
+        """Return the requests for chunks of shards, and their encoded bytes, by the indexes.
+
+        A shard that is not stored is asked for each time.
+        """
         groups, operations = self._groups(parts), self.engine.operations
         found = self.engine.driver.run(ask([GetIndex(reads.shard) for reads in groups]))
-        return price_of(groups, found, operations.reading)
+        n_missing = sum(each.decoded is None for each in found)
+        n_requests, nbytes = price_of(groups, found, operations.reading)
+        return n_missing + n_requests, nbytes
 
     def _groups(self, parts: Sequence[EntryPart]) -> list[ShardReads]:
         layout, groups = cast(Any, self.layout), list[ShardReads]()

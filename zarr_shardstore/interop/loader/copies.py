@@ -24,6 +24,9 @@ Buffers: TypeAlias = dict[int, Array]
 PIECE_NBYTES = 1024 * 1024
 """Decoded size of the chunks that a thread decodes at a time."""
 
+_MOST_KEPT = 32
+"""Delivered batches whose memory may be used again."""
+
 _MOST_BUFFERS = 1024
 """Buffers that one read of POSIX fills."""
 
@@ -142,8 +145,11 @@ class Memory:
     owns the memory.
     """
 
-    def __init__(self, allocate: Callable[[int], npt.NDArray[np.uint8]], n_kept: int) -> None:
-        self._allocate, self._n_kept = allocate, n_kept
+    def __init__(
+        self, allocate: Callable[[int], npt.NDArray[np.uint8]], n_arrays: int, n_batches: int
+    ) -> None:
+        self._allocate = allocate
+        self._n_kept = n_arrays * max(2, min(_MOST_KEPT, n_batches))
         self._delivered: list[npt.NDArray[np.uint8]] = []
 
     def take(self, shape: Sequence[int], dtype: np.dtype[Any]) -> Array:

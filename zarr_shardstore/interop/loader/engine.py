@@ -32,6 +32,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from zarr_shardstore.access import zarrs_loop
 from zarr_shardstore.errors import UnsupportedError
 from zarr_shardstore.interop.loader.copies import Array, Memory, Source
 from zarr_shardstore.interop.loader.frameworks import Converter
@@ -39,8 +40,8 @@ from zarr_shardstore.interop.loader.order import Draw, Ints, Samples, Share
 from zarr_shardstore.interop.loader.plan import BATCH_NBYTES, PART_NBYTES, PlannedSamples, Unit
 from zarr_shardstore.interop.loader.sources import nbytes_of
 
-_MOST_KEPT = 32
-"""Delivered batches whose memory may be used again."""
+_LOOK_S = 1.0
+"""Longest wait of the consumer before it looks whether the event loop still runs."""
 
 _FEW_REQUESTS = 16
 """Units that may be requested at a time, however small the limit of the memory."""
@@ -124,6 +125,8 @@ class Task(NamedTuple):
     finish: Callable[[Sequence[Array], Ints], Any]
     """Makes a batch of an array of each source, and of the starts of its samples."""
     convert: Converter
+    memory: Memory
+    """Of batches; the next epoch uses it again."""
 
     def order(self, epoch: int) -> tuple[Ints, list[int]]:
         """Return the numbers of the samples of an epoch, and the ends of their groups."""
@@ -199,12 +202,11 @@ class Run:
         self._threads: list[threading.Thread] = []
         self._units: deque[Unit] = deque()
         self._requests: set[Future[Any]] = set()
+        self._loop = zarrs_loop()
         self._used = self._n_under_way = 0
         self._is_planning = self._is_stopped = False
         self._error: BaseException | None = None
         self._batches: dict[int, _Batch] = {}
-        n_kept = max(2, min(_MOST_KEPT, task.limit_nbytes // 16 // task.batch_nbytes))
-        self._memory = Memory(task.convert.allocate, n_kept * len(task.sources))
 
     def __iter__(self) -> Iterator[Any]:
         """Yield the batches. The threads end when the iterator does, or is dropped."""
@@ -268,14 +270,16 @@ class Run:
                 batch = self._batch(self.next)
                 if batch.result:
                     break
-                self._changed.wait()
+                arrived = self._changed.wait(_LOOK_S)
+                if not arrived and self._requests and not self._loop.is_running():
+                    self.stop(RuntimeError("zarr's event loop has ended: iterate once more"))
             else:
                 if self._error is not None:
                     raise self._error
                 return []
             for buffer, source in zip(batch.buffers or (), self.task.sources, strict=True):
                 if self.task.convert.reuses_memory and source.indptr is None:  # their sizes repeat
-                    self._memory.give_back(buffer)
+                    self.task.memory.give_back(buffer)
             del self._batches[self.next]
             self.next += 1
             self._used -= batch.reserved
@@ -315,7 +319,7 @@ class Run:
                 read = partial(source.entries.read, unit.reads)
                 self._jobs.put(partial(self._decode, unit, read))
                 continue
-            request = source.entries.begin(unit.reads)
+            request = source.entries.begin(unit.reads, self._loop)
             self._requests.add(request)
             request.add_done_callback(partial(self._answered, unit))
         if not self._is_planning and len(self._units) <= _FEW_UNITS:
@@ -338,7 +342,7 @@ class Run:
     def _open(self, batch: _Batch) -> None:
         self._used += batch.reserved
         batch.buffers = [
-            self._memory.take((n, *source.lengths), source.dtype)
+            self.task.memory.take((n, *source.lengths), source.dtype)
             for n, source in zip(batch.n_rows, self.task.sources, strict=True)
         ]
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import mmap
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NoReturn, TypeAlias
@@ -13,6 +15,9 @@ from zarr_shardstore.errors import SpecError, UnsupportedError
 
 if TYPE_CHECKING:
     from zarr_shardstore.interop.loader.loader import ShardLoader
+
+_MAPPED_NBYTES = 128 * 1024
+"""Size of memory that is mapped by itself."""
 
 Framework: TypeAlias = Literal["numpy", "torch", "jax"]
 
@@ -34,10 +39,9 @@ def converter_of(
     to: Framework, dtypes: Mapping[str, np.dtype[Any]], are_sparse: bool = False
 ) -> Converter:
     """Return functions for arrays of these types, by their paths."""
-    pageable = partial(np.empty, dtype=np.uint8)
     sparse = _sparse_of(to) if are_sparse else None
     if to == "numpy":
-        return Converter(np.asarray, sparse, pageable)
+        return Converter(np.asarray, sparse, _pageable)
     for path, dtype in dtypes.items():
         if dtype.kind not in "biufc":
             raise SpecError(
@@ -47,15 +51,26 @@ def converter_of(
     if to == "jax":
         for dtype in dtypes.values():
             _check_that_jax_keeps(dtype)
-        return Converter(_jax_array, sparse, pageable)
+        return Converter(_jax_array, sparse, _pageable)
     if to == "torch":
         import torch
 
         pinned = partial(torch.empty, dtype=torch.uint8, pin_memory=True)
         has_cuda = torch.cuda.is_available()
-        allocate = (lambda n: pinned(n).numpy()) if has_cuda else pageable
+        allocate = (lambda n: pinned(n).numpy()) if has_cuda else _pageable
         return Converter(torch.from_numpy, sparse, allocate, reuses_memory=not has_cuda)
     raise SpecError(f"to is 'numpy', 'torch' or 'jax', got {to!r}")
+
+
+def _pageable(nbytes: int) -> npt.NDArray[np.uint8]:
+    """Allocate memory, which goes back to the system when it is freed.
+
+    The arenas of glibc would keep it, one for each thread.
+    """
+    if nbytes < _MAPPED_NBYTES or sys.platform == "win32":
+        return np.empty(nbytes, np.uint8)
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+    return np.frombuffer(mmap.mmap(-1, nbytes, flags=flags), np.uint8)
 
 
 def _sparse_of(to: Framework) -> Callable[[Any, Any, Any, tuple[int, int]], Any]:

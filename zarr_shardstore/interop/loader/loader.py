@@ -14,8 +14,8 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from zarr_shardstore.errors import SpecError
-from zarr_shardstore.interop.loader.copies import PIECE_NBYTES, Array, Source
+from zarr_shardstore.errors import SpecError, UnsupportedError
+from zarr_shardstore.interop.loader.copies import PIECE_NBYTES, Array, Memory, Source
 from zarr_shardstore.interop.loader.engine import LoaderStats, Run, Task
 from zarr_shardstore.interop.loader.frameworks import (
     Converter,
@@ -29,6 +29,7 @@ from zarr_shardstore.interop.loader.plan import (
     BATCH_NBYTES,
     GAPS_NBYTES,
     LOCAL_UNIT_NBYTES,
+    PART_NBYTES,
     UNIT_NBYTES,
     LoaderPlan,
     advice_of,
@@ -88,7 +89,7 @@ class ShardLoader:
         Arrays of the batches. They share the memory that was decoded into, by DLPack. Sparse rows
         become a ``csr_array`` of scipy, a sparse CSR tensor, or a ``BCSR``.
     n_threads : int, optional
-        Threads that read and decode. By default one for each core.
+        Threads that read and decode, by default one for each core. Fewer if the memory has no room.
 
     Raises
     ------
@@ -146,6 +147,8 @@ class ShardLoader:
             ("prefetch_nbytes", prefetch_nbytes, 0),
             ("pool_nbytes", pool_nbytes or 0, 0),
             ("n_threads", n_threads or 1, 1),
+            ("rank", rank, 0),
+            ("world_size", world_size, 1),
         ):
             is_valid = isinstance(value, Integral) and value >= least
             check(is_valid, f"{name} is a whole number of at least {least}", value)
@@ -153,6 +156,7 @@ class ShardLoader:
         check(0 <= rank < world_size, "rank is in range(world_size)", (rank, world_size))
         check(shuffle in (False, "shards", "full"), "shuffle is False, 'shards', 'full'", shuffle)
         check(edges in ("drop", "shift"), "edges is 'drop' or 'shift'", edges)
+        window, stride = _numbers("window", window), _numbers("stride", stride)
         paths = {"": arrays} if isinstance(arrays, str) else dict(arrays)
         check(bool(paths), "arrays are at least one", arrays)
         self._store = store_of(store)
@@ -160,14 +164,15 @@ class ShardLoader:
         sources = [source for column in columns.values() for source in column.sources]
         first = sources[0]
         lengths = [first.lengths[axis] for axis in first.axes]
-        strides = lengths if stride is None else [*stride]
+        strides = lengths if stride is None else stride
         check(len(strides) == len(lengths), "stride has a number for each axis", stride)
         shifts = edges == "shift"
         samples = Samples.of(first.extent, lengths, strides, positions=positions, shifts=shifts)
         sizes = np.sort(nbytes_of(sources, samples, np.arange(samples.n)))
         batch_nbytes = int(sizes[-batch_size:].sum()) + BATCH_NBYTES * len(sources)
         n_threads = n_threads or os.cpu_count() or 1
-        limit, pool = _limits(sources, batch_nbytes, n_threads, prefetch_nbytes, pool_nbytes)
+        parts = (sources, batch_nbytes, n_threads, prefetch_nbytes, pool_nbytes)
+        n_threads, limit, pool = _limits(*parts)
         is_local = all(source.entries.can_block for source in sources)
         unit = LOCAL_UNIT_NBYTES if is_local else UNIT_NBYTES
         are_sparse = any(source.indptr is not None for source in sources)
@@ -184,6 +189,7 @@ class ShardLoader:
             n_threads=n_threads,
             finish=partial(_finish, columns, isinstance(arrays, str), convert, transform),
             convert=convert,
+            memory=Memory(convert.allocate, len(sources), limit // 16 // batch_nbytes),
         )
         of_batches = {"batch_size": batch_size, "world_size": world_size, "drop_last": drop_last}
         self._order_id = _order_id(self._task, **of_batches)
@@ -209,7 +215,7 @@ class ShardLoader:
         Raises
         ------
         UnsupportedError
-            If a variable is not a whole stored array, or xarray computes its values.
+            If a variable is not the whole stored array, or xarray computes its values.
         SpecError
             If a variable lacks one of the dimensions.
         """
@@ -219,7 +225,16 @@ class ShardLoader:
             check(set(wanted) <= {*of_variable}, f"{name!r} has all of these dimensions", wanted)
         axes = {name: [of.index(dim) for dim in wanted] for name, of in names.items()}
         window = None if isinstance(dims, str) else [*dims.values()]
-        return cls(store, paths, window=window, axes=axes, **options)
+        loader = cls(store, paths, window=window, axes=axes, **options)
+        for source, (name, variable) in zip(
+            loader._task.sources, ds.data_vars.items(), strict=True
+        ):
+            if source.shape != variable.shape:
+                raise UnsupportedError(
+                    f"{name!r} has the shape {variable.shape} in the dataset, and is stored with "
+                    f"{source.shape} now: open the dataset again"
+                )
+        return loader
 
     # ----------------------------------------------------------------- iteration
 
@@ -273,6 +288,10 @@ class ShardLoader:
         SpecError
             If the state is of other samples, or of options that give another order.
         """
+        epoch, batch = state.get("epoch", -1), state.get("batch", -1)
+        is_valid = {type(epoch), type(batch)} == {int} and min(epoch, batch) >= 0
+        is_valid = is_valid and batch <= len(self) and "order" in state
+        check(is_valid, "a state is a result of state_dict() of such a loader", state)
         other = dict(state["order"])
         for name, mine in self._order_id.items():
             if mine != other.get(name):
@@ -332,20 +351,40 @@ class ShardLoader:
         )
 
 
+def _numbers(name: str, given: Any) -> list[int] | None:
+    """Return whole numbers, one for each sampled axis."""
+    try:
+        return None if given is None else [*map(operator.index, given)]
+    except TypeError:
+        raise SpecError(f"{name} is a sequence of whole numbers, got {given!r}") from None
+
+
 def _limits(
     sources: Sequence[Source], batch_nbytes: int, n_threads: int, prefetch: int, pool: int | None
-) -> tuple[int, int]:
-    """Divide the memory: decoders, units under way, batches at the ends of a group, pool."""
+) -> tuple[int, int, int]:
+    """Divide the memory: decoders, units under way, batches at the ends of a group, pool.
+
+    Return the threads that have room, the limit of all but the decoders, and the pool.
+    """
     chunk_nbytes = max(source.chunk_nbytes for source in sources)
-    decoders = 2 * n_threads * max(PIECE_NBYTES, chunk_nbytes)
+    decoder = 2 * max(PIECE_NBYTES, chunk_nbytes)
     shared = 2 * (3 * GAPS_NBYTES + 2 * chunk_nbytes) + 2 * batch_nbytes
-    least = decoders + shared
     if pool is None:  # threads do not change it, and no chunk is read for each of its samples
-        pool = min((prefetch - shared) // 3, prefetch - least)
-        pool = max(pool, LOCAL_UNIT_NBYTES, chunk_nbytes)
-    rule = f"prefetch_nbytes is at least {least + pool} for these batches, chunks and pool"
-    check(prefetch >= least + pool, rule, prefetch)
-    return prefetch - decoders, pool
+        pool = min((prefetch - shared) // 3, prefetch - shared - decoder)
+        pool = max(pool, LOCAL_UNIT_NBYTES, chunk_nbytes, _samples_nbytes(sources))
+    left = prefetch - shared - pool
+    rule = "prefetch_nbytes is at least {} for these batches, chunks and pool"
+    check(left >= decoder, rule.format(prefetch - left + decoder), prefetch)
+    n_threads = min(n_threads, left // decoder)
+    return n_threads, prefetch - n_threads * decoder, pool
+
+
+def _samples_nbytes(sources: Sequence[Source]) -> int:
+    """Return the size of all rows of a chunk of the first array, in all arrays."""
+    if not all(source.are_rows and source.indptr is None for source in sources):
+        return 0
+    each = sum(source.row_nbytes + PART_NBYTES * source.n_parts for source in sources)
+    return sources[0].chunk_shape[0] * each
 
 
 def _order_id(task: Task, **of_batches: object) -> dict[str, Any]:

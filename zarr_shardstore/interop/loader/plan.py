@@ -358,7 +358,7 @@ def advice_of(first: Geometry, amplification: float, draw: Draw, shard_nbytes: i
         if tuple(better) == first.chunk_shape and draw.shuffle != "shards":
             found.append(
                 f"{amplification:.1f} bytes are decoded for each byte of a batch: "
-                'shuffle="shards" decodes each chunk once'
+                'shuffle="shards" decodes each chunk of the first array once'
             )
     elif math.prod(first.shape) * first.itemsize <= pool_nbytes:
         return []
