@@ -260,6 +260,24 @@ def test_in_an_event_loop(tmp_path: Path) -> None:
     assert np.array_equal(sync(run()), values + 1)
 
 
+def test_the_configuration_of_each_call_counts() -> None:
+    """zarr's, as `zarr.open_array` takes it, also after a call with another one."""
+    base: dict[str, bytes] = {}
+    store = ShardingStore(base, chunks_per_shard=2)
+    zarr.create_array(store, name="z", shape=(8,), chunks=(2,), dtype="i4")
+    zeros = np.zeros(8, "i4")
+    for writes in (False, True, False):
+        with zarr.config.set({"array.write_empty_chunks": writes}):
+            store.write_array("z", ..., zeros)
+            assert len([key for key in base if "/c/" in key]) == (2 if writes else 0)
+    for is_fortran in (False, True, False):
+        with zarr.config.set({"array.order": "F" if is_fortran else "C"}):
+            zarr.create_array(
+                store, name="y", shape=(4, 4), chunks=(2, 2), dtype="i4", overwrite=True
+            )
+            assert store.read_array("y").flags.f_contiguous == is_fortran
+
+
 def test_missing_chunks_that_must_be_there() -> None:
     pytest.importorskip("zarr", minversion="3.2")
     with zarr.config.set({"array.read_missing_chunks": False}):

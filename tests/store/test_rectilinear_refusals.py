@@ -12,6 +12,7 @@ import pytest
 import zarr
 from zarr.storage import MemoryStore
 
+from tests.support.kit import objects_of
 from zarr_shardstore import (
     ShardConflictError,
     ShardingMapping,
@@ -277,6 +278,17 @@ def test_coordinates_of_one_chunk_are_left_alone() -> None:
     assert "inside a chunk" in report.arrays[1].reason
     with pytest.raises(SpecError, match="the array 'time': a shard ends at 31"):
         reshard(base, shards={"time": [31, 28, 31]}, paths="time")
+    assert reshard(base, shards={"time": [31, 28, 31]}).arrays[0].action == "skipped"
+
+
+def test_lengths_by_name_that_fit_no_array() -> None:
+    """A copy without shards would look like success."""
+    base, new = MemoryStore(), MemoryStore()
+    options: Any = {"chunks": (7, 4), "dtype": "u1", "dimension_names": ["time", "x"]}
+    zarr.create_array(base, name="data", shape=(60, 4), **options)[:] = 1
+    with pytest.raises(SpecError, match="fit no array; 'data': a shard ends at 31"):
+        shard_store(base, new, shards={"time": [31, 29]})
+    assert not objects_of(new)
 
 
 def test_one_place_alone() -> None:

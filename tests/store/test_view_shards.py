@@ -197,6 +197,8 @@ OPERATIONS: dict[str, Callable[[Any], Any]] = {
     "fill value": lambda z: z.__setitem__((slice(0, 8), slice(0, 4)), 0),
     "smaller": lambda z: z.resize((7, 9)),
     "smaller, larger": lambda z: (z.resize((8, 9)), z.resize((20, 20))),
+    "smaller twice, larger": lambda z: [z.resize(n) for n in ((16, 14), (16, 12), (16, 16))][-1],
+    "a mask of one value": lambda z: z.__setitem__(NUMBERS < 3, np.array([9], "u2")),
     "append": lambda z: (z.append(NUMBERS[:5]), z.append(np.ones((21, 2), "u2"), axis=1)),
     "attributes": _attributes,
     "all erased": lambda z: z.__setitem__(..., 0),

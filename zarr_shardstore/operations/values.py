@@ -353,10 +353,16 @@ class Operations:
     # ------------------------------------------------------------- erasures
 
     def erase_shard(self, key: str) -> Flow[None]:
-        """Erase the chunks of the shard that a key of the base store names, or else the value."""
+        """Erase the shard that a key of the base store names, or else the value.
+
+        Its entries beyond the grid are erased too: the array may have been longer.
+        """
         (shard,) = yield from self.catalog.shards_of([key])
-        keys = shard.chunk_keys(shard.entries_of()) if isinstance(shard, ShardRef) else [key]
-        yield from self.set_many((key, None) for key in keys)
+        if isinstance(shard, ShardRef):
+            ids = range(shard.spec.n_entries)
+            yield [requests.UpdateShard(shard, tuple(zip(ids, repeat(requests.Delete(key)))))]
+        else:
+            yield from self.set_many([(key, None)])
 
     def erase_prefix(self, prefix: str) -> Flow[None]:
         """Erase all values whose key starts with `prefix`; whole directories are relayed."""

@@ -20,6 +20,7 @@ from typing import Any, Literal, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
+import zarr
 from zarr import Array, AsyncArray
 from zarr.abc.store import Store
 from zarr.core.array_spec import ArraySpec
@@ -60,6 +61,7 @@ class ChunkReader:
         array = AsyncArray.from_dict(StorePath(store, node.path), json.loads(bytes(document)))
         self.array: AsyncArray[Any] = array
         self.node = node
+        self.config = {**_config_of_arrays()}
         self.stored_document = b""
         self.state: object = None
         """State of the file of the document before it was read; ``None`` if it is not known."""
@@ -297,7 +299,11 @@ class DirectReads(KeyValues):
 
     def _current_reader_of(self, path: str) -> ChunkReader:
         """As `_reader_of`, for the document that is stored now: another process may have resized
-        the array, or made another one in its place."""
+        the array, or made another one in its place. It has zarr's configuration of arrays."""
+        reader = self._stored_reader_of(path)
+        return reader if reader.config == _config_of_arrays() else self._new_reader_of(path)
+
+    def _stored_reader_of(self, path: str) -> ChunkReader:
         try:
             reader = self._reader_of(path)
             state = self._state_of(reader.node)
@@ -456,6 +462,12 @@ class DirectReads(KeyValues):
         if layout is None or layout.grid_shape != reader.grid_shape:
             return None
         return ArrayBox.of_selection(selection, shape, sides, layout)
+
+
+def _config_of_arrays() -> dict[str, Any]:
+    """Return zarr's configuration of arrays, itself: `zarr.config.get` takes microseconds."""
+    found: dict[str, Any] = zarr.config.config["array"]
+    return found
 
 
 def _again_if_replaced(read: Callable[[], T]) -> T:

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from itertools import pairwise, product
+from itertools import product
 from operator import attrgetter, itemgetter
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from zarr_shardstore.format.box_grid import Box
+from zarr_shardstore.format.box_grid import Box, BoxGrid
 from zarr_shardstore.format.keys import Coords
 from zarr_shardstore.format.layout import ArrayLayout, ShardRef, is_inside
 
@@ -74,24 +74,31 @@ class ArrayBox(NamedTuple):
         return cls(layout, chunk_shape, tuple(elements), frozenset(int_axes))
 
     @classmethod
-    def of_batch(cls, batch: Sequence[tuple[Any, ...]], layout: ArrayLayout) -> ArrayBox | None:
-        """Return the box of the chunks that zarr lists, in C order; ``None`` if they are none."""
+    def of_batch(
+        cls, batch: Sequence[tuple[Any, ...]], layout: ArrayLayout, grid: BoxGrid | None = None
+    ) -> ArrayBox | None:
+        """Return the box of the chunks that zarr lists, in C order; ``None`` if they are none.
+
+        The grid cuts the array into these chunks; by default they have one shape.
+        """
         if layout.grid_shape is None or not layout.spec.ndim:
             return None
-        specs = dict.fromkeys(map(id, map(itemgetter(1), batch)))  # zarr 3.4 passes one spec
-        shapes = {spec.shape for _, spec, *_ in (batch[:1] if len(specs) == 1 else batch)}
         first, last = (layout.coords_of(batch[i][0].path) for i in (0, -1))
-        if len(shapes) > 1 or first is None or last is None:
+        if first is None or last is None or not is_inside(last, layout.grid_shape):
             return None
-        (chunk_shape,) = shapes
-        grid = [stop - start + 1 for start, stop in zip(first, last, strict=True)]
-        if min(grid) < 1 or math.prod(grid) != len(batch) or not is_inside(last, layout.grid_shape):
+        numbers = [(start, stop + 1) for start, stop in zip(first, last, strict=True)]
+        shape = [stop - start for start, stop in numbers]
+        if min(shape) < 1 or math.prod(shape) != len(batch):
             return None
-        found = cls._of_corners(batch, layout, chunk_shape, first, grid)
+        grid = BoxGrid(batch[0][1].shape) if grid is None else grid
+        bounds = [[grid.bounds(axis, i) for i in range(*side)] for axis, side in enumerate(numbers)]
+        if not _have_lengths(batch, grid, bounds):
+            return None
+        found = cls._of_corners(batch, layout, grid.largest, bounds)
         if found is None:
             return None
         keys = map(attrgetter("path"), map(itemgetter(0), batch))
-        return found if list(keys) == layout.chunk_keys(found.chunks) else None
+        return found if list(keys) == layout.chunk_keys(tuple(numbers)) else None
 
     @classmethod
     def _of_corners(
@@ -99,20 +106,23 @@ class ArrayBox(NamedTuple):
         batch: Sequence[tuple[Any, ...]],
         layout: ArrayLayout,
         chunk_shape: Coords,
-        first: Coords,
-        grid: Sequence[int],
+        bounds: Sequence[Sequence[tuple[int, int]]],
     ) -> ArrayBox | None:
-        """Return the box that selections in chunks and in the result make, or ``None``."""
+        """Return the box that selections in chunks and in the result make, or ``None``.
+
+        `bounds` are the starts and stops of the chunks along each axis.
+        """
         insides, outsides, elements, int_axes = [], [], [], set()
         stride = len(batch)
-        for axis, (side, start, n) in enumerate(zip(chunk_shape, first, grid, strict=True)):
+        for axis, chunks in enumerate(bounds):
+            n, first = len(chunks), chunks[0][0]
             stride //= n
             row = batch[: n * stride : stride]
             parts = [inside[axis] for _, _, inside, *_ in row if isinstance(inside, tuple)]
             insides.append(parts)
             if n == 1 and len(parts) == 1 and isinstance(parts[0], int | np.integer):
                 int_axes.add(axis)
-                at = start * side + int(parts[0])
+                at = first + int(parts[0])
                 elements.append((at, at + 1))
                 continue
             at = axis - len(int_axes)
@@ -120,15 +130,16 @@ class ArrayBox(NamedTuple):
             outsides.append(there)
             if not parts or {type(part) for part in (*parts, *there)} != {slice}:
                 return None
-            begin, end, step = parts[0].start, (n - 1) * side + parts[-1].stop, parts[0].step
-            edges = [*enumerate(pairwise([begin, *range(side, n * side, side), end]))]
+            begin, end, step = first + parts[0].start, chunks[-1][0] + parts[-1].stop, parts[0].step
+            clipped = [(max(start, begin), min(stop, end)) for start, stop in chunks]
+            pairs = [*zip(clipped, chunks, strict=True)]
             if (
                 step not in (None, 1)
-                or parts != [slice(lo - i * side, hi - i * side, step) for i, (lo, hi) in edges]
-                or there != [slice(lo - begin, hi - begin) for _, (lo, hi) in edges]
+                or parts != [slice(lo - start, hi - start, step) for (lo, hi), (start, _) in pairs]
+                or there != [slice(lo - begin, hi - begin) for lo, hi in clipped]
             ):
                 return None
-            elements.append((start * side + begin, start * side + end))
+            elements.append((begin, end))
         # The slices of a row are the same objects in all rows: this compares identities.
         if list(map(itemgetter(2), batch)) != list(product(*insides)):
             return None
@@ -189,6 +200,18 @@ class ArrayBox(NamedTuple):
             inside.append(slice(first - lo * side, last - lo * side))
             is_whole = is_whole and last - first == (hi - lo) * side
         return tuple(outside), tuple(inside), is_whole
+
+
+def _have_lengths(
+    batch: Sequence[tuple[Any, ...]], grid: BoxGrid, bounds: Sequence[Sequence[tuple[int, int]]]
+) -> bool:
+    """Whether the chunks that zarr lists have the shapes of those of the grid."""
+    specs = [*map(itemgetter(1), batch)]
+    if grid.uneven is None:
+        different = dict(zip(map(id, specs), specs, strict=True))  # zarr 3.4 passes one
+        return {spec.shape for spec in different.values()} == {grid.largest}
+    lengths = [[stop - start for start, stop in row] for row in bounds]
+    return [spec.shape for spec in specs] == [*product(*lengths)]
 
 
 def n_chunks_of(chunks: Box) -> int:

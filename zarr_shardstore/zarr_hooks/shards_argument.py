@@ -21,7 +21,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import prod
-from operator import mul
 from typing import Any, ClassVar, NamedTuple, cast
 
 import numpy as np
@@ -39,7 +38,7 @@ from zarr.storage import StorePath
 from zarr_shardstore.errors import ShardConflictError, SpecError
 from zarr_shardstore.format.box_grid import BoxGrid, Side
 from zarr_shardstore.format.keys import SHARD_MARK, ChunkKeyEncoding, Coords
-from zarr_shardstore.format.layout import ShardRef, chunk_grid_shape
+from zarr_shardstore.format.layout import ShardRef
 from zarr_shardstore.io.concurrency import run_within
 from zarr_shardstore.metadata.declaration import MARKER, has_sharding_codec, marked
 from zarr_shardstore.zarr_hooks.array_jobs import Axes, Batch, statuses
@@ -235,7 +234,10 @@ class ShardsArgument(NamedTuple):
                     ndim = len(shard.spec.shape)
                     part = part[tuple(None if i in drop_axes else slice(None) for i in range(ndim))]
                 if hasattr(shard.indexer, "sel_shape"):
-                    part = part.reshape(shard.indexer.shape)
+                    shape, array = shard.indexer.shape, cast(Any, part.as_ndarray_like())
+                    if part.shape == (1,):
+                        array = np.broadcast_to(array, shape)
+                    part = shard.spec.prototype.nd_buffer.from_ndarray_like(array.reshape(shape))
             await pipeline.write(shard.chunks, part, shard.indexer.drop_axes)
 
         await run_within(MAX_NBYTES_AT_ONCE, ((s.nbytes, s) for s in shards), write_shard)
@@ -271,17 +273,13 @@ class ShardsArgument(NamedTuple):
         if not refs or refs[0] is None or codec is None or drop_axes:
             return None
         store, spec, layout = batch[0][0].store, batch[0][1], refs[0].layout
-        cps, sides = layout.spec.chunks_per_shard, self.codec.chunk_shape
-        if not isinstance(array, np.ndarray) or layout.grid_shape is None or not cps:
+        boxes, sides = layout.spec.boxes, self.codec.chunk_shape
+        if not isinstance(array, np.ndarray) or layout.grid_shape is None or not sides:
             return None
-        if layout.spec.sides is not None:  # a box has shards of one shape
-            return None
-        if spec.shape != tuple(map(mul, sides, cps)):
-            return None  # the array object is stale
         if await store._layout_of(refs[0].chunk_key(0), reads=reads) is not layout:
             return None
-        of_shards = replace(layout, grid_shape=chunk_grid_shape(layout.grid_shape, cps))
-        found = ArrayBox.of_batch(_without_mark(batch), of_shards)
+        of_shards = replace(layout, grid_shape=boxes.shape(layout.grid_shape))
+        found = ArrayBox.of_batch(_without_mark(batch), of_shards, boxes.scaled(sides))
         if found is None:
             return None
         box = found._replace(layout=layout, chunk_shape=sides)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import product
 from typing import Any
 
@@ -12,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from zarr.core.codec_pipeline import BatchedCodecPipeline
 
+from zarr_shardstore.format.box_grid import BoxGrid
 from zarr_shardstore.format.keys import ChunkKeyEncoding
 from zarr_shardstore.format.layout import ArrayLayout, chunk_grid_shape
 from zarr_shardstore.format.shard import ZEP2_INDEX, ShardingSpec
@@ -26,9 +28,9 @@ def layout() -> ArrayLayout:
     return ArrayLayout("a", "a/", encoding, grid, ShardingSpec(CPS, ZEP2_INDEX))
 
 
-def batch_of(selection: Any) -> tuple[list[Any], Any]:
+def batch_of(selection: Any, chunks: Any = CHUNKS) -> tuple[list[Any], Any]:
     """The chunks that zarr lists for a selection, and zarr's array."""
-    z = zarr.create_array({}, name="a", shape=SHAPE, chunks=CHUNKS, dtype="u2")
+    z = zarr.create_array({}, name="a", shape=SHAPE, chunks=chunks, dtype="u2")
     batches: list[list[Any]] = []
 
     class Pipeline(BatchedCodecPipeline):
@@ -65,6 +67,28 @@ def test_boxes_are_what_zarr_lists(selection: tuple[Any, ...]) -> None:
         assert expected.shape == np.shape(result)
     elif found is not None:  # a step of one element of a chunk is no step
         assert found.shape == np.shape(result)
+
+
+LENGTHS = [[5, 1, 9, 5], [13], [2, 7]]
+
+
+@pytest.mark.skipif("rectilinear_chunks" not in zarr.config.get("array"), reason="zarr 3.1")
+@given(selections())
+def test_boxes_of_chunks_of_several_lengths(selection: tuple[Any, ...]) -> None:
+    with zarr.config.set({"array.rectilinear_chunks": True}):
+        batch, result = batch_of(selection, LENGTHS)
+    grid = BoxGrid(tuple(map(tuple, LENGTHS)))
+    here = replace(layout(), grid_shape=tuple(map(len, LENGTHS)))
+    found = ArrayBox.of_batch(batch, here, grid)
+    if not any(isinstance(part, slice) and part.step == 2 for part in selection):
+        expected = ArrayBox.of_selection(selection, SHAPE, CHUNKS, layout())
+        assert found is not None
+        assert expected is not None
+        assert (found.elements, found.int_axes) == (expected.elements, expected.int_axes)
+    elif found is not None:
+        assert found.shape == np.shape(result)
+    others = BoxGrid(((5, 1, 9, 5), 13, (2, 6, 1)))
+    assert ArrayBox.of_batch(batch, here, others) is None or batch[-1][0].path.endswith("/0")
 
 
 @given(selections(), st.data())

@@ -38,6 +38,7 @@ NOT_CHOSEN = "not among the paths"
 _ROUND = 128
 _MAX_SAMPLED = 1024
 _ENOUGH = 64
+_HAS_THESE = "it has these shards already"
 """Chunks whose sizes are requested in one round, and at most; and stored chunks that suffice."""
 
 
@@ -61,6 +62,8 @@ class ArrayPlan:
     """True if the conversion is for the array."""
     is_named: bool = False
     """True if `paths` names the array."""
+    has_cut_chunks: bool = False
+    """True if listed shards would end inside its chunks."""
     new_documents: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """Documents after the conversion, by key."""
 
@@ -163,7 +166,15 @@ def plan_store(
                 "convert to another store"
             )
         plans[i] = plan
+    _check_that_shards_fit(plans)
     return plans, contents
+
+
+def _check_that_shards_fit(plans: Iterable[ArrayPlan]) -> None:
+    """Refuse listed shards that would end inside the chunks of each array."""
+    cut = [plan for plan in plans if plan.has_cut_chunks]
+    if cut and not any(plan.new_spec or plan.reason == _HAS_THESE for plan in plans):
+        raise errors.SpecError(f"shards fit no array; {cut[0].node.path!r}: {cut[0].reason}")
 
 
 def _dimensions_of(
@@ -207,7 +218,10 @@ def _plan_array(
     if to_plain:
         spec, reason = None, "it has no shards" if plan.spec is None else "as asked"
     else:
-        spec, reason = _choose_shards(base, plan, sharding.policy, dims)
+        try:
+            spec, reason = _choose_shards(base, plan, sharding.policy, dims)
+        except policies.InsideChunkError as error:
+            return replace(plan, reason=str(error), has_cut_chunks=True)
     if spec == plan.spec:
         return replace(plan, reason=reason)
     if spec and sharding.declaration == "codec" and plan.geometry and plan.geometry.sides:
@@ -263,7 +277,7 @@ def _choose_shards(
         clipped = "" if cps == asked else ", no more than its grid has"
         reason = f"as chunks_per_shard says{clipped}"
     if cps == kept:
-        return now, "it has these shards already"
+        return now, _HAS_THESE
     return shard_format.ShardingSpec(cps, _index_of(plan, policy)), reason
 
 
@@ -285,13 +299,13 @@ def _listed_shards(
     except errors.SpecError as error:
         is_inside = isinstance(error, policies.InsideChunkError)
         if is_inside and rule.is_by_name and not plan.is_named:  # as coordinates of one chunk
-            return plan.spec, str(error)
+            raise
         raise errors.SpecError(f"the array {plan.node.path!r}: {error}") from error
     if isinstance(sides, str):
         return plan.spec, sides
     boxes = box_grids.BoxGrid(tuple(sides))
     spec = shard_format.ShardingSpec(boxes.largest, _index_of(plan, policy), boxes.uneven)
-    return spec, "it has these shards already" if spec == plan.spec else "as shards says"
+    return spec, _HAS_THESE if spec == plan.spec else "as shards says"
 
 
 def _chunks_per_shard_by_size(
