@@ -21,6 +21,9 @@ Theory of operation
    its wait would never end. If no caller waits in the leader's loop any more, the lead moves to a
    loop in which one does. Otherwise it moves to zarr's own, which never ends.
 8. *Cancelled callers.* A caller that is cancelled does not cancel the commit of its update.
+9. *Signals.* They interrupt the main thread also inside the standard library. Conditions and pools
+   are written in Python, so an interrupt may leave their locks taken. Therefore a caller that
+   blocks uses queues in C only, and another thread submits its work to the pool.
 
 Thread safety: all functions may be called from any thread and any task.
 """
@@ -29,13 +32,15 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import threading
 from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import Future
 from contextlib import nullcontext, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from itertools import groupby
+from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from zarr.core.sync import loop as loop_of_zarr
@@ -67,8 +72,10 @@ class QueuedUpdate:
     request: UpdateShard
     loop: _Loop | None = None
     """The event loop in which its caller waits; ``None`` for a caller that blocks."""
-    done: Future[None] = field(default_factory=Future)
-    """Resolves when the update is committed."""
+    outcomes: SimpleQueue[list[Exception]] = field(default_factory=SimpleQueue)
+    """The error of its commit, or none, when it has ended. Of several outcomes the first counts."""
+    ended: asyncio.Event | None = None
+    """What its task waits for."""
 
 
 @dataclass(slots=True)
@@ -97,12 +104,16 @@ def commit(driver: Driver, request: UpdateShard) -> None:
         if _join(scope, update):
             for group in _groups(_take(scope, update)):
                 _commit(group)
-            if others := _take(scope, update):
+            others = _take(scope, update)
+            if others and threading.current_thread() is threading.main_thread():
+                _for_main_thread().put(partial(_lead_in_thread, scope, update, others))  # rule 9
+            elif others:
                 _lead_in_thread(scope, update, others)
     except BaseException:
         _abandon(scope, update)
         raise
-    update.done.result()
+    if outcome := update.outcomes.get():
+        raise outcome.pop()  # or this frame and the error keep each other
 
 
 async def commit_async(driver: Driver, request: UpdateShard) -> None:
@@ -124,10 +135,11 @@ async def commit_async(driver: Driver, request: UpdateShard) -> None:
     except BaseException:
         _abandon(scope, update)
         raise
-    if update.done.done():
-        update.done.result()
-    else:
-        await asyncio.wrap_future(update.done)
+    update.ended = asyncio.Event()
+    if update.outcomes.empty():  # looked at after there is an event
+        await update.ended.wait()
+    if outcome := update.outcomes.get():
+        raise outcome.pop()
 
 
 def _lead_apart(scope: Hashable, update: QueuedUpdate, loop: _Loop | None) -> None:
@@ -177,6 +189,23 @@ def _lead_in_thread(scope: Hashable, leader: object, taken: Sequence[QueuedUpdat
         worker_pool().submit(lead).add_done_callback(see_failure)
     except RuntimeError:  # there is no thread any more, as the interpreter ends
         lead()
+    except BaseException:
+        _abandon(scope, leader)
+        raise
+
+
+@cache
+def _for_main_thread() -> SimpleQueue[Callable[[], None]]:
+    """Return the queue of a thread that submits work for the main thread."""
+    queue: SimpleQueue[Callable[[], None]] = SimpleQueue()
+
+    def run() -> None:
+        while True:
+            with suppress(Exception):
+                queue.get()()
+
+    threading.Thread(target=run, name="zarr-shardstore-lead", daemon=True).start()
+    return queue
 
 
 def _lead_in_loop(scope: Hashable, leader: object, loop: _Loop) -> None:
@@ -270,20 +299,19 @@ def _groups(taken: Sequence[QueuedUpdate]) -> list[list[QueuedUpdate]]:
 
 
 def _settle(updates: Sequence[QueuedUpdate], outcome: _Outcome) -> None:
-    """Tell the callers of updates their outcomes, once."""
+    """Tell the callers of updates their outcomes; once more after an interrupt."""
     errors = [outcome] * len(updates) if isinstance(outcome, Exception) else outcome
     for update, error in zip(updates, errors, strict=True):
-        if not update.done.done() and error is None:
-            update.done.set_result(None)
-        elif not update.done.done():
-            update.done.set_exception(error)
+        if update.outcomes.empty():
+            update.outcomes.put([] if error is None else [error])
+        if update.ended is not None and update.loop is not None:
+            with suppress(RuntimeError):  # the loop is closed
+                update.loop.call_soon_threadsafe(update.ended.set)
 
 
 @_synchronized
 def _join(scope: Hashable, update: QueuedUpdate) -> bool:
     """Put an update into the queue of its shard; return whether its caller leads."""
-    # Running: a waiter that is cancelled does not cancel the commit under way.
-    update.done.set_running_or_notify_cancel()
     queue = _queues.get(scope)
     if queue is not None and queue.loop is not None and queue.loop.is_closed():
         _settle(queue.waiting, _interrupted())
@@ -348,4 +376,5 @@ def running_loop() -> _Loop | None:
         return None
 
 
-in_forked_child(_queues.clear)  # the child has none of the leaders and threads
+for _forget in (_queues.clear, _for_main_thread.cache_clear):
+    in_forked_child(_forget)  # the child has none of the leaders and threads
