@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import os
+import subprocess
 import sys
 import threading
 import time
@@ -98,3 +99,38 @@ def test_later_writes_end(leads: bool) -> None:
             thread.join(10)
             assert not thread.is_alive(), f"after an interrupt at event {n}"
         assert chunks["z/c/3"] == b"3"
+
+
+@pytest.mark.parametrize("how", ["daemon", "no thread"])
+def test_a_lead_that_is_passed_on_is_not_lost(how: str) -> None:
+    """The main thread ends while others wait for it, or no thread can be started any more."""
+    code = f"""
+import threading, time
+import zarr
+from zarr_shardstore import ShardingMapping, ShardingStore
+class Slow(dict):
+    def __setitem__(self, key, value):
+        if key.startswith("z/c"):
+            begun.append(key)
+            time.sleep(0.2)
+        super().__setitem__(key, value)
+        if len(begun) == 2 and key.startswith("z/c"):
+            print("stored", flush=True)
+begun = []
+store = ShardingStore(Slow(), chunks_per_shard=8)
+zarr.create_array(store, name="z", shape=(16,), chunks=(2,), dtype="u4")
+chunks = ShardingMapping(store)
+def other():
+    while not begun:
+        time.sleep(0.001)
+    chunks["z/c/1"] = b"1"
+threading.Thread(target=other, daemon=True).start()
+if {how!r} == "no thread":
+    def start(_):
+        raise RuntimeError("can't start new thread")
+    threading.Thread.start = start
+chunks["z/c/0"] = b"0"
+"""
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout) == (0, "stored\n"), done.stderr

@@ -402,14 +402,22 @@ def test_shards_share_a_batch() -> None:
     assert abs(np.mean(n_shards) - expected) < 1
 
 
+RSS = """
+def rss(name):  # not ru_maxrss, which begins with the memory of the parent
+    lines = open("/proc/self/status").read().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(name))
+"""
+
+
 @pytest.mark.parametrize("shuffle", [False, "shards", "full"])
 @pytest.mark.parametrize("window", [None, (20, 40)])
 def test_memory_stays_within_the_limit(tmp_path: Path, shuffle: Any, window: Any) -> None:
     """As the loader counts it, and as the operating system does: plus two batches."""
     code = f"""
-import resource, sys, tracemalloc
+import sys, tracemalloc
 import numpy as np, zarr
 from zarr_shardstore import ShardingStore, ShardLoader
+{RSS}
 store = ShardingStore({str(tmp_path)!r}, chunks_per_shard=(4, 4))
 if sys.argv[1] == "write":
     z = zarr.create_array(store, name="x", shape=(4096, 4096), chunks=(64, 256), dtype="f4")
@@ -419,7 +427,7 @@ limit = 48 * 2**20
 options = {{"window": {window!r}, "shuffle": {shuffle!r}, "prefetch_nbytes": limit}}
 loader = ShardLoader(store, "x", batch_size=64, n_threads=2, **options)
 next(iter(loader)); loader.close()
-before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+before = rss("VmRSS")
 tracemalloc.start()
 for batch in loader:
     pass
@@ -428,7 +436,7 @@ assert 0 < stats.most_nbytes <= limit, stats
 bound = limit + 2 * batch.nbytes
 peak = tracemalloc.get_traced_memory()[1]
 assert peak <= bound, (peak, bound)
-grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - before
+grown = rss("VmHWM") - before
 assert grown <= bound + 8 * 2**20, (grown, bound)
 """
     for step in ("write", "read"):
@@ -441,10 +449,11 @@ assert grown <= bound + 8 * 2**20, (grown, bound)
 def test_freed_batches_go_back_to_the_system(tmp_path: Path) -> None:
     """A slow consumer of chunks that compress well: the arenas of malloc would keep them."""
     code = f"""
-import resource, sys, time
+import sys, time
 from itertools import chain
 import zarr
 from zarr_shardstore import ShardingStore, ShardLoader
+{RSS}
 store = ShardingStore({str(tmp_path)!r}, chunks_per_shard=(96, 1, 1))
 if sys.argv[1] == "write":
     z = zarr.create_array(
@@ -457,10 +466,10 @@ limit = 184 * 2**20
 options = {{"batch_size": 4, "shuffle": "shards", "n_threads": 2, "prefetch_nbytes": limit}}
 loader = ShardLoader(store, "x", **options)
 next(iter(loader)); loader.close()
-before = int(open("/proc/self/statm").read().split()[1]) * resource.getpagesize()
+before = rss("VmRSS")
 for batch in chain(loader, loader):
     time.sleep(0.02)
-grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - before
+grown = rss("VmHWM") - before
 assert grown <= limit + 2 * batch.nbytes, grown
 """
     for step in ("write", "read"):
@@ -496,6 +505,15 @@ def test_the_least_limit_has_a_pool_of_chunks(
     assert loader.plan().read_amplification == 1
     list(loader)
     assert loader.stats().n_chunks == n_chunks
+
+
+def test_many_rows_in_a_chunk_of_the_first_array() -> None:
+    """Labels in one chunk, and large images: a pool of all of them needs no room."""
+    store = ShardingStore({})
+    zarr.create_array(store, name="y", shape=(20_000,), chunks=(20_000,), dtype="i8")
+    zarr.create_array(store, name="x", shape=(20_000, 100_000), chunks=(1, 100_000), dtype="u1")
+    batches = ShardLoader(store, {"y": "y", "x": "x"}, batch_size=32)
+    assert next(iter(batches))["x"].shape == (32, 100_000)
 
 
 def test_threads_do_not_change_the_order() -> None:
@@ -828,6 +846,12 @@ def test_wrong_numbers_are_refused() -> None:
     for name, sequence in sequences:
         with pytest.raises(SpecError, match=f"{name} is a sequence of whole numbers"):
             ShardLoader(store, "x", batch_size=2, **{name: sequence})
+    with pytest.raises(SpecError, match="axes of 'x' are whole numbers"):
+        ShardLoader(store, "x", batch_size=2, axes=0.7)  # type: ignore[arg-type]
+    loader = ShardLoader(store, "x", batch_size=2)
+    epoch: Any = np.int64(3)
+    loader.set_epoch(epoch)
+    loader.load_state_dict(loader.state_dict())
     with pytest.raises(SpecError, match="rank is a whole number"):
         ShardLoader(store, "x", batch_size=2, rank=0.5)  # type: ignore[arg-type]
     states: list[Any] = [{}, {"epoch": -1, "batch": 0, "order": {}}, {"epoch": 0, "batch": 99}]

@@ -289,6 +289,9 @@ def test_lengths_by_name_that_fit_no_array() -> None:
     with pytest.raises(SpecError, match="fit no array; 'data': a shard ends at 31"):
         shard_store(base, new, shards={"time": [31, 29]})
     assert not objects_of(new)
+    shard_store(base, chunks_per_shard=2)
+    with pytest.raises(SpecError, match="fit no array; 'data': a shard ends at 31"):
+        reshard(base, shards={"time": [31, 29]})
 
 
 def test_one_place_alone() -> None:

@@ -53,13 +53,6 @@ class BoxGrid:
         object.__setattr__(self, "uneven", None if sides == largest else sides)
         object.__setattr__(self, "_starts", tuple(starts))
 
-    def scaled(self, factors: Coords) -> BoxGrid:
-        """Return the same cut of a grid with so many places for each of this one."""
-        sides: list[Side] = []
-        for side, n in zip(self.sides, factors, strict=True):
-            sides.append(side * n if isinstance(side, int) else tuple([each * n for each in side]))
-        return BoxGrid(tuple(sides))
-
     def bounds(self, dim: int, number: int) -> tuple[int, int]:
         """Return start and stop of a box along one dimension."""
         side = self.sides[dim]

@@ -104,11 +104,8 @@ def commit(driver: Driver, request: UpdateShard) -> None:
         if _join(scope, update):
             for group in _groups(_take(scope, update)):
                 _commit(group)
-            others = _take(scope, update)
-            if others and threading.current_thread() is threading.main_thread():
-                _for_main_thread().put(partial(_lead_in_thread, scope, update, others))  # rule 9
-            elif others:
-                _lead_in_thread(scope, update, others)
+            if others := _take(scope, update):
+                _run_apart_from_signals(partial(_lead_in_thread, scope, update, others))
     except BaseException:
         _abandon(scope, update)
         raise
@@ -194,15 +191,33 @@ def _lead_in_thread(scope: Hashable, leader: object, taken: Sequence[QueuedUpdat
         raise
 
 
+def _run_apart_from_signals(work: Callable[[], None]) -> None:
+    """Call a function; from the main thread in another one, whose locks no signal interrupts."""
+    if threading.current_thread() is not threading.main_thread():
+        work()
+        return
+    try:
+        queue = _for_main_thread()
+    except RuntimeError:  # no thread can be started
+        work()
+        return
+    ended: SimpleQueue[None] = SimpleQueue()
+    queue.put((work, ended))
+    ended.get()  # or the process might end before
+
+
 @cache
-def _for_main_thread() -> SimpleQueue[Callable[[], None]]:
-    """Return the queue of a thread that submits work for the main thread."""
-    queue: SimpleQueue[Callable[[], None]] = SimpleQueue()
+def _for_main_thread() -> SimpleQueue[tuple[Callable[[], None], SimpleQueue[None]]]:
+    """Return the queue of a thread that works for the main thread."""
+    queue: SimpleQueue[tuple[Callable[[], None], SimpleQueue[None]]] = SimpleQueue()
 
     def run() -> None:
         while True:
-            with suppress(Exception):
-                queue.get()()
+            work, ended = queue.get()
+            with suppress(Exception):  # its callers know already
+                work()
+            ended.put(None)
+            del work, ended
 
     threading.Thread(target=run, name="zarr-shardstore-lead", daemon=True).start()
     return queue

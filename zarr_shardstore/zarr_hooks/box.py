@@ -75,11 +75,15 @@ class ArrayBox(NamedTuple):
 
     @classmethod
     def of_batch(
-        cls, batch: Sequence[tuple[Any, ...]], layout: ArrayLayout, grid: BoxGrid | None = None
+        cls,
+        batch: Sequence[tuple[Any, ...]],
+        layout: ArrayLayout,
+        boxes: BoxGrid | None = None,
+        unit: Coords = (),
     ) -> ArrayBox | None:
         """Return the box of the chunks that zarr lists, in C order; ``None`` if they are none.
 
-        The grid cuts the array into these chunks; by default they have one shape.
+        The chunks are boxes of units of so many elements; by default they have one shape.
         """
         if layout.grid_shape is None or not layout.spec.ndim:
             return None
@@ -90,11 +94,16 @@ class ArrayBox(NamedTuple):
         shape = [stop - start for start, stop in numbers]
         if min(shape) < 1 or math.prod(shape) != len(batch):
             return None
-        grid = BoxGrid(batch[0][1].shape) if grid is None else grid
-        bounds = [[grid.bounds(axis, i) for i in range(*side)] for axis, side in enumerate(numbers)]
-        if not _have_lengths(batch, grid, bounds):
+        boxes = BoxGrid(batch[0][1].shape) if boxes is None else boxes
+        unit = unit or (1,) * len(shape)
+        bounds = []
+        for axis, (side, n) in enumerate(zip(numbers, unit, strict=True)):
+            pairs = [boxes.bounds(axis, i) for i in range(*side)]
+            bounds.append([(start * n, stop * n) for start, stop in pairs])
+        if not _have_lengths(batch, bounds):
             return None
-        found = cls._of_corners(batch, layout, grid.largest, bounds)
+        largest = tuple([side * n for side, n in zip(boxes.largest, unit, strict=True)])
+        found = cls._of_corners(batch, layout, largest, bounds)
         if found is None:
             return None
         keys = map(attrgetter("path"), map(itemgetter(0), batch))
@@ -203,14 +212,14 @@ class ArrayBox(NamedTuple):
 
 
 def _have_lengths(
-    batch: Sequence[tuple[Any, ...]], grid: BoxGrid, bounds: Sequence[Sequence[tuple[int, int]]]
+    batch: Sequence[tuple[Any, ...]], bounds: Sequence[Sequence[tuple[int, int]]]
 ) -> bool:
-    """Whether the chunks that zarr lists have the shapes of those of the grid."""
-    specs = [*map(itemgetter(1), batch)]
-    if grid.uneven is None:
-        different = dict(zip(map(id, specs), specs, strict=True))  # zarr 3.4 passes one
-        return {spec.shape for spec in different.values()} == {grid.largest}
+    """Whether the chunks that zarr lists have the shapes of these."""
     lengths = [[stop - start for start, stop in row] for row in bounds]
+    specs = [*map(itemgetter(1), batch)]
+    if all(len({*row}) == 1 for row in lengths):
+        different = dict(zip(map(id, specs), specs, strict=True))  # zarr 3.4 passes one
+        return {spec.shape for spec in different.values()} == {tuple([row[0] for row in lengths])}
     return [spec.shape for spec in specs] == [*product(*lengths)]
 
 

@@ -149,6 +149,8 @@ class ShardsArgument(NamedTuple):
     codec: ShardingCodec
     usual: CodecPipeline
     """zarr's own pipeline, for a document that leaves sharding to zarr."""
+    are_equal: bool
+    """Whether the array object has shards of one shape, which also a resize leaves so."""
 
     @classmethod
     def of(
@@ -168,11 +170,12 @@ class ShardsArgument(NamedTuple):
         if not isinstance(encoding, ShardKeyEncoding):
             metadata.extra_fields.update(marked({}, "flat"))
             encoding = ShardKeyEncoding(encoding)
-        if encoding.cps is None:
+        cps = encoding.cps
+        if cps is None:
             cps = _chunks_per_shard(metadata, codecs[0].chunk_shape)
             # The object is new, and zarr's constructor also sets its fields this way.
             object.__setattr__(metadata, "chunk_key_encoding", replace(encoding, cps=cps))
-        return cls(codecs[0], usual)
+        return cls(codecs[0], usual, all(isinstance(side, int) for side in cps))
 
     async def read(
         self, pipeline: CodecPipeline, batch: Batch, out: NDBuffer, drop_axes: Axes
@@ -248,6 +251,8 @@ class ShardsArgument(NamedTuple):
         refs: Sequence[ShardRef | None] = await batch[0][0].store._shards_of(keys) if batch else []
         for ref in refs[:1]:
             pipeline.check(None if ref is None else ref.layout.document)
+            if ref is not None and self.are_equal and ref.layout.spec.boxes.uneven:
+                raise ShardConflictError.of_replaced(ref.layout.path)
             document = None if ref else await batch[0][0].store._document_of(keys[0], None)
             if document and not has_sharding_codec(document.members):  # it is unsharded by now
                 raise ShardConflictError.of_replaced(document.node.path)
@@ -279,7 +284,7 @@ class ShardsArgument(NamedTuple):
         if await store._layout_of(refs[0].chunk_key(0), reads=reads) is not layout:
             return None
         of_shards = replace(layout, grid_shape=boxes.shape(layout.grid_shape))
-        found = ArrayBox.of_batch(_without_mark(batch), of_shards, boxes.scaled(sides))
+        found = ArrayBox.of_batch(_without_mark(batch), of_shards, boxes, sides)
         if found is None:
             return None
         box = found._replace(layout=layout, chunk_shape=sides)

@@ -270,6 +270,7 @@ class ShardLoader:
 
     def set_epoch(self, epoch: int) -> None:
         """Begin the next iteration with this epoch, as samplers of torch do."""
+        epoch = operator.index(epoch)
         check(epoch >= 0, "an epoch is not negative", epoch)
         self._epoch, self._batch, self._is_fresh = epoch, 0, True
 
@@ -290,7 +291,7 @@ class ShardLoader:
         """
         epoch, batch = state.get("epoch", -1), state.get("batch", -1)
         is_valid = {type(epoch), type(batch)} == {int} and min(epoch, batch) >= 0
-        is_valid = is_valid and batch <= len(self) and "order" in state
+        is_valid = is_valid and batch <= len(self) and isinstance(state.get("order"), Mapping)
         check(is_valid, "a state is a result of state_dict() of such a loader", state)
         other = dict(state["order"])
         for name, mine in self._order_id.items():
@@ -371,7 +372,8 @@ def _limits(
     shared = 2 * (3 * GAPS_NBYTES + 2 * chunk_nbytes) + 2 * batch_nbytes
     if pool is None:  # threads do not change it, and no chunk is read for each of its samples
         pool = min((prefetch - shared) // 3, prefetch - shared - decoder)
-        pool = max(pool, LOCAL_UNIT_NBYTES, chunk_nbytes, _samples_nbytes(sources))
+        of_chunk = min(_samples_nbytes(sources), 3 * chunk_nbytes)
+        pool = max(pool, LOCAL_UNIT_NBYTES, chunk_nbytes, of_chunk)
     left = prefetch - shared - pool
     rule = "prefetch_nbytes is at least {} for these batches, chunks and pool"
     check(left >= decoder, rule.format(prefetch - left + decoder), prefetch)

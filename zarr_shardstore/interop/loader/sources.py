@@ -118,7 +118,8 @@ def _source(store: Any, path: str, window: Any, axes: Any) -> Source:
     shape = reader.array.shape
     are_rows = window is None and bool(shape)
     window = () if window is None and not shape else (1,) if window is None else window
-    given = range(len(window)) if axes is None else np.atleast_1d(axes).tolist()
+    given = [*range(len(window))] if axes is None else np.atleast_1d(axes).tolist()
+    check({*map(type, given)} <= {int}, f"axes of {path!r} are whole numbers", axes)
     sampled = tuple([axis + len(shape) if axis < 0 else int(axis) for axis in given])
     is_valid = len({*sampled} & {*range(len(shape))}) == len(sampled) == len(window)
     rule = (

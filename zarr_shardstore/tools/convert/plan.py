@@ -173,7 +173,8 @@ def plan_store(
 def _check_that_shards_fit(plans: Iterable[ArrayPlan]) -> None:
     """Refuse listed shards that would end inside the chunks of each array."""
     cut = [plan for plan in plans if plan.has_cut_chunks]
-    if cut and not any(plan.new_spec or plan.reason == _HAS_THESE for plan in plans):
+    others = [plan for plan in plans if not plan.has_cut_chunks]
+    if cut and not any(plan.new_spec or plan.reason == _HAS_THESE for plan in others):
         raise errors.SpecError(f"shards fit no array; {cut[0].node.path!r}: {cut[0].reason}")
 
 
