@@ -42,7 +42,7 @@ test-oldest: .venv-oldest/.done
 
 # Wheel and sdist, with a README that renders and a small wheel, each installed into an empty environment and used there.
 # The wheel is 38,800 lines of Python with their docstrings, and nothing else: 598 kB.
-MAX_WHEEL := 599000
+MAX_WHEEL := 602000
 dist: $(VENV)/bin/python
 	@rm -rf dist .venv-dist
 	$(VENV)/bin/python $(PIP) build twine
