@@ -41,7 +41,7 @@ test-oldest: .venv-oldest/.done
 	.venv-oldest/bin/python -m pytest -n $(WORKERS) -p no:cacheprovider tests/unit $(ARGS)
 
 # Wheel and sdist, with a README that renders and a small wheel, each installed into an empty environment and used there.
-# The wheel is 38,800 lines of Python with their docstrings, and nothing else: 598 kB.
+# The wheel is 39,000 lines of Python with their docstrings, and nothing else: 601 kB.
 MAX_WHEEL := 602000
 dist: $(VENV)/bin/python
 	@rm -rf dist .venv-dist

@@ -38,8 +38,8 @@ NOT_CHOSEN = "not among the paths"
 _ROUND = 128
 _MAX_SAMPLED = 1024
 _ENOUGH = 64
-_HAS_THESE = "it has these shards already"
 """Chunks whose sizes are requested in one round, and at most; and stored chunks that suffice."""
+_HAS_THESE = "it has these shards already"
 
 
 @dataclass(frozen=True, slots=True)
