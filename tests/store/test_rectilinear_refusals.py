@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -326,3 +327,56 @@ def test_an_array_with_another_last_chunk_is_another(
     with pytest.raises(ShardConflictError, match="open it again"):
         z[at] = 3
     assert np.asarray(zarr.open_array(ShardingStore(tmp_path), path="a")[...]).min() == 2
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (2, [2, 4, 4, 4, 2]),
+        ([4, 4, 8], [8, 4, 4]),
+        ([2, 4, 4, 6], [4, 4, 4, 4]),
+        ([6, 4, 6], [4, 6, 6]),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("is_used", [True, False])
+def test_an_object_is_refused_after_a_conversion_to_other_shards(
+    before: Any, after: list[int], is_used: bool
+) -> None:
+    """Shards of an equal length may lie elsewhere: its elements would be other ones."""
+    base = MemoryStore()
+    store = ShardingStore(base, 2 if before == 2 else 1, view="shards")
+    options: dict[str, Any] = {"shape": (16,), "chunks": (2,), "dtype": "i4"}
+    zarr.create_array(store, name="a", **options)
+    zarr.open_array(store, path="a")[:] = np.arange(16)
+    if before != 2:
+        reshard(store, shards=[before])
+    z: Any = zarr.open_array(store, path="a")
+    assert z[0] == 0 or not is_used
+    reshard(store, shards=[after])
+    attempts: list[Callable[[], Any]] = [lambda: z.append(np.ones(4, "i4"))]
+    for part in (slice(4, 8), slice(8, 12), slice(None)):
+        attempts += [partial(z.__getitem__, part), partial(z.__setitem__, part, 1)]
+    for attempt in reversed(attempts):
+        with pytest.raises((ShardConflictError, UnsupportedError), match=r"open .+ again"):
+            attempt()
+    now: Any = zarr.open_array(ShardingStore(base), path="a")
+    np.testing.assert_array_equal(now[:], np.arange(16))
+    with pytest.raises((ShardConflictError, UnsupportedError), match=r"open .+ again"):
+        z.resize((4,))  # zarr erases shards first
+    np.testing.assert_array_equal(now[:10], np.arange(10))
+
+
+@pytest.mark.parametrize("declaration", ["codec", "storage_transformers"])
+def test_an_object_of_shards_does_not_erase_others(declaration: Any) -> None:
+    """After a conversion to larger shards, or to none, its second shard has other chunks."""
+    for cps in (4, None):
+        base = MemoryStore()
+        store = ShardingStore(base, 2, declaration=declaration, view="shards")
+        zarr.create_array(store, name="a", shape=(16,), chunks=(2,), dtype="i4")[:] = np.arange(16)
+        z: Any = zarr.open_array(store, path="a")
+        reshard(base, cps)
+        with pytest.raises((ShardConflictError, UnsupportedError), match=r"open .+ again"):
+            z.resize((4,))
+        now: Any = zarr.open_array(ShardingStore(base), path="a")
+        np.testing.assert_array_equal(now[:], np.arange(16))

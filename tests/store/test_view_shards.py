@@ -32,8 +32,8 @@ from tests.store.test_shards_argument import (
 from tests.support.kit import CountingStore, objects_of
 from tests.support.pipeline_arrays import THEIRS
 from tests.support.rounds import rounds
-from zarr_shardstore import DraftHierarchyStore, ShardingMapping, ShardingStore, reshard
-from zarr_shardstore.errors import ShardConflictError, SpecError, UnsupportedError
+from zarr_shardstore import DraftHierarchyStore, ShardingMapping, ShardingStore
+from zarr_shardstore.errors import SpecError, UnsupportedError
 
 NUMBERS = np.arange(1, 257, dtype="u2").reshape(16, 16)
 SHOWN = (2, 2), (8, 4)
@@ -250,23 +250,6 @@ def test_deletion_and_copies(tmp_path: Path) -> None:
         assert_array_equal(opened(ShardingStore(base, view="shards"))[:], NUMBERS)
     del zarr.open_group(store)["a"]
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == [tmp_path / "zarr.json"]
-
-
-@pytest.mark.skipif("rectilinear_chunks" not in zarr.config.get("array"), reason="zarr 3.1")
-def test_an_object_of_equal_shards_is_refused_after_a_conversion_to_others() -> None:
-    """Its second shard would be read, and written, two elements too early."""
-    base = MemoryStore()
-    store = ShardingStore(base, 2, view="shards")
-    create(store, shape=(16,), chunks=(2,))
-    z: Any = opened(store)
-    z[:] = np.arange(16)
-    reshard(store, shards=[[2, 4, 4, 4, 2]])
-    for part in (slice(4, 8), slice(None)):
-        with pytest.raises(ShardConflictError, match="open it again"):
-            z[part]
-        with pytest.raises(ShardConflictError, match="open it again"):
-            z[part] = 1
-    assert_array_equal(opened(ShardingStore(base))[:], np.arange(16))
 
 
 def test_costs() -> None:

@@ -208,10 +208,11 @@ class MetadataView:
             if declaration.mark_of(doc) == "flat" and old.array.layout is not None:
                 plain = declaration.without_mark(doc)
                 new = self._reader.read(node, plain)
-                if new and new.layout and old.array.layout.has_same_entries(new.layout):
+                layout = None if new is None else new.layout
+                if layout is not None and old.array.layout.has_same_entries(layout):
                     plain = declaration.strip(plain, "codec")
-                    how, spec = old.array.document.declaration, new.layout.spec
-                    before, grid_shape = old.array.layout.spec.boxes, new.layout.grid_shape or ()
+                    how, spec = old.array.document.declaration, layout.spec
+                    before, grid_shape = old.array.layout.spec.boxes, layout.grid_shape or ()
                     # zarr has added shards. A list may also spell out lengths that repeat.
                     if how is not None and not spec.boxes.has_same_boxes(before, grid_shape):
                         declared = Declared(how, (sharding_transformer(spec),))
@@ -219,6 +220,8 @@ class MetadataView:
                     kept = self._as_update(node, plain, old)
                     if kept is not None:
                         return kept
+                elif new and layout and old.array.document.has_same_chunks(new.document):
+                    raise _changed(node, "shards")
             # The shapes alone: zarr spells out defaults that other writers leave out.
             shown = declaration.sharding_shapes(
                 self._document_to_user(old.doc, old.array, "chunks")
@@ -392,10 +395,14 @@ def _refuse_other_chunks(node: Node, geometry: Geometry, old: _Stored) -> None:
     """Refuse lists of other lengths than those of a sharded array. Its shards would be lost."""
     before = None if old.array is None or not old.array.stack else old.array.document.geometry
     if before is not None and (before.sides or geometry.sides):
-        raise UnsupportedError(
-            f"the array {node.path!r} has chunks of other lengths than this document, because "
-            "another writer has changed it: open the array again, or erase it first"
-        )
+        raise _changed(node, "chunks")
+
+
+def _changed(node: Node, what: str) -> UnsupportedError:
+    return UnsupportedError(
+        f"the array {node.path!r} has other {what} than this document, because another writer has "
+        "changed it: open the array again, or erase it first"
+    )
 
 
 def _has_chunks(node: Node, doc: Document, geometry: Geometry) -> bool:

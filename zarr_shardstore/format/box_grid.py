@@ -64,6 +64,11 @@ class BoxGrid:
         start = starts[n] + (number - n) * self.largest[dim]
         return start, start + self.largest[dim]
 
+    def has_bounds(self, bounds: Sequence[tuple[int, int, int]]) -> bool:
+        """Whether boxes have these numbers, starts and stops along each dimension."""
+        pairs = [self.bounds(dim, number) for dim, (number, _, _) in enumerate(bounds)]
+        return pairs == [(start, stop) for _, start, stop in bounds]
+
     def number(self, dim: int, at: int) -> int:
         """Return the number of the box that has a place of the grid, along one dimension."""
         side = self.sides[dim]

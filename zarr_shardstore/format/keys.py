@@ -34,6 +34,8 @@ DRAFT_DATA_ROOT = "data/root/"
 SHARD_MARK = ".__shard"
 """End of the key of a shard, for an array object that addresses shards of a store of chunks."""
 
+_MARKED = re.compile(r"(.*?)((?:\.[0-9]+:[0-9]+-[0-9]+)*)\.__shard", re.DOTALL)
+
 # An empty, "." or ".." segment would give one stored object two names, or leave the store. So
 # would a leading or trailing slash, and the empty key.
 _BAD_SEGMENT = re.compile(r"(?:^|[/\\])\.{0,2}(?:[/\\]|\Z)|\x00")
@@ -81,6 +83,29 @@ def check_key(key: str) -> None:
             key.encode("utf-8", "surrogateescape")
         except UnicodeEncodeError as error:
             raise SpecError(f"key {key!r} is refused: it is no text that can be stored") from error
+
+
+class MarkedKey(NamedTuple):
+    """Key of a shard, and what the array object that addresses it knows of its box of chunks."""
+
+    key: str
+    bounds: tuple[tuple[int, int, int], ...]
+    """For each dimension the number of a box, its start and its stop."""
+
+    @classmethod
+    def parse(cls, text: str) -> MarkedKey:
+        """Parse a text that ends with `SHARD_MARK`.
+
+        >>> MarkedKey.parse("a/c/3.3:24-32.__shard")
+        MarkedKey(key='a/c/3', bounds=((3, 24, 32),))
+        """
+        match = _MARKED.fullmatch(text)
+        assert match, text
+        bounds = [re.split("[:-]", part) for part in match[2].split(".")[1:]]
+        return cls(match[1], tuple([(int(n), int(lo), int(hi)) for n, lo, hi in bounds]))
+
+    def __str__(self) -> str:
+        return self.key + "".join([f".{n}:{lo}-{hi}" for n, lo, hi in self.bounds]) + SHARD_MARK
 
 
 def check_prefix(prefix: str) -> str:

@@ -15,11 +15,12 @@ from zarr.abc.store import ByteRequest, Store
 from zarr.core.buffer import Buffer, BufferPrototype
 from zarr.storage import MemoryStore
 
-from zarr_shardstore.errors import ShardStoreError
-from zarr_shardstore.format.keys import SHARD_MARK
+from zarr_shardstore.errors import ShardConflictError, ShardStoreError
+from zarr_shardstore.format.keys import SHARD_MARK, MarkedKey
 from zarr_shardstore.format.layout import ArrayLayout, ShardRef
 from zarr_shardstore.io.buffers import as_view, buffer_class_of, own_bytes, range_of, to_buffer_of
 from zarr_shardstore.io.concurrency import one_ahead
+from zarr_shardstore.metadata.declaration import has_sharding_codec
 from zarr_shardstore.metadata.documents import ArrayDocument, Node, node_of_document
 from zarr_shardstore.operations.listing import as_directory, raise_first
 from zarr_shardstore.operations.locate import shard_ids
@@ -46,10 +47,25 @@ class WholeOperations(EngineStore):
     def _takes_shards(self, document: bytes) -> bool:
         return self._engine.operations.view.takes_shards(memoryview(document))
 
-    async def _shards_of(self, keys: Sequence[str]) -> Sequence[ShardRef | None]:
-        shards = await self._run(self._engine.operations.catalog.shards_of(keys), only_reads=True)
-        raise_first([shard for shard in shards if isinstance(shard, ShardStoreError)])
-        return [shard if isinstance(shard, ShardRef) else None for shard in shards]
+    async def _shards_of(self, keys: Sequence[MarkedKey]) -> Sequence[ShardRef | None]:
+        """Return the shards of one array; ``None`` if the document leaves its sharding to zarr.
+
+        Raises
+        ------
+        ShardConflictError
+            If a shard has other chunks than it has for the array object.
+        """
+        flow = self._engine.operations.catalog.shards_of([marked.key for marked in keys])
+        found = await self._run(flow, only_reads=True)
+        raise_first([shard for shard in found if isinstance(shard, ShardStoreError)])
+        shards = [shard if isinstance(shard, ShardRef) else None for shard in found]
+        for shard, marked in zip(shards, keys, strict=True):
+            if shard is not None and not shard.layout.spec.boxes.has_bounds(marked.bounds):
+                raise ShardConflictError.of_replaced(shard.layout.path)
+        document = await self._document_of(keys[0].key, None) if None in shards else None
+        if document and not has_sharding_codec(document.members):  # it is unsharded by now
+            raise ShardConflictError.of_replaced(document.node.path)
+        return shards
 
     async def _get_values(self, keys: Sequence[str], prototype: Prototype = None) -> Values:
         await self._ensure_open()
@@ -224,7 +240,9 @@ class KeyValues(WholeOperations):
         operations = self._engine.operations
         # A resize of an array that was made with shards= deletes whole shards.
         if isinstance(key, str) and key.endswith(SHARD_MARK):
-            await self._write(operations.erase_shard(key.removesuffix(SHARD_MARK)))
+            marked = MarkedKey.parse(key)
+            await self._shards_of([marked])
+            await self._write(operations.erase_shard(marked.key))
         else:
             async with self._engine.turn(key):
                 await self._write(operations.set_many([(key, None)]))

@@ -6,7 +6,7 @@ by keys of the same spelling: ``c/3/0`` is a shard for zarr, and a chunk for the
 keep these apart:
 
 1. zarr asks for the pipeline before it stores the document. The metadata object then gets a
-   `ShardKeyEncoding`, which ends the key of each shard with `SHARD_MARK`. An extra field marks the
+   `ShardKeyEncoding`, which marks the key of each shard (`MarkedKey`). An extra field marks the
    document. The store removes both. Without the mark, as from another pipeline, zarr shards the
    array.
    A store with ``view="shards"`` shows documents that have the encoding and the mark already.
@@ -37,10 +37,10 @@ from zarr.storage import StorePath
 
 from zarr_shardstore.errors import ShardConflictError, SpecError
 from zarr_shardstore.format.box_grid import BoxGrid, Side
-from zarr_shardstore.format.keys import SHARD_MARK, ChunkKeyEncoding, Coords
+from zarr_shardstore.format.keys import ChunkKeyEncoding, Coords, MarkedKey
 from zarr_shardstore.format.layout import ShardRef
 from zarr_shardstore.io.concurrency import run_within
-from zarr_shardstore.metadata.declaration import MARKER, has_sharding_codec, marked
+from zarr_shardstore.metadata.declaration import MARKER, marked
 from zarr_shardstore.zarr_hooks.array_jobs import Axes, Batch, statuses
 from zarr_shardstore.zarr_hooks.box import ArrayBox
 from zarr_shardstore.zarr_hooks.box_jobs import MAX_NBYTES_AT_ONCE, BoxJob, SlabCodec
@@ -94,13 +94,17 @@ class ShardKeyEncoding(chunk_key_encodings.ChunkKeyEncoding):
     def encode_chunk_key(self, chunk_coords: tuple[int, ...]) -> str:
         if self.cps is None:
             raise SpecError(_REFUSAL)
-        key = _ShardKey(self.above.encode_chunk_key(chunk_coords) + SHARD_MARK)
+        # zarr may have made a list longer. The lengths of later shards are known to the array only.
+        pairs = zip(chunk_coords, self.cps, strict=True)
+        known = [i if isinstance(side, int) else min(i, len(side) - 1) for i, side in pairs]
+        bounds = tuple([(i, *self._boxes.bounds(dim, i)) for dim, i in enumerate(known)])
+        key = _ShardKey(MarkedKey(self.above.encode_chunk_key(chunk_coords), bounds))
         key.coords, key.boxes = chunk_coords, self._boxes
         key.encoding = ChunkKeyEncoding(self.above.name, getattr(self.above, "separator", "/"))
         return key
 
     def decode_chunk_key(self, chunk_key: str) -> tuple[int, ...]:
-        coords: tuple[int, ...] = self.above.decode_chunk_key(chunk_key.removesuffix(SHARD_MARK))
+        coords: tuple[int, ...] = self.above.decode_chunk_key(MarkedKey.parse(chunk_key).key)
         return coords
 
     def to_dict(self) -> dict[str, Any]:
@@ -149,8 +153,6 @@ class ShardsArgument(NamedTuple):
     codec: ShardingCodec
     usual: CodecPipeline
     """zarr's own pipeline, for a document that leaves sharding to zarr."""
-    are_equal: bool
-    """Whether the array object has shards of one shape, which also a resize leaves so."""
 
     @classmethod
     def of(
@@ -175,7 +177,7 @@ class ShardsArgument(NamedTuple):
             cps = _chunks_per_shard(metadata, codecs[0].chunk_shape)
             # The object is new, and zarr's constructor also sets its fields this way.
             object.__setattr__(metadata, "chunk_key_encoding", replace(encoding, cps=cps))
-        return cls(codecs[0], usual, all(isinstance(side, int) for side in cps))
+        return cls(codecs[0], usual)
 
     async def read(
         self, pipeline: CodecPipeline, batch: Batch, out: NDBuffer, drop_axes: Axes
@@ -247,15 +249,18 @@ class ShardsArgument(NamedTuple):
 
     async def _refs(self, pipeline: Any, batch: Batch) -> Sequence[ShardRef | None]:
         """Return the shards; a ``None`` if the stored document leaves sharding to zarr."""
-        keys = [path.path.removesuffix(SHARD_MARK) for path, *_ in batch]
-        refs: Sequence[ShardRef | None] = await batch[0][0].store._shards_of(keys) if batch else []
-        for ref in refs[:1]:
-            pipeline.check(None if ref is None else ref.layout.document)
-            if ref is not None and self.are_equal and ref.layout.spec.boxes.uneven:
+        if not batch:
+            return []
+        store = batch[0][0].store
+        refs: Sequence[ShardRef | None] = await store._shards_of(
+            [MarkedKey.parse(path.path) for path, *_ in batch]
+        )
+        pipeline.check(None if refs[0] is None else refs[0].layout.document)
+        sides = self.codec.chunk_shape
+        for ref, (_, spec, *_) in zip(refs, batch, strict=True):
+            cps = tuple([length // side for length, side in zip(spec.shape, sides, strict=True)])
+            if ref is not None and cps != ref.spec.chunks_per_shard:
                 raise ShardConflictError.of_replaced(ref.layout.path)
-            document = None if ref else await batch[0][0].store._document_of(keys[0], None)
-            if document and not has_sharding_codec(document.members):  # it is unsharded by now
-                raise ShardConflictError.of_replaced(document.node.path)
         return refs
 
     def _shards(self, refs: Sequence[ShardRef | None], batch: Batch) -> Iterator[_Shard]:
@@ -294,12 +299,6 @@ class ShardsArgument(NamedTuple):
     def _shard(self, position: int, ref: ShardRef, item: tuple[Any, ...]) -> _Shard:
         path, spec, inside, outside, is_complete = item
         chunk_shape, layout = self.codec.chunk_shape, ref.layout
-        cps = tuple(s // c for s, c in zip(spec.shape, chunk_shape, strict=True))
-        if cps != ref.spec.chunks_per_shard:
-            raise SpecError(
-                f"the array {layout.path!r} has {ref.spec.chunks_per_shard} chunks a shard, "
-                f"and this array object expects {cps}: open the array again"
-            )
         indexer = get_indexer(inside, spec.shape, _grid(spec.shape, chunk_shape))
         chunk_spec = self.codec._get_chunk_spec(spec)
         first = [start for start, _ in layout.spec.boxes.box(ref.coords)]
@@ -333,4 +332,4 @@ def _grid(shape: tuple[int, ...], chunk_shape: tuple[int, ...]) -> Any:
 
 def _without_mark(batch: Batch) -> list[tuple[Any, ...]]:
     """Return the parts of shards under the keys that they have in the base store."""
-    return [(StorePath(p.store, p.path.removesuffix(SHARD_MARK)), *rest) for p, *rest in batch]
+    return [(StorePath(p.store, MarkedKey.parse(p.path).key), *rest) for p, *rest in batch]
