@@ -13,6 +13,7 @@ from zarr_shardstore.errors import SpecError
 from zarr_shardstore.format.keys import (
     SEPARATORS,
     ChunkKeyEncoding,
+    MarkedKey,
     Style,
     check_key,
     check_no_loop,
@@ -187,6 +188,21 @@ def test_keys_that_are_no_names_of_values_are_refused(key: Any, message: str) ->
         check_key(key)
     with pytest.raises(SpecError, match=message.replace("a key", "a prefix")):
         check_prefix(key)
+
+
+@given(
+    st.sampled_from(ENCODINGS),
+    st.lists(st.tuples(*[st.integers(0, 10**12)] * 3), max_size=3).map(tuple),
+    st.sampled_from(["", "a/", "a.0:1-2/", "\n/"]),
+)
+def test_marked_keys(
+    encoding: ChunkKeyEncoding, bounds: tuple[tuple[int, int, int], ...], prefix: str
+) -> None:
+    """A marked key is parsed as it was spelled, and is refused as a key of a value."""
+    marked = MarkedKey(prefix + encoding.encode(tuple(n for n, _, _ in bounds)), bounds)
+    assert MarkedKey.parse(str(marked)) == marked
+    with pytest.raises(SpecError, match="open the array again"):
+        check_key(str(marked))
 
 
 @pytest.mark.parametrize(
