@@ -18,7 +18,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from zarr_shardstore.format.keys import Coords
+from zarr_shardstore.format.keys import Coords, KnownSide
 
 Box: TypeAlias = tuple[tuple[int, int], ...]
 """A half-open range ``(start, stop)`` for each dimension."""
@@ -64,10 +64,15 @@ class BoxGrid:
         start = starts[n] + (number - n) * self.largest[dim]
         return start, start + self.largest[dim]
 
-    def has_bounds(self, bounds: Sequence[tuple[int, int, int]]) -> bool:
-        """Whether boxes have these numbers, starts and stops along each dimension."""
-        pairs = [self.bounds(dim, number) for dim, (number, _, _) in enumerate(bounds)]
-        return pairs == [(start, stop) for _, start, stop in bounds]
+    def has_box(self, coords: Coords, known: Sequence[KnownSide]) -> bool:
+        """Whether the box at `coords` lies where a `MarkedKey` knows it."""
+        if self.uneven is None and known == self.largest:
+            return True
+        for dim, (i, side) in enumerate(zip(coords, known, strict=True)):
+            number, lo, hi = (i, i * side, i * side + side) if isinstance(side, int) else side
+            if self.bounds(dim, number) != (lo, hi):
+                return False
+        return True
 
     def number(self, dim: int, at: int) -> int:
         """Return the number of the box that has a place of the grid, along one dimension."""

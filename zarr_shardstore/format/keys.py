@@ -21,20 +21,20 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from typing import Literal, NamedTuple
 
 from zarr_shardstore.errors import SpecError
 
 Style = Literal["draft", "default", "v2"]
 Coords = tuple[int, ...]
+KnownSide = int | tuple[int, int, int]
 
 DRAFT_DATA_ROOT = "data/root/"
 """Every chunk key of the draft hierarchy starts with this."""
 
 SHARD_MARK = ".__shard"
 """End of the key of a shard, for an array object that addresses shards of a store of chunks."""
-
-_MARKED = re.compile(r"(.*?)((?:\.[0-9]+:[0-9]+-[0-9]+)*)\.__shard", re.DOTALL)
 
 # An empty, "." or ".." segment would give one stored object two names, or leave the store. So
 # would a leading or trailing slash, and the empty key.
@@ -48,6 +48,8 @@ _OURS = re.compile(r"(?:(?<=[^/])\.__(?:lock|journal|shard)|\.[0-9a-f]{32}\.part
 _NUMBER = r"(?:0|[1-9][0-9]{0,18})"
 _IS_NUMBER = re.compile(_NUMBER)
 _IS_DOTTED = re.compile(rf"(?:c|{_NUMBER})(?:\.{_NUMBER})+")
+_KNOWN = "[0-9]+(?::[0-9]+-[0-9]+)?"
+_IS_MARKED = re.compile(rf"(.+)@((?:{_KNOWN}(?:,{_KNOWN})*)?)\.__shard", re.DOTALL)
 _IS_DRAFT = re.compile(rf"c{_NUMBER}(?:\.{_NUMBER})*")
 _HAS_DIGIT = re.compile("[0-9]")
 _SLASH_OR_DOT = re.compile(r"[/.]")
@@ -89,23 +91,37 @@ class MarkedKey(NamedTuple):
     """Key of a shard, and what the array object that addresses it knows of its box of chunks."""
 
     key: str
-    bounds: tuple[tuple[int, int, int], ...]
-    """For each dimension the number of a box, its start and its stop."""
+    known: tuple[KnownSide, ...]
+    """For each dimension the length of all boxes; or the number, start and stop of one box."""
 
     @classmethod
     def parse(cls, text: str) -> MarkedKey:
-        """Parse a text that ends with `SHARD_MARK`.
+        """Parse a text that ends with `SHARD_MARK`; raise `SpecError` if no array made it.
 
-        >>> MarkedKey.parse("a/c/3.3:24-32.__shard")
-        MarkedKey(key='a/c/3', bounds=((3, 24, 32),))
+        >>> MarkedKey.parse("a/c/3/0@3:24-32,8.__shard")
+        MarkedKey(key='a/c/3/0', known=((3, 24, 32), 8))
         """
-        match = _MARKED.fullmatch(text)
-        assert match, text
-        bounds = [re.split("[:-]", part) for part in match[2].split(".")[1:]]
-        return cls(match[1], tuple([(int(n), int(lo), int(hi)) for n, lo, hi in bounds]))
+        match = _IS_MARKED.fullmatch(text)
+        if match is None:
+            check_key(text)
+        assert match is not None
+        return cls(match[1], _parse_known(match[2]))
 
     def __str__(self) -> str:
-        return self.key + "".join([f".{n}:{lo}-{hi}" for n, lo, hi in self.bounds]) + SHARD_MARK
+        sides = [
+            str(side) if isinstance(side, int) else f"{side[0]}:{side[1]}-{side[2]}"
+            for side in self.known
+        ]
+        return f"{self.key}@{','.join(sides)}{SHARD_MARK}"
+
+
+@lru_cache(64)
+def _parse_known(text: str) -> tuple[KnownSide, ...]:
+    sides: list[KnownSide] = []
+    for side in filter(None, text.split(",")):
+        number, *bounds = map(int, re.split("[:-]", side))
+        sides.append((number, bounds[0], bounds[1]) if bounds else number)
+    return tuple(sides)
 
 
 def check_prefix(prefix: str) -> str:

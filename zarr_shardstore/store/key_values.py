@@ -60,7 +60,7 @@ class WholeOperations(EngineStore):
         raise_first([shard for shard in found if isinstance(shard, ShardStoreError)])
         shards = [shard if isinstance(shard, ShardRef) else None for shard in found]
         for shard, marked in zip(shards, keys, strict=True):
-            if shard is not None and not shard.layout.spec.boxes.has_bounds(marked.bounds):
+            if shard and not shard.layout.spec.boxes.has_box(shard.coords, marked.known):
                 raise ShardConflictError.of_replaced(shard.layout.path)
         document = await self._document_of(keys[0].key, None) if None in shards else None
         if document and not has_sharding_codec(document.members):  # it is unsharded by now

@@ -37,7 +37,7 @@ from zarr.storage import StorePath
 
 from zarr_shardstore.errors import ShardConflictError, SpecError
 from zarr_shardstore.format.box_grid import BoxGrid, Side
-from zarr_shardstore.format.keys import ChunkKeyEncoding, Coords, MarkedKey
+from zarr_shardstore.format.keys import SHARD_MARK, ChunkKeyEncoding, Coords, KnownSide, MarkedKey
 from zarr_shardstore.format.layout import ShardRef
 from zarr_shardstore.io.concurrency import run_within
 from zarr_shardstore.metadata.declaration import MARKER, marked
@@ -94,17 +94,22 @@ class ShardKeyEncoding(chunk_key_encodings.ChunkKeyEncoding):
     def encode_chunk_key(self, chunk_coords: tuple[int, ...]) -> str:
         if self.cps is None:
             raise SpecError(_REFUSAL)
-        # zarr may have made a list longer. The lengths of later shards are known to the array only.
-        pairs = zip(chunk_coords, self.cps, strict=True)
-        known = [i if isinstance(side, int) else min(i, len(side) - 1) for i, side in pairs]
-        bounds = tuple([(i, *self._boxes.bounds(dim, i)) for dim, i in enumerate(known)])
-        key = _ShardKey(MarkedKey(self.above.encode_chunk_key(chunk_coords), bounds))
+        known: list[KnownSide] = []
+        for dim, (i, side) in enumerate(zip(chunk_coords, self.cps, strict=True)):
+            # zarr may have made a list longer. The encoding knows the shards before that.
+            if isinstance(side, tuple):
+                number = min(i, len(side) - 1)
+                side = (number, *self._boxes.bounds(dim, number))
+            known.append(side)
+        key = _ShardKey(MarkedKey(self.above.encode_chunk_key(chunk_coords), tuple(known)))
         key.coords, key.boxes = chunk_coords, self._boxes
         key.encoding = ChunkKeyEncoding(self.above.name, getattr(self.above, "separator", "/"))
         return key
 
     def decode_chunk_key(self, chunk_key: str) -> tuple[int, ...]:
-        coords: tuple[int, ...] = self.above.decode_chunk_key(MarkedKey.parse(chunk_key).key)
+        if chunk_key.endswith(SHARD_MARK):
+            chunk_key = MarkedKey.parse(chunk_key).key
+        coords: tuple[int, ...] = self.above.decode_chunk_key(chunk_key)
         return coords
 
     def to_dict(self) -> dict[str, Any]:

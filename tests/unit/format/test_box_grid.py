@@ -42,12 +42,16 @@ def test_boxes_are_those_of_the_listed_lengths(sides: list[Side], data: st.DataO
         assert boxes.box(coords, grid_shape) == clipped
         shape = [hi - lo for lo, hi in whole]
         assert boxes.lengths(coords) == tuple(shape)
-        bounds = [(i, *each) for i, each in zip(coords, whole, strict=True)]
-        assert boxes.has_bounds(bounds)
+        known = [(i, lo, hi) for i, (lo, hi) in zip(coords, whole, strict=True)]
+        assert boxes.has_box(coords, known)
         for dim, at in np.ndindex(len(sides), 3):
-            other = list(map(list, bounds))
+            other: Any = list(map(list, known))
             other[dim][at] += 1
-            assert not boxes.has_bounds([(n, lo, hi) for n, lo, hi in other])
+            assert not boxes.has_box(coords, list(map(tuple, other)))
+        for lengths in (boxes.largest, tuple(n + 1 for n in boxes.largest)):
+            triples = zip(whole, coords, lengths, strict=True)
+            lies = all((i * n, i * n + n) == bounds for bounds, i, n in triples)
+            assert boxes.has_box(coords, lengths) == lies
         places = np.arange(np.prod(shape, dtype=int)).reshape(shape)
         inside = places[tuple(slice(0, hi - lo) for lo, hi in clipped)]
         assert boxes.ids_in(coords, clipped).tolist() == inside.reshape(-1).tolist()

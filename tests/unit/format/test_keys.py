@@ -13,6 +13,7 @@ from zarr_shardstore.errors import SpecError
 from zarr_shardstore.format.keys import (
     SEPARATORS,
     ChunkKeyEncoding,
+    KnownSide,
     MarkedKey,
     Style,
     check_key,
@@ -192,17 +193,21 @@ def test_keys_that_are_no_names_of_values_are_refused(key: Any, message: str) ->
 
 @given(
     st.sampled_from(ENCODINGS),
-    st.lists(st.tuples(*[st.integers(0, 10**12)] * 3), max_size=3).map(tuple),
-    st.sampled_from(["", "a/", "a.0:1-2/", "\n/"]),
+    st.lists(st.integers(0, 10**12) | st.tuples(*[st.integers(0, 10**12)] * 3), max_size=3),
+    st.sampled_from(["", "a/", "a@0:1-2/", "\n/"]),
 )
-def test_marked_keys(
-    encoding: ChunkKeyEncoding, bounds: tuple[tuple[int, int, int], ...], prefix: str
-) -> None:
+def test_marked_keys(encoding: ChunkKeyEncoding, known: list[KnownSide], prefix: str) -> None:
     """A marked key is parsed as it was spelled, and is refused as a key of a value."""
-    marked = MarkedKey(prefix + encoding.encode(tuple(n for n, _, _ in bounds)), bounds)
+    marked = MarkedKey(prefix + encoding.encode((7,) * len(known)), tuple(known))
     assert MarkedKey.parse(str(marked)) == marked
     with pytest.raises(SpecError, match="open the array again"):
         check_key(str(marked))
+
+
+@pytest.mark.parametrize("text", ["a/c/0", "a@x", "a@1:2", "a@1-2", "@3"])
+def test_marks_that_no_array_makes_are_refused(text: str) -> None:
+    with pytest.raises(SpecError, match="open the array again"):
+        MarkedKey.parse(f"{text}.__shard")
 
 
 @pytest.mark.parametrize(
