@@ -26,9 +26,11 @@ from zarr.storage import LocalStore
 
 from zarr_shardstore import (
     ShardConflictError,
+    ShardingMapping,
     ShardingStore,
     ShardLoader,
     ShardStoreError,
+    UnsupportedError,
     reshard,
     shard_store,
     to_native,
@@ -210,6 +212,62 @@ def test_an_open_array_that_became_another_one_is_refused(
     again: Any = zarr.open_array(ShardingStore(tmp_path), path="a")
     assert (again[...] == expected).all()
     assert np.array_equal(zarr.open_array(store, path="a")[...], expected)
+
+
+@pytest.mark.parametrize("view", ["chunks", "shards"])
+@pytest.mark.parametrize(
+    "change", [*(each for _, each in OTHER_ARRAYS[:8]), set_attributes, compact]
+)
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda z: z.attrs.update(unit="m"),
+        lambda z: z.append(VALUES),
+        lambda z: z.resize((40, 16)),
+        lambda z: zarr.open_group(z.store_path.store).attrs.update(x=1),
+    ],
+    ids=["attributes", "append", "resize", "consolidated"],
+)
+def test_a_document_of_an_array_that_became_another_one_is_not_stored(
+    tmp_path: Path, other: Executor, change: Callable[[Path], Any], use: Any, view: Any
+) -> None:
+    """Each reader would take shards for chunks, or bytes for another type."""
+    store = ShardingStore(tmp_path, view=view)
+    zarr.create_group(store)
+    make(tmp_path, 2)
+    consolidated(tmp_path, lambda _: None)
+    z: Any = zarr.open_array(store, path="a")
+    group = zarr.open_group(store)
+    other.submit(change, tmp_path).result()
+    expected = np.asarray(zarr.open_array(ShardingStore(tmp_path), path="a")[...])
+    refused = (ShardConflictError, UnsupportedError)
+    with suppress(*refused):
+        use(z)
+    group.attrs["y"] = 2
+    opened: list[Any] = [
+        zarr.open_array(ShardingStore(tmp_path), path="a"),
+        from_consolidated(ShardingStore(tmp_path)),
+    ]
+    opened.append(zarr.open_array(LocalStore(tmp_path), path="a"))
+    for each in opened:
+        assert np.array_equal(each[:16, :16], expected)
+
+
+@pytest.mark.parametrize("change", [reshard_to_rows, reshard_to_columns, replace_type])
+def test_a_read_across_the_former_edge_has_one_layout(
+    tmp_path: Path, other: Executor, change: Callable[[Path], Any]
+) -> None:
+    """Chunks inside the edge are not looked for in the former shards."""
+    make(tmp_path, (2, 2))
+    mapping = ShardingMapping(tmp_path)
+    ranges: Any = [(f"a/c/{i}/0", (0, None)) for i in range(16)]
+    assert mapping.get_partial_values(ranges)[8] is None
+    for each in (change, append):
+        other.submit(each, tmp_path).result()
+    expected: list[Any] = ShardingMapping(tmp_path).get_partial_values(ranges)
+    for _ in range(2):
+        with suppress(ShardConflictError):
+            assert mapping.get_partial_values(ranges) == expected
 
 
 @pytest.mark.parametrize(

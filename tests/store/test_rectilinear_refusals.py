@@ -380,3 +380,26 @@ def test_an_object_of_shards_does_not_erase_others(declaration: Any) -> None:
             z.resize((4,))
         now: Any = zarr.open_array(ShardingStore(base), path="a")
         np.testing.assert_array_equal(now[:], np.arange(16))
+
+
+def test_an_object_that_made_a_list_longer_is_refused_after_a_conversion() -> None:
+    """It knows where the shards lie that it has appended."""
+    base = MemoryStore()
+    store = ShardingStore(base, 1, view="shards")
+    zarr.create_array(store, name="a", shape=(16,), chunks=(1,), dtype="i4")[:] = np.arange(16)
+    reshard(store, shards=[[4, 4, 8]])
+    z: Any = zarr.open_array(store, path="a")
+    for first in (16, 24):
+        z.append(np.arange(first, first + 8, dtype="i4"))
+    np.testing.assert_array_equal(z[:], np.arange(32))
+    reshard(base, shards=[[4, 4, 8, 4, 8, 4]])
+    attempts: list[Callable[[], Any]] = [
+        lambda: z[24:32],
+        lambda: z.__setitem__(slice(24, 32), 1),
+        lambda: z.resize((24,)),
+    ]
+    for attempt in attempts:
+        with pytest.raises(ShardConflictError, match="open it again"):
+            attempt()
+    now: Any = zarr.open_array(ShardingStore(base), path="a")
+    np.testing.assert_array_equal(now[:], np.arange(32))

@@ -86,12 +86,22 @@ class Generation:
         while len(self.absent) > _MAX_ABSENT:
             self.absent.pop(next(iter(self.absent)), None)
 
-    def drop(self, node: Node) -> None:
-        """Forget what is at `node`."""
+    def drop(self, node: Node) -> StoredArray | None:
+        """Forget what is at `node`, and return the array."""
         self.absent.pop(node, None)
-        if self.arrays.pop(node, None) is not None:
+        array = self.arrays.pop(node, None)
+        if array is not None:
             self.states.pop(document_key(node), None)
             self.key_tables = ()
+        return array
+
+    def refuse_another(self, node: Node, before: StoredArray | None) -> None:
+        """Raise `ShardConflictError` if the array at `node` is another one than before."""
+        now = self.arrays.get(node)
+        if before is not None and now is not None and not before.has_same_chunks(now):
+            self.drop(node)
+            self.refused.add(node)
+            raise ShardConflictError.of_replaced(node.path)
 
     def forget_doubts(self) -> None:
         """Read documents again that were missing, or those of arrays that were replaced."""

@@ -73,9 +73,11 @@ class Catalog:
         answers = yield from self._locate([*left.values()], generation, in_grid=True)
         invalid = {answer.node for answer in answers if isinstance(answer, InvalidChunkKey)}
         if invalid:  # another process may have resized the array
-            for node in invalid:
-                generation.drop(node)
-            answers = yield from self._locate([*left.values()], generation, in_grid=True)
+            before = {node: generation.drop(node) for node in invalid}
+            left = dict(enumerate(keys))  # also keys inside the former grid: all in one layout
+            answers = yield from self._locate(keys, generation, in_grid=True)
+            for node, array in before.items():
+                generation.refuse_another(node, array)
         passing = () if are_values else UnsupportedError
         for i, answer in zip(left, answers, strict=True):
             chunks[i] = None if isinstance(answer, passing) else answer

@@ -115,6 +115,13 @@ class MetadataView:
             return _dumped(new, doc, data), None, old.array is not None
         new = yield from self._stored_array(node, doc, old)
         array = self._reader.read(node, new)
+        is_raw = declaration.mark_of(doc) != "flat" and _is_declared(doc)
+        if old.array and array and not (is_raw or _keeps_chunks(old.array, array)):
+            raise UnsupportedError(
+                f"the array {node.path!r} is another one than this document describes, because "
+                "another writer has converted it or made it anew: open the array again, or "
+                "erase it first"
+            )
         is_changed = old.doc is None or _keys_of(node, old.doc) != _keys_of(node, new)
         return _dumped(new, doc, data), array, is_changed
 
@@ -139,6 +146,9 @@ class MetadataView:
                 declared = self._as_update(node, member, old)
             else:  # the array comes later, as when a store is copied in the order of keys
                 declared = yield from self._stored_array(node, member, old)
+            array = self._reader.read(node, declared or member) if old.array else None
+            if old.array and array and not _keeps_chunks(old.array, array):
+                declared = old.doc
             if declared is not None and declared is not member:
                 changed[name] = declared
         return documents.with_members(doc, changed) if changed else doc
@@ -163,7 +173,6 @@ class MetadataView:
                 _warn_of_unsharded(node, documents.unknown_geometry(doc))
             return doc
         self._refuse_draft_name(node, geometry)
-        _refuse_other_chunks(node, geometry, old)
         other = yield from self._in_other_format(node, geometry)
         if other is not None:
             declared = self._policy.declare(node, other.document.transformers, geometry)
@@ -208,11 +217,10 @@ class MetadataView:
             if declaration.mark_of(doc) == "flat" and old.array.layout is not None:
                 plain = declaration.without_mark(doc)
                 new = self._reader.read(node, plain)
-                layout = None if new is None else new.layout
-                if layout is not None and old.array.layout.has_same_entries(layout):
+                if new and new.layout and old.array.layout.has_same_entries(new.layout):
                     plain = declaration.strip(plain, "codec")
-                    how, spec = old.array.document.declaration, layout.spec
-                    before, grid_shape = old.array.layout.spec.boxes, layout.grid_shape or ()
+                    how, spec = old.array.document.declaration, new.layout.spec
+                    before, grid_shape = old.array.layout.spec.boxes, new.layout.grid_shape or ()
                     # zarr has added shards. A list may also spell out lengths that repeat.
                     if how is not None and not spec.boxes.has_same_boxes(before, grid_shape):
                         declared = Declared(how, (sharding_transformer(spec),))
@@ -220,8 +228,6 @@ class MetadataView:
                     kept = self._as_update(node, plain, old)
                     if kept is not None:
                         return kept
-                elif new and layout and old.array.document.has_same_chunks(new.document):
-                    raise _changed(node, "shards")
             # The shapes alone: zarr spells out defaults that other writers leave out.
             shown = declaration.sharding_shapes(
                 self._document_to_user(old.doc, old.array, "chunks")
@@ -391,18 +397,24 @@ def _is_declared(doc: Document) -> bool:
         return True
 
 
-def _refuse_other_chunks(node: Node, geometry: Geometry, old: _Stored) -> None:
-    """Refuse lists of other lengths than those of a sharded array. Its shards would be lost."""
-    before = None if old.array is None or not old.array.stack else old.array.document.geometry
-    if before is not None and (before.sides or geometry.sides):
-        raise _changed(node, "chunks")
+def _keeps_chunks(old: StoredArray, new: StoredArray) -> bool:
+    """Whether chunks stay where they are, and keep their data type, if one array is sharded.
 
-
-def _changed(node: Node, what: str) -> UnsupportedError:
-    return UnsupportedError(
-        f"the array {node.path!r} has other {what} than this document, because another writer has "
-        "changed it: open the array again, or erase it first"
-    )
+    Codecs are not compared: a writer may spell them in another way.
+    """
+    before, after = old.document, new.document
+    if not (old.stack or new.stack) or before.geometry is None or after.geometry is None:
+        return True
+    types = [{n: m for n, m in doc.members.items() if "type" in n} for doc in (before, after)]
+    if not declaration.agree(*types):
+        return False
+    if not after.geometry.has_same_chunks(before.geometry, but_last=True):
+        return False
+    if old.layout is None or new.layout is None:
+        return bool(old.stack) == bool(new.stack)
+    mine, theirs = old.layout.spec, new.layout.spec
+    both = [*map(min, old.grid_shape or (), new.grid_shape or ())]
+    return mine.index == theirs.index and mine.boxes.has_same_boxes(theirs.boxes, both)
 
 
 def _has_chunks(node: Node, doc: Document, geometry: Geometry) -> bool:

@@ -38,7 +38,7 @@ from zarr.storage import StorePath
 from zarr_shardstore.errors import ShardConflictError, SpecError
 from zarr_shardstore.format.box_grid import BoxGrid, Side
 from zarr_shardstore.format.keys import SHARD_MARK, ChunkKeyEncoding, Coords, KnownSide, MarkedKey
-from zarr_shardstore.format.layout import ShardRef
+from zarr_shardstore.format.layout import ArrayLayout, ShardRef
 from zarr_shardstore.io.concurrency import run_within
 from zarr_shardstore.metadata.declaration import MARKER, marked
 from zarr_shardstore.zarr_hooks.array_jobs import Axes, Batch, statuses
@@ -91,12 +91,24 @@ class ShardKeyEncoding(chunk_key_encodings.ChunkKeyEncoding):
     def _boxes(self) -> BoxGrid:
         return BoxGrid(self.cps or ())
 
+    def learn(self, layout: ArrayLayout) -> None:
+        """Take the lengths of shards that were appended to a list, as by ``z.append``."""
+        boxes, sides = layout.spec.boxes, list(self.cps or ())
+        for dim, n in enumerate(boxes.shape(layout.grid_shape or ())):
+            side = sides[dim]
+            if isinstance(side, tuple) and n > len(side):
+                later = [boxes.bounds(dim, i) for i in range(len(side), n)]
+                sides[dim] = side + tuple([stop - start for start, stop in later])
+        if sides != list(self.cps or ()):
+            object.__setattr__(self, "cps", tuple(sides))
+            self.__dict__.pop("_boxes", None)
+
     def encode_chunk_key(self, chunk_coords: tuple[int, ...]) -> str:
         if self.cps is None:
             raise SpecError(_REFUSAL)
         known: list[KnownSide] = []
         for dim, (i, side) in enumerate(zip(chunk_coords, self.cps, strict=True)):
-            # zarr may have made a list longer. The encoding knows the shards before that.
+            # zarr may have made a list longer since the last operation.
             if isinstance(side, tuple):
                 number = min(i, len(side) - 1)
                 side = (number, *self._boxes.bounds(dim, number))
@@ -156,6 +168,7 @@ class ShardsArgument(NamedTuple):
     """Operations on the shards of one array, as operations on its chunks."""
 
     codec: ShardingCodec
+    encoding: ShardKeyEncoding
     usual: CodecPipeline
     """zarr's own pipeline, for a document that leaves sharding to zarr."""
 
@@ -177,12 +190,11 @@ class ShardsArgument(NamedTuple):
         if not isinstance(encoding, ShardKeyEncoding):
             metadata.extra_fields.update(marked({}, "flat"))
             encoding = ShardKeyEncoding(encoding)
-        cps = encoding.cps
-        if cps is None:
-            cps = _chunks_per_shard(metadata, codecs[0].chunk_shape)
+        if encoding.cps is None:
+            encoding = replace(encoding, cps=_chunks_per_shard(metadata, codecs[0].chunk_shape))
             # The object is new, and zarr's constructor also sets its fields this way.
-            object.__setattr__(metadata, "chunk_key_encoding", replace(encoding, cps=cps))
-        return cls(codecs[0], usual)
+            object.__setattr__(metadata, "chunk_key_encoding", encoding)
+        return cls(codecs[0], encoding, usual)
 
     async def read(
         self, pipeline: CodecPipeline, batch: Batch, out: NDBuffer, drop_axes: Axes
@@ -266,6 +278,8 @@ class ShardsArgument(NamedTuple):
             cps = tuple([length // side for length, side in zip(spec.shape, sides, strict=True)])
             if ref is not None and cps != ref.spec.chunks_per_shard:
                 raise ShardConflictError.of_replaced(ref.layout.path)
+        if refs[0] is not None:
+            self.encoding.learn(refs[0].layout)
         return refs
 
     def _shards(self, refs: Sequence[ShardRef | None], batch: Batch) -> Iterator[_Shard]:
