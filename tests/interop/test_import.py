@@ -22,6 +22,7 @@ import pytest
 import zarr
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from numcodecs import Blosc, Quantize
 from zarr.core.buffer import default_buffer_prototype
 from zarr.core.sync import sync
 from zarr.storage import MemoryStore, ZipStore
@@ -31,6 +32,7 @@ from zarr_shardstore import (
     ConversionReport,
     ShardConflictError,
     ShardingStore,
+    ShardStoreError,
     SpecError,
     UnsupportedError,
     adopt,
@@ -299,6 +301,44 @@ def test_a_fault_of_one_variable_leaves_that_one(recode: bool, tmp_path: Path) -
         *("zarr.json", "group/zarr.json", "fine/zarr.json", "group/fine/zarr.json"),
         *("fine", "group/fine"),
     }
+
+
+@pytest.mark.parametrize("paths", [None, "good"])
+def test_a_damaged_header_leaves_its_dataset(paths: str | None, tmp_path: Path) -> None:
+    path = tmp_path / "in.h5"
+    with h5py.File(path, "w") as file:
+        file["good/line\nbreak"] = file["good/other"] = VALUES
+        file.create_dataset("good/line\nbreaks", data=VALUES, chunks=CHUNKS)
+        file["bad"] = VALUES
+        header = h5py.h5o.get_info(file["bad"].id).addr
+    data = bytearray(path.read_bytes())
+    data[header] ^= 255
+    path.write_bytes(data)
+    group, report = imported(path, paths=paths)
+    assert list(left(report)) == ([] if paths else ["bad"])
+    for name in ("line\nbreak", "line\nbreaks", "other"):
+        np.testing.assert_array_equal(group["good"][name][:], VALUES)
+
+
+@pytest.mark.parametrize(
+    ("name", "data"),
+    [
+        ("a.json", b'{"a": 5}'),
+        ("a.json", b'{"version":1,"refs":{"x/.zarray":3}}'),
+        ("a.json", b'{"refs": {"x'),
+        ("a.tif", b"II*\0\x08\0\0\0\x10\0\0\x01\x04\0\x01\0\0\0\x18\0"),
+        ("a.h5", b"\x89HDF\r\n\x1a\n\2\0"),
+    ],
+)
+def test_a_file_that_its_library_cannot_read_is_named(
+    name: str, data: bytes, tmp_path: Path
+) -> None:
+    (tmp_path / name).write_bytes(data)
+    with pytest.raises(ShardStoreError, match=r"cannot be read as .*: copy it again.*its library"):
+        import_store(tmp_path / name, {})
+    if not name.endswith("json"):
+        with pytest.raises(ShardStoreError, match=r"its library says|cannot be opened"):
+            adopt(tmp_path / name, tmp_path / "out")
 
 
 def test_an_import_of_no_array_names_each_fault(tmp_path: Path) -> None:
@@ -780,6 +820,40 @@ def test_references_of_kerchunk(way: str, small: Path, tmp_path: Path) -> None:
     group, _ = imported(source)
     equal_to_h5py(group, small)
     assert group["g/z"].shards == (21, 10)
+
+
+@pytest.mark.parametrize(("way", "separator"), [("dict", "."), ("dict", "/"), ("parquet", ".")])
+@pytest.mark.filterwarnings("ignore")
+def test_references_whose_chunks_are_encoded_again(
+    way: str, separator: Any, tmp_path: Path
+) -> None:
+    """Each chunk is decoded by the filters of the references, wherever its key has slashes."""
+    values: dict[str, Any] = {}
+    z: Any = zarr.create_array(
+        values,
+        name="x",
+        data=VALUES.astype(">f8"),
+        chunks=CHUNKS,
+        zarr_format=2,
+        filters=[Quantize(3, ">f8")],
+        compressors=Blosc(),
+        chunk_key_encoding={"name": "v2", "separator": separator},
+    )
+    refs: dict[str, Any] = {".zgroup": '{"zarr_format":2}'}
+    for i, (key, value) in enumerate(values.items()):
+        (tmp_path / f"{i}").write_bytes(value.to_bytes())
+        is_document = key.rpartition("/")[2].startswith(".z")
+        found = [f"{tmp_path}/{i}", 0, len(value.to_bytes())]
+        refs[key] = value.to_bytes().decode() if is_document else found
+    source: Any = {"version": 1, "refs": refs}
+    if way == "parquet":
+        pytest.importorskip("fastparquet")
+        from kerchunk.df import refs_to_dataframe
+
+        refs_to_dataframe(source, str(tmp_path / "refs.parq"))
+        source = str(tmp_path / "refs.parq")
+    group, _ = imported(source, recode=True)
+    np.testing.assert_array_equal(group["x"][:], z[:])
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -91,7 +91,7 @@ class ShardKeyEncoding(chunk_key_encodings.ChunkKeyEncoding):
     def _boxes(self) -> BoxGrid:
         return BoxGrid(self.cps or ())
 
-    def learn(self, layout: ArrayLayout) -> None:
+    def extend(self, layout: ArrayLayout) -> None:
         """Take the lengths of shards that were appended to a list, as by ``z.append``."""
         boxes, sides = layout.spec.boxes, list(self.cps or ())
         for dim, n in enumerate(boxes.shape(layout.grid_shape or ())):
@@ -279,7 +279,7 @@ class ShardsArgument(NamedTuple):
             if ref is not None and cps != ref.spec.chunks_per_shard:
                 raise ShardConflictError.of_replaced(ref.layout.path)
         if refs[0] is not None:
-            self.encoding.learn(refs[0].layout)
+            self.encoding.extend(refs[0].layout)
         return refs
 
     def _shards(self, refs: Sequence[ShardRef | None], batch: Batch) -> Iterator[_Shard]:

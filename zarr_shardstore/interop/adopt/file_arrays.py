@@ -205,7 +205,7 @@ def _parse_hdf5(path: str, dataset: str | None) -> _Parsed:
 
 def _parse_tiff(path: str, dataset: str | None) -> _Parsed:
     tifffile = library("tifffile", "tiff", repr(path))
-    with tifffile.TiffFile(path) as tif:
+    with faults_named(), tifffile.TiffFile(path) as tif:
         chosen = _chosen(path, dataset, [str(i) for i in range(len(tif.series))])
         if not (chosen.isdecimal() and int(chosen) < len(tif.series)):
             raise SpecError(f"there is no series {chosen!r} in {path!r}")

@@ -105,15 +105,8 @@ def parse_hdf5(files: SourceFiles, name: str, *, recode: bool) -> ParsedSource:
         parser = Parser(h5py, ChunkTables(url), partial(files.read, url), recode)
         parser.find_dimensions(file)
         parser.add_group(file, "", ())
-        return ParsedSource(
-            parser.documents,
-            parser.references,
-            decoded,
-            parser.refused,
-            parser.recoded,
-            parser.notes,
-            is_local=path is not None,
-        )
+        found = parser.documents, parser.references, decoded, parser.refused, parser.recoded
+        return ParsedSource(*found, parser.notes, is_local=path is not None)
 
 
 def rows_of_slabs(lengths: chunk_keys.Coords, row_nbytes: int) -> int | None:
@@ -156,10 +149,8 @@ class Parser:
     def find_dimensions(self, file: Any) -> None:
         """Find the dimensions of netCDF: each is as long as the longest variable that has it."""
         variables: list[Any] = []
-
-        def add(name: str) -> None:
+        for item in self._items(file, set()):
             with suppress(Exception):  # `add_array` gets the same fault, and names it
-                item = file[name]
                 is_bare = _is_bare_dimension(item)
                 if isinstance(item, self.h5py.Dataset) and not is_bare:
                     self.datasets.append(item.name.strip("/"))
@@ -167,12 +158,21 @@ class Parser:
                     self.dimensions[int(item.attrs["_Netcdf4Dimid"])] = item.name
                 if getattr(item, "shape", ()) and not (is_bare and len(item.shape) == 1):
                     variables.append(item)
-
-        file.visit(add)
         for item in variables:
             for size, scale in zip(item.shape, self._scales(item), strict=True):
                 self.lengths[scale] = max(size, self.lengths.get(scale, 0))
         self.is_netcdf = bool(self.dimensions) or "_NCProperties" in file.attrs
+
+    def _items(self, group: Any, seen: set[Any]) -> Iterator[Any]:
+        """Yield each item below a group once, without links and what is damaged."""
+        for name in group:
+            with suppress(Exception):
+                is_link = not isinstance(group.get(name, getlink=True), self.h5py.HardLink)
+                item = group if is_link else group[name]
+                if item.id not in seen and not is_link:
+                    seen.add(item.id)
+                    yield item
+                    yield from self._items(item, seen) if hasattr(item, "keys") else ()
 
     def needs_dimensions(self, dataset: Any) -> bool:
         """Whether other datasets describe one: only then `adopt` looks at them.

@@ -32,6 +32,7 @@ from zarr_shardstore.interop.importing.source import (
     ParsedSource,
     SourceBackend,
     SourceFiles,
+    faults_named,
     file_path,
     format_of,
     library,
@@ -223,10 +224,12 @@ def _open_references(
     source: Any, kind: str, files: SourceFiles, paths: Iterable[str] | str | None, *, recode: bool
 ) -> SourceBackend:
     paths = paths if paths is None or isinstance(paths, str) else tuple(paths)
-    if kind in _PARSERS:
-        parsed = _PARSERS[kind](files, fspath(source), recode=recode)
-    else:
-        parsed = parse_references(files, load_references(source, kind, files), recode=recode)
+    what = kind if kind in _PARSERS else f"references ({kind})"
+    with faults_named(f"the source cannot be read as {what}: copy it again, or mend it; "):
+        if kind in _PARSERS:
+            parsed = _PARSERS[kind](files, fspath(source), recode=recode)
+        else:
+            parsed = parse_references(files, load_references(source, kind, files), recode=recode)
     parsed = _only(parsed, paths)
     check_keys(parsed)
     if not any("shape" in doc for doc in parsed.documents.values()):

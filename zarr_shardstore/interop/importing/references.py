@@ -78,7 +78,7 @@ class _References:
                     f"the Parquet file with {key!r} is damaged: copy it again"
                 ) from error
             return None  # ValueError: the key ends in no chunk, such as a group's
-        if key.rpartition("/")[0] in self.recoded:
+        if self.recoded and self._is_recoded(key):
             return RECODED
         if isinstance(value, str):
             value = value.encode()
@@ -88,6 +88,14 @@ class _References:
         url = self._files.url_of(value[0])
         start, nbytes = (0, self._files.size(url)) if len(value) == 1 else map(int, value[1:])
         return url, start, nbytes
+
+    def _is_recoded(self, key: str) -> bool:
+        path = key
+        while path:  # a chunk of several dimensions may be some directories below its array
+            path = path.rpartition("/")[0]
+            if path in self.recoded:
+                return True
+        return False
 
     def __iter__(self) -> Iterator[str]:
         if self.is_mapping:
@@ -143,7 +151,8 @@ def parse_references(files: SourceFiles, found: Mapping[str, Any], *, recode: bo
             remote_options={**files.remote_options, "asynchronous": True},
             asynchronous=True,
         )
-        return _arrays_of(FsspecStore(fs, read_only=True, path=""))
+        # In Parquet fsspec takes ``zarr.json`` for the number of a chunk.
+        return _arrays_of(FsspecStore(fs, read_only=True, path=""), zarr_format=2)
 
     return ParsedSource(documents, references, decoded, refused, recoded, is_local=is_local)
 
@@ -175,9 +184,9 @@ def check_keys(parsed: ParsedSource) -> None:
 
 
 @contextmanager
-def _arrays_of(store: Store) -> Iterator[Callable[[str], Any]]:
+def _arrays_of(store: Store, **options: Any) -> Iterator[Callable[[str], Any]]:
     with closing(store):
-        yield lambda path: zarr.open_array(store, path=path, mode="r")
+        yield lambda path: zarr.open_array(store, path=path, mode="r", **options)
 
 
 # ------------------------------------------------------------------------- TIFF

@@ -72,7 +72,7 @@ _FILE = "//"
 """Prefix of the keys of files. No key of a zarr store begins with it."""
 
 _BUFFER_NBYTES = 1 << 20
-_CHUNK_KEY = re.compile(r"(.*?/)?c((?:/[0-9]+)*)")
+_CHUNK_KEY = re.compile(r"(.*?/)?c((?:/[0-9]+)*)", re.DOTALL)
 
 
 def library(name: str, extra: str, user: str) -> Any:
@@ -102,14 +102,14 @@ def file_path(url: str) -> str | None:
 
 
 @contextmanager
-def faults_named() -> Iterator[None]:
-    """Raise `UnreadableSourceError` for what the library of a format raises about one array."""
+def faults_named(what: str = "") -> Iterator[None]:
+    """Raise `UnreadableSourceError` for what the library of a format raises about `what`."""
     try:
         yield
-    except ShardStoreError:
+    except (ShardStoreError, ImportError, FileNotFoundError, PermissionError):
         raise
     except Exception as error:
-        raise backends.UnreadableSourceError(f"its library says {error!r}") from error
+        raise backends.UnreadableSourceError(f"{what}its library says {error!r}") from error
 
 
 class SourceFiles:

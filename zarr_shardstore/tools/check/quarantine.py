@@ -75,7 +75,7 @@ def restore_quarantine(store: StoreLike, quarantine: str, *, dry_run: bool = Fal
     names = (k.removeprefix(prefix) for k in there if k.startswith(prefix) and "/" not in name)
     keys = sorted(k.removesuffix(_ORIGINAL) for k in names if k.endswith(_ORIGINAL))
     if not keys:
-        others = sorted({"/".join(k.split("/")[:2]) for k in there})
+        others = sorted({"/".join(k.split("/")[:2]) for k in there if k.endswith(_ORIGINAL)})
         text = f"there is no quarantine {quarantine!r} in {base.describe()}; there are "
         raise SpecError(text + (", ".join(others) or "none"))
     shards = sorted({key.removesuffix(file_keys.JOURNAL_SUFFIX) for key in keys})
