@@ -286,6 +286,34 @@ def test_sizes_of_an_open_array_that_became_another_one_are_refused(
             sync(call("a/c/3/3"))
 
 
+@pytest.mark.parametrize("change", [each for cps, each in OTHER_ARRAYS[:3] if cps])
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda m: m.locate(["a/c/1/2"]),
+        lambda m: m.chunks_initialized("a"),
+        list,
+        lambda m: m.list_dir("a/c/1/"),
+        lambda m: m.list_prefix("a/c/1"),
+        lambda m: m.erase_prefix("a/c/1/"),
+        lambda m: m.erase_prefix("a/c/1/2"),
+    ],
+)
+def test_places_and_listings_of_an_array_that_became_another_one_are_refused(
+    tmp_path: Path, other: Executor, change: Callable[[Path], Any], call: Any
+) -> None:
+    make(tmp_path, 2)
+    mapping = ShardingMapping(tmp_path)
+    assert len(mapping.list_prefix("a/c/")) == 64
+    other.submit(change, tmp_path).result()
+    with pytest.raises(ShardConflictError, match="open it again"):
+        call(mapping)
+    again: Any = zarr.open_array(ShardingStore(tmp_path), path="a")
+    assert (again[...] == VALUES).all()
+    mapping.refresh()
+    assert len(mapping.list_prefix("a/c/")) == 64
+
+
 @pytest.mark.parametrize("change", [replace_type, replace_codecs, replace_chunks])
 def test_an_index_that_another_store_of_the_process_has_cached_ends_no_refusal(
     tmp_path: Path, other: Executor, change: Callable[[Path], Any]

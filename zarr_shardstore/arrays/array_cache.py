@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import errno
 import time
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import TypeAlias
 
 from zarr_shardstore.arrays.policy import ShardingPolicy
@@ -218,6 +218,10 @@ class ArrayCache:
                 else:
                     generation.put(node, array, reply.state)
         return found
+
+    def confirm_layouts(self, layouts: Iterable[ArrayLayout]) -> Flow[None]:
+        """As `confirm`, of arrays by their layouts."""
+        yield from self.confirm({layout.document_key: layout for layout in layouts})
 
     def confirm(self, documents: Mapping[str, ArrayLayout | None]) -> Flow[None]:
         """Raise `ShardConflictError` if a document, by its key, has become another array's.

@@ -22,7 +22,7 @@ from typing import Literal, TypeAlias
 
 from zarr_shardstore.arrays.catalog import Catalog, TransformedKey, flat_nodes
 from zarr_shardstore.arrays.stored_array import StoredArray
-from zarr_shardstore.errors import CorruptShardError, ShardStoreError
+from zarr_shardstore.errors import CorruptShardError, ShardConflictError, ShardStoreError
 from zarr_shardstore.format.keys import check_prefix
 from zarr_shardstore.format.layout import ShardRef
 from zarr_shardstore.format.ranges import Range
@@ -130,6 +130,11 @@ class KeyStream:
     def _next_page(self) -> Flow[list[Located]]:
         page = yield from self._pages.next_page()
         names = yield from self._catalog.shards_of(page)
+        layouts = {id(f.layout): f.layout for f in names if isinstance(f, ShardRef)}
+        try:
+            yield from self._catalog.arrays.confirm_layouts(layouts.values())
+        except ShardConflictError as error:
+            self.errors.append(error)
         located = zip(page, page.versions, names, strict=True)
         return [item for item in located if _may_hold(item[0], item[2], self.prefix)]
 
@@ -177,6 +182,7 @@ class Listing:
             yield from self._flusher.flush_below(prefix)
         directory = yield from self._catalog.directory_of(prefix, or_own=True, is_strict=False)
         if isinstance(directory, GridDirectory):
+            yield from self._catalog.arrays.confirm_layouts([directory.layout])
             listed = yield from _list_grid_directory(directory, prefix, is_exact)
             if listed is not None:
                 return listed
@@ -237,6 +243,8 @@ class Listing:
             directory, in_grid = in_grid.node.chunk_prefix, None
         elif in_grid is None and self._catalog.may_lack_metadata(directory):
             directory = _array_directory_without_metadata(directory)
+        if in_grid is not None:
+            yield from self._catalog.arrays.confirm_layouts([in_grid.layout])
         if in_grid is None or in_grid.base_directory == directory:
             return [directory]
         # Other keys are still listed where they are.

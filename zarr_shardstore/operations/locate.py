@@ -85,6 +85,7 @@ def locate(flusher: Flusher, keys: Sequence[str]) -> Flow[list[Location]]:
     if flusher.buffer.is_active:
         yield from flusher.flush_shards([s.key for s in shards if flusher.buffer.get(s.key)])
     others = [key for key, owner in zip(keys, owners, strict=True) if owner is None]
+    yield from flusher.catalog.arrays.confirm_layouts([shard.layout for shard in shards])
     found, sizes = yield from in_shared_rounds([read_indexes(shards), sizes_of(others)])
     indexes = dict(zip(shards, found, strict=True))
     locations: list[Location] = []
@@ -116,8 +117,10 @@ def chunks_initialized(flusher: Flusher, path: str, region: Region) -> Flow[npt.
     Cost: a listing of the smallest directory with all shards of the region, and their indexes.
     """
     array = yield from array_at(flusher.catalog.arrays, path)
-    if array.sharding[0] is None:
+    layout, _ = array.sharding
+    if layout is None:
         raise SpecError(f"the array {array.node.path!r} is not sharded")
+    yield from flusher.catalog.arrays.confirm_layouts([layout])
     yield from flusher.flush_array(array.node)
     grid = ObjectGrid.of_array(array)
     box = box_of(region, grid.grid_shape)

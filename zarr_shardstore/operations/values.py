@@ -172,13 +172,12 @@ class Operations:
         for end, group in zip(ends, groups, strict=True):
             group.positions = list(range(end - len(group), end))
         layouts = [group.shard.layout for group in groups]
-        documents = {layout.document_key: layout for layout in layouts}
         try:
             values = yield from read_groups(groups, sum(map(len, groups)), self.reading)
         except CorruptShardError:
-            yield from self.arrays.confirm(documents)
+            yield from self.arrays.confirm_layouts(layouts)
             raise
-        yield from self.arrays.confirm(documents)
+        yield from self.arrays.confirm_layouts(layouts)
         return [values[end - len(group) : end] for end, group in zip(ends, groups, strict=True)]
 
     def get(self, key: str, byte_range: ByteRange | None = None) -> Flow[memoryview | None]:
