@@ -114,7 +114,7 @@ def test_a_cold_read(root: Path) -> None:
 
 
 def test_a_listing(root: Path) -> None:
-    """The array is known, no index is. Five functions see that no other process has converted it."""
+    """The array is known, no index is. Five functions see whether it was converted meanwhile."""
     mapping = ShardingMapping(LocalStore(root), chunks_per_shard=4)
     mapping["a/c/0/0"]
     index_cache.forget_if(lambda _: True)
