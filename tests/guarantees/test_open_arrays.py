@@ -6,6 +6,7 @@ error until it is opened again. On local files.
 
 from __future__ import annotations
 
+import json
 import multiprocessing
 import pickle
 import shutil
@@ -251,6 +252,43 @@ def test_a_document_of_an_array_that_became_another_one_is_not_stored(
     opened.append(zarr.open_array(LocalStore(tmp_path), path="a"))
     for each in opened:
         assert np.array_equal(each[:16, :16], expected)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("view", ["chunks", "shards"])
+@pytest.mark.parametrize(
+    ("zarr_format", "dtype", "spelling"),
+    [
+        (3, "variable_length_bytes", "bytes"),
+        (3, [("x", "i4"), ("y", "f4")], "struct"),
+        (3, [("x", "i4"), ("y", "f4")], "structured"),
+        (2, "u1", "<u1"),
+        (2, ">i4", ">i4"),
+    ],
+)
+def test_a_type_that_a_writer_spelled_in_another_way_is_no_other_one(
+    zarr_format: Any, dtype: Any, spelling: Any, view: Any, tmp_path: Path
+) -> None:
+    store, name = ShardingStore(tmp_path, 2, view=view), "zarr.json"
+    options: Any = {"shape": (8,), "chunks": (2,), "zarr_format": zarr_format}
+    z: Any = zarr.create_array(store, name="a", dtype=dtype, **options)
+    if zarr_format == 2:
+        name = ".zarray"
+    doc = json.loads((tmp_path / "a" / name).read_text())
+    given = doc["data_type" if zarr_format == 3 else "dtype"]
+    if isinstance(given, dict) and spelling in ("struct", "structured"):
+        given["name"] = spelling
+    else:
+        doc["data_type" if zarr_format == 3 else "dtype"] = spelling
+    (tmp_path / "a" / name).write_text(json.dumps(doc))
+    try:
+        z = zarr.open_array(ShardingStore(tmp_path, view=view), path="a")
+    except ValueError:
+        pytest.skip("this zarr does not know the spelling")
+    z.attrs["unit"] = "m"
+    z.resize((20,))
+    again: Any = zarr.open_array(ShardingStore(tmp_path), path="a")
+    assert (dict(again.attrs), again.shape) == ({"unit": "m"}, (20,))
 
 
 @pytest.mark.parametrize("change", [reshard_to_rows, reshard_to_columns, replace_type])

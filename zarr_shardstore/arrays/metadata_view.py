@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple, TypeAlias
 
+import numpy as np
+
 from zarr_shardstore.arrays.array_cache import CachedArray, read_documents
 from zarr_shardstore.arrays.found_chunks import find_chunk, is_shard
 from zarr_shardstore.arrays.policy import Dimensions, ShardingPolicy
@@ -21,7 +23,7 @@ from zarr_shardstore.format.shard import Bytes
 from zarr_shardstore.metadata import declaration, documents
 from zarr_shardstore.metadata.declaration import Declared, View
 from zarr_shardstore.metadata.documents import Geometry, Node, document_key, node_of_document
-from zarr_shardstore.metadata.transformer_list import sharding_transformer
+from zarr_shardstore.metadata.transformer_list import name_of, sharding_transformer
 from zarr_shardstore.shards.requests import Flow, ListDir
 from zarr_shardstore.telemetry import warn
 
@@ -398,23 +400,33 @@ def _is_declared(doc: Document) -> bool:
 
 
 def _keeps_chunks(old: StoredArray, new: StoredArray) -> bool:
-    """Whether chunks stay where they are, and keep their data type, if one array is sharded.
+    """Whether chunks stay where they are, and numbers of one type, if one array is sharded.
 
-    Codecs are not compared: a writer may spell them in another way.
+    Codecs and other data types are not compared: writers spell them in several ways.
     """
     before, after = old.document, new.document
     if not (old.stack or new.stack) or before.geometry is None or after.geometry is None:
         return True
-    types = [{n: m for n, m in doc.members.items() if "type" in n} for doc in (before, after)]
-    if not declaration.agree(*types):
+    mine, theirs = _number_type(before), _number_type(after)
+    if mine and theirs and mine != theirs:
         return False
     if not after.geometry.has_same_chunks(before.geometry, but_last=True):
         return False
     if old.layout is None or new.layout is None:
         return bool(old.stack) == bool(new.stack)
-    mine, theirs = old.layout.spec, new.layout.spec
+    spec, others = old.layout.spec, new.layout.spec
     both = [*map(min, old.grid_shape or (), new.grid_shape or ())]
-    return mine.index == theirs.index and mine.boxes.has_same_boxes(theirs.boxes, both)
+    return spec.index == others.index and spec.boxes.has_same_boxes(others.boxes, both)
+
+
+def _number_type(document: documents.ArrayDocument) -> tuple[str, int] | None:
+    """Return kind and size of a data type of numbers, which each writer spells as numpy knows."""
+    given = name_of(document.members.get("data_type", document.members.get("dtype")))
+    try:
+        dtype = np.dtype(given) if isinstance(given, str) else np.dtype(object)
+    except (TypeError, ValueError):
+        return None
+    return (dtype.kind, dtype.itemsize) if dtype.kind in "biufc" else None
 
 
 def _has_chunks(node: Node, doc: Document, geometry: Geometry) -> bool:
