@@ -476,17 +476,3 @@ def with_length(doc: Mapping[str, Any], axis: int, length: int) -> dict[str, Any
     if isinstance(side, tuple) and sum(side) < length:
         sides[axis] = (*side, length - sum(side))
     return with_grid(new, sides)
-
-
-def agree(mine: Any, theirs: Any) -> bool:
-    """Whether two members of documents mean the same. Writers may leave out defaults, so only
-    what both have counts."""
-    if isinstance(mine, Mapping) and isinstance(theirs, Mapping):
-        return all(agree(mine[name], theirs[name]) for name in mine.keys() & theirs.keys())
-    if isinstance(mine, Mapping) and isinstance(theirs, str):
-        return agree(mine.get("name"), theirs)
-    if isinstance(mine, str) and isinstance(theirs, Mapping):
-        return agree(theirs, mine)
-    if mine and theirs and isinstance(mine, list) and isinstance(theirs, list):
-        return len(mine) == len(theirs) and all(map(agree, mine, theirs))
-    return (mine or None) == (theirs or None)

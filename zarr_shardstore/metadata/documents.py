@@ -46,7 +46,12 @@ from zarr_shardstore.format.consolidated_index import (
 from zarr_shardstore.format.keys import DRAFT_DATA_ROOT, SEPARATORS, ChunkKeyEncoding, Coords
 from zarr_shardstore.metadata import declaration
 from zarr_shardstore.metadata.declaration import Declaration, Native, format_of, values_in
-from zarr_shardstore.metadata.transformer_list import CODEC_MEMBERS, TransformerSpec, name_of
+from zarr_shardstore.metadata.transformer_list import (
+    CODEC_MEMBERS,
+    TransformerSpec,
+    agree,
+    name_of,
+)
 
 Hierarchy = Literal["draft", "v3", "v2"]
 
@@ -266,7 +271,7 @@ class ArrayDocument:
             return mine is theirs
         if mine == theirs and self.members == other.members:
             return True
-        return mine.has_same_chunks(theirs) and declaration.agree(self.members, other.members)
+        return mine.has_same_chunks(theirs) and agree(self.members, other.members)
 
 
 def is_array_document(node: Node, doc: Mapping[str, Any]) -> bool:

@@ -45,6 +45,15 @@ class TransformerSpec:
     """Parsed configuration of a sharding; ``None`` before the array is known."""
 
 
+_SPELLINGS = {
+    "endian": "bytes",
+    "variable_length_bytes": "bytes",
+    "structured": "struct",
+    **{f"{order}{kind}1": f"|{kind}1" for order in "<>" for kind in "biu"},
+}
+"""Names of codecs and data types that writers spell in two ways."""
+
+
 def name_of(extension: Any) -> Any:
     """Return the name of a codec or another extension, an object or a bare text."""
     name = extension.get("name") if isinstance(extension, Mapping) else extension
@@ -58,6 +67,25 @@ def name_and_options(extension: Any) -> tuple[str, dict[str, Any]]:
     if isinstance(name, str) and isinstance(configuration, Mapping | None):
         return name, dict(configuration or {})
     raise SpecError(f"{extension!r} has no name, or a configuration that is no object")
+
+
+def agree(mine: Any, theirs: Any) -> bool:
+    """Whether two members of documents mean the same. Writers may leave out defaults, so only
+    what both have counts. A field of a data type may be a pair."""
+    match mine, theirs:
+        case Mapping(), Mapping():
+            return all(agree(mine[name], theirs[name]) for name in mine.keys() & theirs.keys())
+        case Mapping(), str():
+            return agree(mine.get("name"), theirs)
+        case Mapping(), [name, data_type]:
+            return agree(mine, {"name": name, "data_type": data_type})
+        case (str() | [_, _]), Mapping():
+            return agree(theirs, mine)
+        case [_, *_], [_, *_]:
+            return len(mine) == len(theirs) and all(map(agree, mine, theirs))
+        case str(), str():
+            return _SPELLINGS.get(mine, mine) == _SPELLINGS.get(theirs, theirs)
+    return (mine or None) == (theirs or None)
 
 
 def check_known_members(value: Mapping[str, Any], known: Set[str], what: str) -> None:
