@@ -95,13 +95,11 @@ class Generation:
             self.key_tables = ()
         return array
 
-    def refuse_another(self, node: Node, before: StoredArray | None) -> None:
-        """Raise `ShardConflictError` if the array at `node` is another one than before."""
-        now = self.arrays.get(node)
-        if before is not None and now is not None and not before.has_same_chunks(now):
-            self.drop(node)
-            self.refused.add(node)
-            raise ShardConflictError.of_replaced(node.path)
+    def refuse(self, node: Node) -> ShardConflictError:
+        """Forget the array at `node`, and return the error that it is another one than before."""
+        self.drop(node)
+        self.refused.add(node)
+        return ShardConflictError.of_replaced(node.path)
 
     def forget_doubts(self) -> None:
         """Read documents again that were missing, or those of arrays that were replaced."""
@@ -254,8 +252,7 @@ class ArrayCache:
             if cached is not None and is_same:
                 generation.states[key] = (cached, state)
             elif cached is not None:
-                generation.drop(node)
-                generation.refused.add(node)
+                generation.refuse(node)
             if layout is not None:
                 declared = None if now is None else now.sharding[0]
                 is_same = declared is not None and declared.has_same_entries(layout)

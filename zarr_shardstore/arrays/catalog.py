@@ -77,7 +77,9 @@ class Catalog:
             left = dict(enumerate(keys))  # also keys inside the former grid: all in one layout
             answers = yield from self._locate(keys, generation, in_grid=True)
             for node, array in before.items():
-                generation.refuse_another(node, array)
+                now = generation.arrays.get(node)
+                if array is not None and now is not None and not array.has_same_chunks(now):
+                    raise generation.refuse(node)
         passing = () if are_values else UnsupportedError
         for i, answer in zip(left, answers, strict=True):
             chunks[i] = None if isinstance(answer, passing) else answer

@@ -29,6 +29,7 @@ from zarr_shardstore.errors import SpecError
 Style = Literal["draft", "default", "v2"]
 Coords = tuple[int, ...]
 KnownSide = int | tuple[int, int, int]
+"""Along one dimension the length of all boxes; or the number, start and stop of one box."""
 
 DRAFT_DATA_ROOT = "data/root/"
 """Every chunk key of the draft hierarchy starts with this."""
@@ -71,10 +72,7 @@ def check_key(key: str) -> None:
             "and no NUL"
         )
     if key.endswith(SHARD_MARK):
-        raise SpecError(
-            f"key {key!r} is refused: it is that of a shard, by an array object that addresses "
-            "shards and got another codec pipeline since; open the array again, by zarr.open_array"
-        )
+        raise _refused_mark(key)
     if _OURS.search(key):
         raise SpecError(
             f"key {key!r} is refused: names that end with '.__lock', '.__journal', or 32 "
@@ -87,12 +85,19 @@ def check_key(key: str) -> None:
             raise SpecError(f"key {key!r} is refused: it is no text that can be stored") from error
 
 
+def _refused_mark(key: str) -> SpecError:
+    return SpecError(
+        f"key {key!r} is refused: it is that of a shard, by an array object that addresses "
+        "shards and got another codec pipeline since; open the array again, by zarr.open_array"
+    )
+
+
 class MarkedKey(NamedTuple):
     """Key of a shard, and what the array object that addresses it knows of its box of chunks."""
 
     key: str
     known: tuple[KnownSide, ...]
-    """For each dimension the length of all boxes; or the number, start and stop of one box."""
+    """One for each dimension."""
 
     @classmethod
     def parse(cls, text: str) -> MarkedKey:
@@ -103,8 +108,7 @@ class MarkedKey(NamedTuple):
         """
         match = _IS_MARKED.fullmatch(text)
         if match is None:
-            check_key(text)
-        assert match is not None
+            raise _refused_mark(text)
         return cls(match[1], _parse_known(match[2]))
 
     def __str__(self) -> str:

@@ -79,7 +79,7 @@ def agree(mine: Any, theirs: Any) -> bool:
             return agree(mine.get("name"), theirs)
         case Mapping(), [name, data_type]:
             return agree(mine, {"name": name, "data_type": data_type})
-        case (str() | [_, _]), Mapping():
+        case ((str() | [_, _]), Mapping()):
             return agree(theirs, mine)
         case [_, *_], [_, *_]:
             return len(mine) == len(theirs) and all(map(agree, mine, theirs))
