@@ -99,6 +99,12 @@ def append(path: Path) -> None:
     ShardingStore(path).append_arrays({"a": VALUES})
 
 
+def append_shards(path: Path) -> None:
+    with zarr.config.set({"array.rectilinear_chunks": True}):
+        z: Any = zarr.open_array(ShardingStore(path, view="shards"), path="a")
+        z.append(VALUES)
+
+
 def compact(path: Path) -> None:
     ShardingStore(path).compact_sync()
 
@@ -365,6 +371,33 @@ def test_places_and_listings_of_an_array_that_became_another_one_are_refused(
     assert (again[...] == VALUES).all()
     mapping.refresh()
     assert len(mapping.list_prefix("a/c/")) == 64
+
+
+@pytest.mark.parametrize("lengths", [None, [[4, 12], [10, 6]]])
+@pytest.mark.parametrize("change", [append, append_shards, grow, shrink_and_grow])
+def test_listings_follow_an_array_that_another_process_has_made_longer(
+    tmp_path: Path, other: Executor, change: Callable[[Path], Any], lengths: Any
+) -> None:
+    make(tmp_path, (2, 2))
+    if lengths:
+        if change is append_shards and "rectilinear_chunks" not in zarr.config.get("array"):
+            pytest.skip("zarr before 3.2 has no lists")
+        reshard(tmp_path, shards=lengths)
+    calls: list[Callable[[ShardingMapping], Any]] = [
+        lambda m: set(m.list_prefix("a/c/")),
+        lambda m: set(m.list_prefix("a/c/1")),
+        lambda m: [*map(sorted, m.list_dir("a/c/"))],
+        lambda m: [*map(sorted, m.list_dir("a/c/11/"))],
+        lambda m: m.chunks_initialized("a").tolist(),
+        lambda m: m.erase_prefix("a/c/1"),
+    ]
+    open_ones = [ShardingMapping(tmp_path) for _ in calls]
+    for mapping in open_ones:
+        assert len(mapping.list_prefix("a/c/")) == 64
+    other.submit(change, tmp_path).result()
+    for call, mapping in zip(calls, open_ones, strict=True):
+        assert call(mapping) == call(ShardingMapping(tmp_path))
+    assert not [*ShardingMapping(tmp_path).list_prefix("a/c/1")]
 
 
 @pytest.mark.parametrize("change", [replace_type, replace_codecs, replace_chunks])

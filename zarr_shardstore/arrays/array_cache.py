@@ -101,6 +101,19 @@ class Generation:
         self.refused.add(node)
         return ShardConflictError.of_replaced(node.path)
 
+    def renew(self, node: Node, now: StoredArray | None, state: object) -> bool:
+        """Take the document of a cached array as it is stored `now`, or refuse another array.
+        Return whether the document is a newer one of the same array."""
+        cached = self.arrays.get(node)
+        if cached is None:
+            return False
+        if not cached.has_same_chunks(now):
+            self.refuse(node)
+            return False
+        is_newer = now is not None and cached.document != now.document
+        self.put(node, now if is_newer else cached, state)
+        return is_newer
+
     def forget_doubts(self) -> None:
         """Read documents again that were missing, or those of arrays that were replaced."""
         self.absent.clear()
@@ -217,22 +230,24 @@ class ArrayCache:
                     generation.put(node, array, reply.state)
         return found
 
-    def confirm_layouts(self, layouts: Iterable[ArrayLayout]) -> Flow[None]:
+    def confirm_layouts(self, layouts: Iterable[ArrayLayout]) -> Flow[bool]:
         """As `confirm`, of arrays by their layouts."""
-        yield from self.confirm({layout.document_key: layout for layout in layouts})
+        return (yield from self.confirm({layout.document_key: layout for layout in layouts}))
 
-    def confirm(self, documents: Mapping[str, ArrayLayout | None]) -> Flow[None]:
-        """Raise `ShardConflictError` if a document, by its key, has become another array's.
+    def confirm(self, documents: Mapping[str, ArrayLayout | None]) -> Flow[bool]:
+        """Raise `ShardConflictError` if a document, by its key, has become another array's. Return
+        whether one of the same array, as after a resize, is in the cache now.
 
         An array has the layout that is given, or else is the one in the cache.
 
         Cost: a look at each file, and a read if the file has changed. Documents that are no local
         files are not looked at.
         """
+        has_newer = False
         for key, layout in documents.items():
             state, generation = self._state_of(key), self.current()
-            known = generation.in_state(key, state)
-            if known and (layout is None or layout is (known.layout or known.sharding[0])):
+            now = generation.in_state(key, state)
+            if now and (layout is None or layout is (now.layout or now.sharding[0])):
                 continue
             node = None if state is None else node_of_document(key)
             if node is None:
@@ -240,24 +255,23 @@ class ArrayCache:
             if node in generation.refused:
                 raise ShardConflictError.of_replaced(node.path)
             cached = generation.arrays.get(node)
-            if cached is None and layout is None:
+            if now is None and cached is None and layout is None:
                 continue
-            (reply,) = yield from read_documents([key])
-            doc = parse_document(node, reply.value)
-            now = None if doc is None else self.reader.read(node, doc)
-            is_ours = node in self.erased and node not in self.current().arrays
-            if now is None and (is_ours or node in self.under_erasure):
-                continue
-            is_same = cached is not None and cached.has_same_chunks(now)
-            if cached is not None and is_same:
-                generation.states[key] = (cached, state)
-            elif cached is not None:
-                generation.refuse(node)
-            if layout is not None:
-                declared = None if now is None else now.sharding[0]
-                is_same = declared is not None and declared.has_same_entries(layout)
-            if not is_same:
+            if now is None:
+                (reply,) = yield from read_documents([key])
+                doc = parse_document(node, reply.value)
+                now = None if doc is None else self.reader.read(node, doc)
+                is_ours = node in self.erased and node not in self.current().arrays
+                if now is None and (is_ours or node in self.under_erasure):
+                    continue
+                has_newer |= generation.renew(node, now, state)
+            declared = None if now is None else now.sharding[0]
+            is_same = (
+                declared is not None and layout is not None and declared.has_same_entries(layout)
+            )
+            if not is_same and (layout is not None or node in generation.refused):
                 raise ShardConflictError.of_replaced(node.path)
+        return has_newer
 
     def document_erased(self, node: Node, layout: ArrayLayout | None) -> None:
         """Note that the document of `node` was erased alone; its chunks may still be there."""

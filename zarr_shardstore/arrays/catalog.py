@@ -146,8 +146,12 @@ class Catalog:
             if isinstance(array, StoredArray) and array.stack:
                 layout = array.layout
                 found = array if layout is None else locate_directory(layout, directory)
-                if found is not None:
-                    return found
+                if found is None:
+                    continue
+                if layout and (yield from self.arrays.confirm_layouts([layout])):  # it has grown
+                    again = self.directory_of(directory, or_own=or_own, is_strict=is_strict)
+                    return (yield from again)
+                return found
         return None
 
     def may_lack_metadata(self, directory: str) -> bool:

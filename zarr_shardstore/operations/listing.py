@@ -132,7 +132,8 @@ class KeyStream:
         names = yield from self._catalog.shards_of(page)
         layouts = {id(f.layout): f.layout for f in names if isinstance(f, ShardRef)}
         try:
-            yield from self._catalog.arrays.confirm_layouts(layouts.values())
+            if (yield from self._catalog.arrays.confirm_layouts(layouts.values())):
+                names = yield from self._catalog.shards_of(page)
         except ShardConflictError as error:
             self.errors.append(error)
         located = zip(page, page.versions, names, strict=True)
@@ -182,7 +183,6 @@ class Listing:
             yield from self._flusher.flush_below(prefix)
         directory = yield from self._catalog.directory_of(prefix, or_own=True, is_strict=False)
         if isinstance(directory, GridDirectory):
-            yield from self._catalog.arrays.confirm_layouts([directory.layout])
             listed = yield from _list_grid_directory(directory, prefix, is_exact)
             if listed is not None:
                 return listed
@@ -243,8 +243,6 @@ class Listing:
             directory, in_grid = in_grid.node.chunk_prefix, None
         elif in_grid is None and self._catalog.may_lack_metadata(directory):
             directory = _array_directory_without_metadata(directory)
-        if in_grid is not None:
-            yield from self._catalog.arrays.confirm_layouts([in_grid.layout])
         if in_grid is None or in_grid.base_directory == directory:
             return [directory]
         # Other keys are still listed where they are.

@@ -120,7 +120,8 @@ def chunks_initialized(flusher: Flusher, path: str, region: Region) -> Flow[npt.
     layout, _ = array.sharding
     if layout is None:
         raise SpecError(f"the array {array.node.path!r} is not sharded")
-    yield from flusher.catalog.arrays.confirm_layouts([layout])
+    if (yield from flusher.catalog.arrays.confirm_layouts([layout])):
+        array = yield from array_at(flusher.catalog.arrays, path)  # it has grown
     yield from flusher.flush_array(array.node)
     grid = ObjectGrid.of_array(array)
     box = box_of(region, grid.grid_shape)
