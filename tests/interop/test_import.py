@@ -27,6 +27,7 @@ from zarr.core.buffer import default_buffer_prototype
 from zarr.core.sync import sync
 from zarr.storage import MemoryStore, ZipStore
 
+from tests.support.base_stores import Place, served
 from tests.support.processes import s3_server
 from zarr_shardstore import (
     ConversionReport,
@@ -1034,6 +1035,15 @@ def test_a_file_and_its_import_on_s3(hdf5: Path) -> None:
         equal_to_h5py(
             zarr.open_group(zarr.storage.ObjectStore(s3), path="out.zarr", mode="r"), hdf5
         )
+
+
+def test_a_file_on_a_server_that_ignores_byte_ranges(hdf5: Path, tmp_path: Path) -> None:
+    pytest.importorskip("aiohttp")
+    place = Place(tmp_path)
+    with place.closing:
+        url = served(place, {"a.h5": hdf5.read_bytes()})
+        with pytest.raises(UnsupportedError, match="ignores byte ranges: copy"):
+            import_store(f"{url}/a.h5", tmp_path / "out.zarr", **ALL)
 
 
 _GARBAGE_IN_THE_THREAD_THAT_ANSWERS = """

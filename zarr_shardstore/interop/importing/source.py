@@ -42,7 +42,7 @@ from zarr_shardstore.access import (
     requests,
     resolve,
 )
-from zarr_shardstore.errors import ShardConflictError, ShardStoreError
+from zarr_shardstore.errors import ShardConflictError, ShardStoreError, UnsupportedError
 from zarr_shardstore.tools.inspect.find import lineage
 
 RECODED = ("", -1, 1)  # reference to a chunk that is encoded again
@@ -176,6 +176,10 @@ class SourceFiles:
             found = await store.get(name, default_buffer_prototype(), wanted)
         if found is None:
             raise ShardConflictError(f"object {url!r} is gone: restore it, and run the same again")
+        if len(found) > stop - start:
+            raise UnsupportedError(
+                f"the server of {url!r} ignores byte ranges: copy the file to a disk, and import it"
+            )
         return found.to_bytes()
 
     def size(self, url: str) -> int:
