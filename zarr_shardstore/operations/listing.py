@@ -130,9 +130,9 @@ class KeyStream:
     def _next_page(self) -> Flow[list[Located]]:
         page = yield from self._pages.next_page()
         names = yield from self._catalog.shards_of(page)
-        layouts = {id(f.layout): f.layout for f in names if isinstance(f, ShardRef)}
+        layouts = [found.layout for found in names if isinstance(found, ShardRef)]
         try:
-            if (yield from self._catalog.arrays.confirm_layouts(layouts.values())):
+            if (yield from self._catalog.arrays.confirm_layouts(layouts)):
                 names = yield from self._catalog.shards_of(page)
         except ShardConflictError as error:
             self.errors.append(error)
