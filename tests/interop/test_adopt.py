@@ -735,6 +735,16 @@ def test_a_file_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
     adopt(path, tmp_path / "a.zarr", link="copy")
 
 
+def test_a_copy_of_a_file_that_cannot_be_written_is_a_shard(tmp_path: Path) -> None:
+    """An index is appended to it, and later chunks."""
+    path = tmp_path / "a.h5"
+    hdf5(INTS)(path)
+    path.chmod(0o444)
+    adopt(path, tmp_path / "a.zarr", link="copy")
+    (shard,) = (p for p in (tmp_path / "a.zarr" / "c").rglob("*") if p.is_file())
+    assert [each.stat().st_mode & 0o777 for each in (path, shard)] == [0o444, 0o644]
+
+
 def test_a_moved_destination_takes_its_files_back(tmp_path: Path) -> None:
     """A copy of it takes nothing from the first one."""
     paths, values = mosaic(tmp_path)

@@ -170,6 +170,17 @@ def test_without_being_asked_a_dry_run_looks_at_no_object() -> None:
     np.testing.assert_array_equal(zarr.open_array(ShardingStore(base), path="z")[0], [7] * 16)
 
 
+def test_shards_that_are_copied_keep_their_size(tmp_path: Path) -> None:
+    options: Any = {"shape": (4000,), "chunks": (1,), "shards": (1000,), "dtype": "u1"}
+    zarr.create_array(tmp_path / "n.zarr", **options)[:] = 1
+    to: dict[str, bytes] = {}
+    found = shard_store(tmp_path / "n.zarr", to, dry_run=True, estimate=True)
+    assert [array.action for array in found.arrays] == ["copied"]
+    assert found.estimate is not None
+    shard_store(tmp_path / "n.zarr", to)
+    assert found.estimate.n_bytes_after == sum(len(to[key]) for key in to if key.startswith("c/"))
+
+
 @pytest.mark.parametrize("separator", ["/", "."])
 def test_sizes_come_with_the_listing(separator: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """On an object store `info` and a dry run ask for the size of no chunk."""

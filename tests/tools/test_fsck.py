@@ -52,6 +52,16 @@ def bytes_below(root: Path) -> dict[str, tuple[bytes, int]]:
 # ----------------------------------------------------------------- clean stores
 
 
+@pytest.mark.parametrize("cps", [None, 2])
+def test_directories_in_a_zip_are_no_objects(cps: int | None, tmp_path: Path) -> None:
+    """As ``zip -r`` stores them."""
+    with ShardingStore(tmp_path / "a", cps) as store:
+        zarr.create_array(store, name="x", shape=(8, 8), chunks=(2, 2), dtype="u1")[:] = 1
+    name = shutil.make_archive(str(tmp_path / "a"), "zip", tmp_path / "a")
+    assert check_store(name).is_clean
+    assert set(ShardingMapping(name)) == set(ShardingMapping(tmp_path / "a"))
+
+
 @pytest.mark.parametrize("name", KINDS)
 def test_no_clean_store_is_accused(name: str, tmp_path: Path) -> None:
     """Fresh, while it is appended to, batched, compacted and sealed; nothing is written."""

@@ -152,7 +152,13 @@ def confirm(warning: str, other_way: str, *, is_confirmed: bool) -> None:
         typer.echo(f"nothing was done: {warning}; say --yes to do that, or {other_way}", err=True)
         raise typer.Exit(2)
     question = f"{warning[0].upper()}{warning[1:]} (or {other_way}). Go on?"
-    typer.confirm(question, abort=True, err=True)
+    try:
+        is_sure = typer.confirm(question, err=True)
+    except typer.Abort:
+        raise KeyboardInterrupt from None
+    if not is_sure:
+        typer.echo("nothing was done", err=True)
+        raise typer.Exit(1)
 
 
 def _can_ask() -> bool:

@@ -116,6 +116,8 @@ def run_map(
     if not arrays_at(open_base(store, **options), path):
         with suppress(SpecError):  # the map names the arrays that there are
             info = zarr_shardstore.get_shard_info(store, paths=[path] if path else None, **options)
+        if info is not None:
+            output.check_arrays(info.arrays, store)
             path = max(info.arrays, key=lambda array: array.stored_nbytes).path
     shards = shard_map.shard_map(store, path, **options)
     if info is not None and not as_json:

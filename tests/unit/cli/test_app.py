@@ -427,11 +427,13 @@ def test_without_a_terminal_objects_are_replaced_only_if_yes_is_said(
 def test_on_a_terminal_it_asks(
     command: str, asks: str, tools: StandIn, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No is an answer."""
+    """No is an answer, and Ctrl-C at the question an interrupt."""
     monkeypatch.setattr(arguments, "_can_ask", lambda: True)
     result = run(command, "volume.zarr", input="n\n")
     assert result.exit_code == 1
     assert asks in result.stderr
+    assert result.stderr.endswith("nothing was done\n")
+    assert run(command, "volume.zarr", input="").exit_code == 130  # as Ctrl-C, for typer
     assert not tools.calls
     assert run(command, "volume.zarr", input="y\n").exit_code == 0
     assert len(tools.calls) == 1
@@ -707,6 +709,11 @@ def test_map_and_info_of_a_group(here: Path) -> None:
     found = json.loads(run("map", "packed.zarr", "g", "--json").stdout)
     assert [array["path"] for array in found["arrays"]] == ["g/large", "g/small"]
     assert found["path"] == "g/large"
+
+
+def test_map_of_a_store_without_arrays(here: Path) -> None:
+    zarr.create_group(here / "empty.zarr")
+    one_sentence(run("map", "empty.zarr"), says="there is no array in 'empty.zarr'")
 
 
 def test_map_as_json(here: Path) -> None:

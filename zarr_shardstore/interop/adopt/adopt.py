@@ -24,6 +24,7 @@
 from __future__ import annotations
 
 import os
+import stat
 import struct
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -438,6 +439,8 @@ def _check_unlocked(fd: int, path: str) -> None:
 def _copy(path: str, target: str) -> None:
     with open(fs.open_to_read(path), "rb", buffering=0) as source, fs.new_file(target) as fd:
         fs.copy(source.fileno(), fd)
+        if hasattr(os, "fchmod"):  # an index is appended, also to the copy of a read-only file
+            os.fchmod(fd, os.fstat(fd).st_mode | stat.S_IWUSR)
 
 
 def _check_file(array: FileArray, link: Link) -> None:

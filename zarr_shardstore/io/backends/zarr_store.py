@@ -314,7 +314,7 @@ class ZarrBackend(base.Backend):
             try:
                 keys = self.store.list_prefix(directory)
                 async for key in keys:
-                    if key.startswith(prefix):
+                    if key.startswith(prefix) and key[-1:] != "/":  # a zip may have directories
                         yield key, None, None
                 return
             except NotImplementedError:

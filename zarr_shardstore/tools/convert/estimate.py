@@ -72,7 +72,8 @@ def estimate_conversion(
         grid = walks.ObjectGrid.of_keys(plan.node.chunk_prefix, *keys, plan.spec)
         counts, n_after, is_exact, some = _look(ArrayLocation(source, grid), plan)
         timed += islice(some, max(0, _TIMED - len(timed)))
-        index = 0 if plan.new_spec is None else plan.new_spec.index_nbytes
+        spec = None if plan.action == "copied" else plan.new_spec
+        index = 0 if spec is None else spec.index_nbytes
         report = replace(
             report,
             n_chunks=counts.n_chunks,
