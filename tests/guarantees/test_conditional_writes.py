@@ -142,6 +142,36 @@ def test_another_writer_while_a_batch_is_published() -> None:
     }
 
 
+@pytest.mark.parametrize("n_before", [0, 1, 2])
+def test_another_writer_before_a_part_of_a_chunk_is_read_for_a_batch(n_before: int) -> None:
+    """The cached index of the former shard ends no attempt."""
+    base, other = MemoryStore(), MemoryStore()
+    for each in (base, other):
+        z: Any = zarr.create_array(
+            ShardingStore(ObjectStore(each), 16), shape=(65536,), chunks=(4096,), dtype="i4"
+        )
+        z[:] = 1
+    z[-4096:] = 3
+    theirs = obstore.get(other, "c/0").bytes().to_bytes()
+    store = ShardingStore(ObjectStore(base))
+    z = zarr.open_array(store)
+    assert z[0] == 1  # the index is cached
+    real, n_gets = obstore.get_async, 0
+
+    async def get(*args: Any, **options: Any) -> Any:
+        nonlocal n_gets
+        if args[1] == "c/0":
+            n_gets += 1
+            if n_gets == n_before + 1:
+                obstore.put(base, "c/0", theirs)
+        return await real(*args, **options)
+
+    with mock.patch.object(obstore, "get_async", get), tuned(conflict_wait_s=2), store.batch():
+        z[0:4] = 7
+    assert n_gets > n_before
+    assert [*z[:5], z[-1]] == [7, 7, 7, 7, 1, 3]
+
+
 def test_an_emptied_shard_holds_nothing() -> None:
     """An object stays, no key does; it is written to again."""
     base = MemoryStore()

@@ -426,7 +426,7 @@ class _Optimistic(base.Backend):
                 self._expect(key, reply, is_there=reply.value is not None)
                 if byte_range is None and len(reply.value or b"") <= _ONE_PART_NBYTES:
                     self._values[key] = reply.value
-            case requests.GetIndex():
+            case requests.GetIndex() if not reply.is_unverified:  # else the flow asks again
                 is_there = reply.decoded is not None or reply.damage is not None
                 self._expect(request.key, reply, is_there=is_there)
             case requests.Exists(key) if not reply:
