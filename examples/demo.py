@@ -1,4 +1,4 @@
-"""Re-pack a brain volume of 2,340 chunk files into 8 shards, then hand it to every v3 reader.
+"""Re-pack a brain volume of 728 chunk files into 8 shards, then hand it to every v3 reader.
 
 The volume is the MNI ICBM152 T1 template out of the nilearn package, which pip downloads once.
 Needs the extra "examples".

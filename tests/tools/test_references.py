@@ -254,9 +254,11 @@ def test_stale_references_are_named(name: str, way: str, tmp_path: Path) -> None
     assert stale_references(store, references) == ["g/z/c/0/0", "g/z/c/1/1"]
 
 
-def test_what_was_not_made_here_tells_no_states(store: ShardingStore) -> None:
-    with pytest.raises(SpecError, match="tells no states"):
-        stale_references(store, {"version": 1, "refs": {}})
+def test_what_was_not_made_here_tells_no_states(store: ShardingStore, tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("no JSON")
+    for references in ({"version": 1, "refs": {}}, tmp_path / "notes.txt"):
+        with pytest.raises(SpecError, match="tells no states"):
+            stale_references(store, references)
 
 
 def test_selection_and_groups(store: ShardingStore) -> None:

@@ -156,7 +156,7 @@ COMMANDS = (
         "store prefix storage_options dry_run as_json",
         """Remove the dead bytes of shards.
 
-        Erased and replaced chunks leave them. Leftovers of a killed writer are put in order, too.
+        Erased and replaced chunks leave them. Journals of killed writers are put in order, too.
         Other programs may continue to write.
         """,
     ),

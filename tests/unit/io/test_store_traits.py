@@ -22,6 +22,7 @@ from zarr_shardstore.io.backends.store_traits import note_cause, scope_of_store
         ("GET http://h/c - <Code>AuthenticationFailed</Code>", "refuses these"),
         ("GET http://h/c - ContainerNotFound", "no such bucket"),
         ("GET http://h/c - dns error: no such host", "no server answers"),
+        ("GET http://h/c - source: HttpError { kind: Interrupted, source: }", "was cut off"),
         ("GET http://h/c - 500 Internal Server Error", None),
     ],
 )

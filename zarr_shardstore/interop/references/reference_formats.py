@@ -27,7 +27,7 @@ from zarr.core.buffer import cpu
 from zarr.core.metadata import ArrayV3Metadata
 from zarr.core.sync import sync
 
-from zarr_shardstore.access import arguments, chunk_keys, declarations
+from zarr_shardstore.access import arguments, chunk_keys, declarations, metadata
 from zarr_shardstore.errors import SpecError, UnsupportedError
 from zarr_shardstore.interop.importing.source import library
 from zarr_shardstore.tools.native.translate import ZarrFormat, documents_in
@@ -225,7 +225,9 @@ def _to_json(found: References, out: str | os.PathLike[str] | None) -> Any:
 
 def _to_parquet(found: References, out: str | os.PathLike[str]) -> str:
     if any(not array.path for array in found.arrays):
-        raise UnsupportedError("this form has no place for an array at the root: pass group=")
+        raise UnsupportedError(
+            "this form has no place for an array at the root: pass group= (--group)"
+        )
     for name in ("kerchunk.df", "fastparquet"):
         _library(name)
     with _published(out, replaces=False) as (fs, path):
@@ -243,7 +245,8 @@ def read_versions(references: str | os.PathLike[str] | Mapping[str, Any]) -> dic
     doc: Any = references
     if not isinstance(references, Mapping):
         fs, path = fsspec.core.url_to_fs(os.fspath(references))
-        doc = json.loads(fs.cat_file(f"{path}/.zmetadata" if fs.isdir(path) else path))
+        data = fs.cat_file(f"{path}/.zmetadata" if fs.isdir(path) else path)
+        doc = metadata.parse_json(data) or {}
     states = doc.get(OUR_MEMBER, {}).get("states")
     if states is None:
         raise SpecError(f"{references!r} tells no states of shards: it was not made here")
@@ -270,7 +273,7 @@ def _to_icechunk(found: References, store: Any, url: str | None) -> Any:
         if sync(store.exists(f"{array.path}/zarr.json".lstrip("/"))):
             raise SpecError(
                 f"the session has an array at {array.path!r}: delete that, with its corrected "
-                "chunks, or pass group="
+                "chunks, or pass group= (--group)"
             )
     for key, doc in found.documents():
         value = cpu.Buffer.from_bytes(json.dumps(doc).encode())
@@ -308,7 +311,7 @@ def _to_virtualizarr(found: References) -> Any:
     manifests = _library("virtualizarr.manifests")
     _refuse_empty(found)
     if any(not array.path for array in found.arrays):
-        raise UnsupportedError("a ManifestStore has no array at its root: pass group=")
+        raise UnsupportedError("a ManifestStore has no array at its root: pass group= (--group)")
     below: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {p: ({}, {}) for p in found.groups}
     for array in found.arrays:
         arguments.check_n_chunks(math.prod(array.grid_shape))

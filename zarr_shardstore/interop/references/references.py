@@ -145,8 +145,8 @@ def to_references(
     reached = base.url if url is None else url
     if not reached:
         raise SpecError(
-            f"no URL leads to the objects of {base.describe()}: pass url=, the prefix by which "
-            "readers reach them"
+            f"no URL leads to the objects of {base.describe()}: pass url= (--url), the prefix by "
+            "which readers reach them"
         )
     found = References(reached.rstrip("/"), zarr_format, *reader.read(paths), client)
     made = form.make(found)

@@ -240,6 +240,11 @@ _CAUSES = (
         "the server refuses these credentials",
         "the keys, their permissions and the region",
     ),
+    (
+        r"kind: (Interrupted|Timeout)|IncompleteBody|error decoding response body",
+        "the reply was cut off, or came too late",
+        "the network, and run it again",
+    ),
 )
 """Text in an error of obstore, what came back, and what to check; the first that fits counts."""
 

@@ -82,7 +82,8 @@ def _of_side_file(base: BaseStoreHandle, key: str, opened: Set[str]) -> Finding:
     if _is_used(base, key, shard, opened):
         return finding("in_use", key, _IN_USE)
     if key.endswith(locks.LOCK_SUFFIX):
-        text = "a lock that no process of this machine has; the next writer takes it"
+        writer = "append_frames" if key.endswith(locks.FRAMES_LOCK) else "writer"
+        text = f"a lock that no process of this machine has; the next {writer} takes it"
         return finding("lock_file", key, text)
     if not key.endswith(file_keys.JOURNAL_SUFFIX):
         text = "a temporary file that no process of this machine has open"

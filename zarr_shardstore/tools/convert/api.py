@@ -110,7 +110,7 @@ def shard_store(
     executor : concurrent.futures.Executor, optional
         Runs one task for each shard; ``None``: a few threads.
     source_options, destination_options
-        For fsspec, if the stores are URLs.
+        For obstore or fsspec, if the stores are URLs.
     dry_run
         Report what would be done; write nothing.
     progress
