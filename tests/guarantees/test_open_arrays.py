@@ -13,7 +13,7 @@ import shutil
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from concurrent.futures import Executor, ProcessPoolExecutor
+from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
 from contextlib import nullcontext, suppress
 from functools import partial
 from pathlib import Path
@@ -445,6 +445,38 @@ def test_an_array_that_was_replaced_is_opened_again_by_consolidated_metadata(
         z[8:]
     again = from_consolidated(store)
     assert (again.dtype, again[...].tolist()) == ("f2", VALUES.tolist())
+
+
+@pytest.mark.parametrize("view", ["chunks", "shards"])
+@pytest.mark.parametrize("change", [reshard_to_8, unshard_store])
+def test_an_array_that_was_converted_is_opened_again_by_consolidated_metadata(
+    tmp_path: Path, other: Executor, change: Callable[[Path], Any], view: Any
+) -> None:
+    """Its copy is read, not its document, and no error of the former object comes first."""
+    zarr.create_group(LocalStore(tmp_path))
+    consolidated(tmp_path, partial(make, chunks_per_shard=2))
+    store = ShardingStore(tmp_path, view=view)
+    assert (from_consolidated(store)[:2] == VALUES[:2]).all()
+    other.submit(change, tmp_path).result()
+    assert (from_consolidated(store)[...] == VALUES).all()
+
+
+@pytest.mark.parametrize("change", [reshard_to_8, unshard_store])
+def test_threads_that_read_an_array_that_was_converted_are_all_refused(
+    tmp_path: Path, other: Executor, change: Callable[[Path], Any]
+) -> None:
+    """None takes the former shards for damaged ones."""
+    for n in range(5):
+        make(tmp_path / f"{n}", 2)
+    opened: list[Any] = [
+        zarr.open_array(ShardingStore(tmp_path / f"{n}"), path="a") for n in range(5)
+    ]
+    for n, z in enumerate(opened):
+        assert z[0, 0] == VALUES[0, 0]
+        other.submit(change, tmp_path / f"{n}").result()
+        with ThreadPoolExecutor(8) as threads:
+            done = [threads.submit(z.__getitem__, chunk) for chunk in CHUNKS[8:24]]
+        assert {type(each.exception()) for each in done} == {ShardConflictError}
 
 
 def test_rows_that_are_appended_in_a_batch_are_stored_at_once(

@@ -539,7 +539,7 @@ def test_ome_zarr_asks_for_shards(tmp_path: Path) -> None:
 
 
 def test_hierarchies_that_zarr_writes_at_once() -> None:
-    """`create_hierarchy` stores documents before there is an array object: zarr shards these."""
+    """`create_hierarchy` of zarr 3.1 stores documents before there is an array object."""
     base = MemoryStore()
     nodes = {"h": create(MemoryStore(), name="h").metadata}
     made: Any = dict(zarr.create_hierarchy(store=ShardingStore(base), nodes=nodes))
@@ -548,3 +548,32 @@ def test_hierarchies_that_zarr_writes_at_once() -> None:
     for store in (base, ShardingStore(base)):
         assert_array_equal(reopened(store, "h")[:], NUMBERS)
     assert sync(ShardingStore(base).exists("h/zarr.json"))
+
+
+def test_metadata_of_an_array_object_makes_no_other_array() -> None:
+    """The array that has it would address shards of a sharding store."""
+    template = create(MemoryStore(), name="h")
+    template[:] = NUMBERS
+    store = ShardingStore(MemoryStore())
+    with pytest.raises(SpecError, match="pass a copy"):
+        dict(zarr.create_hierarchy(store=store, nodes={"h": template.metadata}))
+    assert_array_equal(template[:], NUMBERS)
+    copied = type(template.metadata).from_dict(template.metadata.to_dict())
+    store = ShardingStore(MemoryStore())
+    made: Any = dict(zarr.create_hierarchy(store=store, nodes={"h": copied}))
+    made["h"][:] = template[:]
+    assert_array_equal(reopened(store, "h")[:], NUMBERS)
+    template[:2] = 0
+    assert_array_equal(template[2:], NUMBERS[2:])
+
+
+@pytest.mark.skipif(sys.version_info >= (3, 14), reason="counts references otherwise")
+def test_the_creation_of_an_array_looks_at_no_other_objects(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("gc.get_referrers", None)
+    store = ShardingStore(MemoryStore())
+    a = create(store, name="a")
+    options: Any = {"shape": (8,), "chunks": (2,), "shards": (4,), "dtype": "u1"}
+    zarr.create_group(store, path="g").create_array("a", **options)
+    zarr.from_array(store, name="b", data=a)

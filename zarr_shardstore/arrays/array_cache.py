@@ -114,10 +114,13 @@ class Generation:
         self.put(node, now if is_newer else cached, state)
         return is_newer
 
-    def forget_doubts(self) -> None:
-        """Read documents again that were missing, or those of arrays that were replaced."""
+    def forget_below(self, prefix: str) -> None:
+        """Read documents again that were missing, those of arrays that were replaced, and those
+        below a prefix."""
         self.absent.clear()
         self.refused.clear()
+        for node in [node for node in list(self.arrays) if document_key(node).startswith(prefix)]:
+            self.drop(node)
 
     def in_state(self, key: str, state: object) -> StoredArray | None:
         """Return the cached array, if its document had this state when it was read."""

@@ -58,7 +58,7 @@ class Documents:
             return None
         value, array = self._view.to_user(key, data)
         if b"consolidated" in bytes(data):  # its members are opened without their documents
-            generation.forget_doubts()
+            generation.forget_below(key[: key.rfind("/") + 1])
         if node is not None and not isinstance(array, ShardStoreError):
             generation.put(node, array, found.state)
         elif node is not None:

@@ -124,15 +124,15 @@ class Operations:
         byte_ranges = column_of_ranges([byte_range for _, byte_range in key_ranges])
         generation = self.arrays.current()
         knew_arrays = bool(generation.arrays)
+        owners = yield from self._owners(keys)
         try:
-            owners = yield from self._owners(keys)
             chunks = [owner for owner in owners if isinstance(owner, ChunkRef)]
             if len(chunks) == len(keys) and not self.buffer.is_active:
                 values = yield from read_entries(chunks, self.reading, byte_ranges)
             else:
                 values = yield from self._get_any(key_ranges, owners, generation)
         except CorruptShardError:  # or these are shards of another array
-            yield from self._confirm_arrays(keys)
+            yield from self._confirm_arrays(keys, owners)
             raise
         if knew_arrays:  # their documents were read long ago, an index perhaps just now
             layouts = [chunk.shard.layout for chunk in chunks]
@@ -212,7 +212,7 @@ class Operations:
         try:
             replies = yield from self._perform(list(zip(asked, owners, strict=True)))
         except CorruptShardError:  # as in `get_many`
-            yield from self._confirm_arrays(keys)
+            yield from self._confirm_arrays(keys, owners)
             raise
         yield from self._confirm_arrays(keys)
         return replies
@@ -447,9 +447,12 @@ class Operations:
                     owners[i] = self.catalog.chunk_without_document(key)
         return owners
 
-    def _confirm_arrays(self, keys: Iterable[str]) -> Flow[None]:
-        """Refuse keys whose array another process has converted."""
-        yield from self.arrays.confirm(self.catalog.documents_above(keys))
+    def _confirm_arrays(self, keys: Iterable[str], owners: Iterable[Owner] = ()) -> Flow[None]:
+        """Refuse keys whose array another process has converted. With their owners, also if another
+        thread was refused meanwhile, which drops the array from the cache."""
+        layouts = [owner.shard.layout for owner in owners if isinstance(owner, ChunkRef)]
+        documents = {layout.document_key: layout for layout in layouts}
+        yield from self.arrays.confirm({**self.catalog.documents_above(keys), **documents})
 
     def _owners_to_write(self, keys: Sequence[str]) -> Flow[list[Owner]]:
         """Return the owners of keys; refuse a key that is no chunk key."""

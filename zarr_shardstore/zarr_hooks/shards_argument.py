@@ -17,6 +17,8 @@ keep these apart:
 
 from __future__ import annotations
 
+import gc
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -147,6 +149,25 @@ def drop_copied_encoding(metadata: ArrayMetadata) -> None:
         object.__setattr__(metadata, "chunk_key_encoding", cast(Any, encoding).above)
 
 
+_N_REFERENCES = 12
+"""References to the metadata object that zarr has made for one array, here, before Python 3.14."""
+
+
+def _refuse_shared(metadata: ArrayMetadata) -> None:
+    """Refuse the metadata object of an array object that there is, as a user may pass it to
+    ``zarr.create_hierarchy``: that array would get the keys of this one."""
+    if sys.version_info < (3, 14) and sys.getrefcount(metadata) <= _N_REFERENCES:
+        return  # so that no creation of an array waits for a look at all objects
+    for holder in gc.get_referrers(metadata):
+        if "codec_pipeline" in (
+            holder if isinstance(holder, dict) else getattr(holder, "__dict__", ())
+        ):
+            raise SpecError(
+                "this metadata object is that of an array object, which would get other keys: "
+                "pass a copy, type(metadata).from_dict(metadata.to_dict())"
+            )
+
+
 class _Shard(NamedTuple):
     """Part of one shard that an array operation reads or writes, and the parts of its chunks."""
 
@@ -188,11 +209,12 @@ class ShardsArgument(NamedTuple):
             return None
         encoding = metadata.chunk_key_encoding
         if not isinstance(encoding, ShardKeyEncoding):
+            _refuse_shared(metadata)
             metadata.extra_fields.update(marked({}, "flat"))
             encoding = ShardKeyEncoding(encoding)
         if encoding.cps is None:
             encoding = replace(encoding, cps=_chunks_per_shard(metadata, codecs[0].chunk_shape))
-            # The object is new, and zarr's constructor also sets its fields this way.
+            # zarr's constructor also sets its fields this way.
             object.__setattr__(metadata, "chunk_key_encoding", encoding)
         return cls(codecs[0], encoding, usual)
 
