@@ -257,8 +257,7 @@ class ArrayCache:
                 continue
             if node in generation.refused:
                 raise ShardConflictError.of_replaced(node.path)
-            cached = generation.arrays.get(node)
-            if now is None and cached is None and layout is None:
+            if layout is None and node not in generation.arrays:
                 continue
             if now is None:
                 (reply,) = yield from read_documents([key])
@@ -268,11 +267,11 @@ class ArrayCache:
                 if now is None and (is_ours or node in self.under_erasure):
                     continue
                 has_newer |= generation.renew(node, now, state)
-            declared = None if now is None else now.sharding[0]
-            is_same = (
-                declared is not None and layout is not None and declared.has_same_entries(layout)
-            )
-            if not is_same and (layout is not None or node in generation.refused):
+            is_other = node in generation.refused
+            if layout is not None:
+                declared = None if now is None else now.sharding[0]
+                is_other = declared is None or not declared.has_same_entries(layout)
+            if is_other:
                 raise ShardConflictError.of_replaced(node.path)
         return has_newer
 
