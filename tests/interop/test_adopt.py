@@ -745,6 +745,20 @@ def test_a_copy_of_a_file_that_cannot_be_written_is_a_shard(tmp_path: Path) -> N
     assert [each.stat().st_mode & 0o777 for each in (path, shard)] == [0o444, 0o644]
 
 
+def test_an_undone_adoption_leaves_nothing_of_a_repair(tmp_path: Path) -> None:
+    path, store = tmp_path / "a.h5", tmp_path / "a.zarr"
+    hdf5(INTS)(path)
+    adopt(path, store, link="copy")
+    leftover = store / "c" / f"0.{0:032x}.partial"
+    leftover.touch()
+    os.utime(leftover, (1, 1))
+    assert repair_store(check_store(store), dry_run=False).actions
+    with pytest.raises(SpecError, match="quarantine"):
+        undo_adoption(store)
+    undo_adoption(store, discard=True)
+    assert not store.exists()
+
+
 def test_a_moved_destination_takes_its_files_back(tmp_path: Path) -> None:
     """A copy of it takes nothing from the first one."""
     paths, values = mosaic(tmp_path)

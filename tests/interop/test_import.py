@@ -1032,9 +1032,14 @@ def test_a_file_and_its_import_on_s3(hdf5: Path) -> None:
         source, out = f"s3://{bucket}/in/a.h5", f"s3://{bucket}/out.zarr"
         both: dict[str, Any] = {"source_options": options, "destination_options": options}
         import_store(source, out, **both, **ALL)
-        equal_to_h5py(
-            zarr.open_group(zarr.storage.ObjectStore(s3), path="out.zarr", mode="r"), hdf5
-        )
+        made = zarr.open_group(zarr.storage.ObjectStore(s3), path="out.zarr", mode="r")
+        equal_to_h5py(made, hdf5)
+        equal_to_h5py(imported(out, source_options=options)[0], hdf5)  # a directory of Zarr
+        with pytest.raises(SpecError, match="there is nothing in"):
+            import_store(f"{source}5", MemoryStore(), source_options=options)
+        obstore.put(s3, "a.zip", b"PK\3\4")
+        with pytest.raises(SpecError, match=f"take 'zip::s3://{bucket}/a.zip'"):
+            import_store(f"s3://{bucket}/a.zip", MemoryStore(), source_options=options)
 
 
 def test_a_file_on_a_server_that_ignores_byte_ranges(hdf5: Path, tmp_path: Path) -> None:

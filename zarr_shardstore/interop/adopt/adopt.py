@@ -315,9 +315,10 @@ class _Adoption:
         try:
             bring[self.link](path, target)
         except OSError as error:
+            advice = "" if self.link == "copy" else ". Take link='copy' or 'symbolic'"
             raise SpecError(
                 f"{path!r} cannot be brought to {target!r} by link={self.link!r}: "
-                f"{error.strerror}; nothing was changed. Take link='copy' or 'symbolic'"
+                f"{error.strerror}; nothing was changed{advice}"
             ) from error
 
     def written(self) -> list[str]:
@@ -377,9 +378,9 @@ class _Adoption:
                 if is_there:
                     fs.unlink(target)
         if not is_stuck:
-            top = os.path.join(self.root, "c")
-            if os.path.isdir(top):
-                fs.remove_tree(top)
+            for top in (os.path.join(self.root, name) for name in ("c", file_keys.QUARANTINE)):
+                if os.path.isdir(top):
+                    fs.remove_tree(top)
             fs.unlink(os.path.join(self.root, _STAGED))
         return left
 

@@ -20,7 +20,12 @@ from pathlib import Path
 from typing import Any
 
 from zarr_shardstore.access import StoreLike
-from zarr_shardstore.errors import DOCUMENTATION, SpecError, UnsupportedError
+from zarr_shardstore.errors import (
+    DOCUMENTATION,
+    ShardConflictError,
+    SpecError,
+    UnsupportedError,
+)
 from zarr_shardstore.interop.importing.hdf5 import parse_hdf5
 from zarr_shardstore.interop.importing.references import (
     check_keys,
@@ -184,10 +189,15 @@ def _kind_of(source: Any, files: SourceFiles) -> str:
         return "icechunk" if is_icechunk else "zarr"
     try:
         kind = format_of(partial(files.read, url))
-    except FileNotFoundError:
+    except (FileNotFoundError, ShardConflictError):
         if path is not None:
             raise SpecError(f"there is no {url!r}") from None
-        return "zarr"  # in an object store, perhaps a prefix
+        return "zarr"  # no object: in an object store, perhaps a prefix
+    if kind == "zarr" and path is None:
+        scheme = url.partition("://")[0]
+        raise SpecError(
+            f"{url!r} is a zip: take 'zip::{url}', with source_options={{{scheme!r}: …}} if needed"
+        )
     if kind in ("hdf5", "tiff", "json", "zarr"):
         return kind
     raise SpecError(
