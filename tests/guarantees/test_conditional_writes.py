@@ -23,7 +23,13 @@ from zarr.storage import ObjectStore
 
 from tests.support.kit import forget, tuned
 from tests.support.shard_bytes import build_shard, places_in
-from zarr_shardstore import ShardConflictError, ShardingMapping, ShardingStore, UnsupportedError
+from zarr_shardstore import (
+    CorruptShardError,
+    ShardConflictError,
+    ShardingMapping,
+    ShardingStore,
+    UnsupportedError,
+)
 
 KEYS = [f"data/root/a/c{i}" for i in range(4)]
 SHARD = "data/root/a/c0"
@@ -170,6 +176,61 @@ def test_another_writer_before_a_part_of_a_chunk_is_read_for_a_batch(n_before: i
         z[0:4] = 7
     assert n_gets > n_before
     assert [*z[:5], z[-1]] == [7, 7, 7, 7, 1, 3]
+
+
+@pytest.mark.parametrize("n_before", [0, 1, 2])
+def test_a_shard_that_became_shorter_before_a_part_of_a_chunk_is_read_for_a_batch(
+    n_before: int,
+) -> None:
+    """A range after its end is no sign of a store without versions."""
+    base, other = MemoryStore(), MemoryStore()
+    options: Any = {"shape": (256,), "chunks": (64,), "dtype": "i4", "compressors": None}
+    for each in (base, other):
+        store = ShardingStore(ObjectStore(each), 4)
+        z: Any = zarr.create_array(store, **options)
+        z[:] = 1
+    z[:192] = 0
+    theirs = obstore.get(other, "c/0").bytes().to_bytes()
+    store = ShardingStore(ObjectStore(base))
+    z = zarr.open_array(store)
+    assert z[0] == 1  # the index is cached
+    real, n_gets = obstore.get_async, 0
+
+    async def get(*args: Any, **options: Any) -> Any:
+        nonlocal n_gets
+        n_gets += args[1] == "c/0"
+        if n_gets == n_before + 1:
+            obstore.put(base, "c/0", theirs)
+        return await real(*args, **options)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with mock.patch.object(obstore, "get_async", get), store.batch():
+            z[192:194] = 7
+    assert n_gets > n_before
+    assert z[190:195].tolist() == [0, 0, 7, 7, 1]
+
+
+def test_an_object_without_bytes_does_not_end_the_conditions() -> None:
+    """S3 has no range of it."""
+    base = MemoryStore()
+    store = ShardingStore(ObjectStore(base), 4)
+    z: Any = zarr.create_array(store, shape=(32,), chunks=(4,), dtype="i4")
+    z[:] = 1
+    obstore.put(base, "c/0", b"")
+    real = obstore.get_async
+
+    async def get(*args: Any, **options: Any) -> Any:
+        if args[1] == "c/0" and "range" in (options.get("options") or {}):
+            raise GenericError("416 Range Not Satisfiable")
+        return await real(*args, **options)
+
+    with warnings.catch_warnings(), mock.patch.object(obstore, "get_async", get):
+        warnings.simplefilter("error")
+        with pytest.raises(CorruptShardError):
+            z[:4] = 0
+        with pytest.raises(CorruptShardError):
+            z[:4] = 3
 
 
 def test_an_emptied_shard_holds_nothing() -> None:

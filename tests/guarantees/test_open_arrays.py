@@ -479,6 +479,21 @@ def test_threads_that_read_an_array_that_was_converted_are_all_refused(
         assert {type(each.exception()) for each in done} == {ShardConflictError}
 
 
+@pytest.mark.parametrize("declaration", ["codec", "storage_transformers"])
+@pytest.mark.parametrize("chunks_per_shard", [1, 4, 8])
+def test_a_compaction_takes_no_former_shards(
+    tmp_path: Path, other: Executor, declaration: Any, chunks_per_shard: int
+) -> None:
+    """An index of the draft has no checksum."""
+    store = ShardingStore(tmp_path, 2, declaration=declaration)
+    options: Any = {"shape": (16, 16), "chunks": (2, 2), "dtype": "u2"}
+    zarr.create_array(store, name="a", **options)[...] = VALUES
+    other.submit(reshard, tmp_path, chunks_per_shard).result()
+    store.compact_sync()
+    again: Any = zarr.open_array(ShardingStore(tmp_path), path="a")
+    assert (again[...] == VALUES).all()
+
+
 def test_rows_that_are_appended_in_a_batch_are_stored_at_once(
     tmp_path: Path, other: Executor
 ) -> None:

@@ -8,15 +8,18 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
+from pathlib import Path
 from typing import Any
 
 import pytest
+import zarr
 from zarr.core.buffer import default_buffer_prototype
+from zarr.core.sync import sync
 from zarr.storage import LocalStore, MemoryStore
 
 from tests.support.bases import BASES, temporary_directory
 from tests.support.kit import wait_until_idle
-from zarr_shardstore import ShardingMapping, ShardingStore, UnpublishedError
+from zarr_shardstore import ShardingMapping, ShardingStore, UnpublishedError, unshard_store
 
 N = 64
 CPS: Any = {"chunks_per_shard": 8}
@@ -431,3 +434,47 @@ def test_a_forked_child_has_no_batch() -> None:
         assert process.exitcode == 0
         assert seen(base) == {key(8): b"child"}
     assert seen(base) == {key(0): b"parent", key(8): b"child"}
+
+
+@pytest.mark.parametrize("base_name", ["dict", "local"])
+def test_erasures_of_an_array_that_was_unsharded_meanwhile_are_named(
+    base_name: str, tmp_path: Path
+) -> None:
+    """Of an array that was removed they are done."""
+    base: Any = {} if base_name == "dict" else tmp_path / "s"
+    store = ShardingStore(base, 4)
+    z: Any = zarr.create_array(store, name="z", shape=(8,), chunks=(1,), dtype="i4")
+    z[:] = 7
+
+    def erase() -> None:
+        with store.batch():
+            z[:3] = 0
+            unshard_store(base)
+
+    with pytest.raises(UnpublishedError, match="z/c/0"):
+        erase()
+    z = zarr.open_array(ShardingStore(base, 4), path="z")
+    assert z[:].tolist() == [7] * 8
+    z = zarr.create_array(store, name="y", shape=(8,), chunks=(1,), dtype="i4")
+    z[:] = 7
+    with store.batch():
+        z[:3] = 0
+        sync(ShardingStore(base).delete_dir("y"))
+
+
+def test_a_resize_in_a_block_that_fails_erases_what_it_has_cut_off() -> None:
+    """Its document is stored at once, and so are its erasures."""
+    store = ShardingStore({}, 2)
+    z: Any = zarr.create_array(store, name="z", shape=(8,), chunks=(1,), dtype="i4")
+    z[:] = 7
+
+    def shorten() -> None:
+        with store.batch():
+            z.resize((5,))
+            raise BoomError
+
+    with pytest.raises(BoomError):
+        shorten()
+    again: Any = zarr.open_array(ShardingStore(store.base), path="z")
+    again.resize((8,))
+    assert again[:].tolist() == [7] * 5 + [0] * 3

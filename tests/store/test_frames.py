@@ -384,3 +384,36 @@ def test_what_is_refused(tmp_path: Path) -> None:
         archive.append_frames("g/run")
     assert objects_of(base)
     np.testing.assert_array_equal(stored(store), frames(0, 2))
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+@pytest.mark.parametrize("is_local", [True, False])
+def test_a_batch_around_stores_nothing_over_durable_frames(
+    is_local: bool, is_first: bool, tmp_path: Path
+) -> None:
+    """What it has buffered of the array is stored before the frames."""
+    store = ShardingStore(tmp_path if is_local else {}, 4)
+    z: Any = zarr.create_array(store, name="run", shape=(12, 2), chunks=(8, 2), dtype="i4")
+    z[:] = 1
+    with store.batch():
+        if is_first:
+            z[8] = 5
+        with store.append_frames("run", **NEVER) as writer:
+            if not is_first:
+                z[8] = 5
+            writer.extend(np.full((3, 2), 7, "i4"))
+    assert writer.n_durable == 15
+    again: Any = zarr.open_array(store, path="run")
+    assert again[8:, 0].tolist() == [5, 1, 1, 1, 7, 7, 7]
+
+
+def test_a_batch_that_shortens_an_array_erases_no_durable_frames() -> None:
+    store = ShardingStore({}, 4)
+    z: Any = zarr.create_array(store, name="run", shape=(4, 2), chunks=(1, 2), dtype="i4")
+    z[:] = 1
+    with store.batch():
+        z.resize((2, 2))
+        with store.append_frames("run", **NEVER) as writer:
+            writer.extend(np.full((2, 2), 7, "i4"))
+    again: Any = zarr.open_array(store, path="run")
+    assert again[:, 0].tolist() == [1, 1, 7, 7]

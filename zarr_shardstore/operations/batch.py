@@ -19,7 +19,7 @@ from zarr_shardstore.errors import (
 )
 from zarr_shardstore.format.arguments import whole_number
 from zarr_shardstore.format.layout import ArrayLayout, ShardRef
-from zarr_shardstore.metadata.documents import Node
+from zarr_shardstore.metadata.documents import Node, node_of_document
 from zarr_shardstore.operations.write_buffer import WriteBuffer
 from zarr_shardstore.shards.requests import Flow, Set, UpdateShard
 
@@ -49,7 +49,8 @@ class Batch:
     - If shards cannot be stored at the end, the others are, and `UnpublishedError` names them. If a
       flush fails before the end, the call that caused it raises the error of the base store. The
       writes stay buffered.
-    - A batch inside a batch of the same store, in the same thread or task, is a part of it: its end
+    - A batch inside a batch of the same store, in the same thread or task, or in a task or a call of
+      ``asyncio.to_thread`` that begins in the block, is a part of it: its end
       flushes and drops nothing.
     - Batches of several threads or tasks on one store share one buffer. Each that ends without an
       exception has flushed the whole buffer. One that ends by an exception drops nothing while
@@ -170,12 +171,18 @@ class Flusher:
         )
 
     def flush_array(self, node: Node, later: ArrayLayout | None = None) -> Flow[None]:
-        """Flush an array, before its document changes, unless chunks keep their entries `later`."""
-        yield from self.flush_arrays(
-            lambda layout: (
-                layout.prefix == node.chunk_prefix
-                and not (later is not None and layout.has_same_entries(later))
+        """Flush an array, before its document changes, unless `later` it has all chunks, in the
+        same entries: the erasures of a resize are stored before the document is."""
+
+        def is_changed(layout: ArrayLayout) -> bool:
+            if later is None or not layout.has_same_entries(later):
+                return True
+            return any(
+                n > m for n, m in zip(layout.grid_shape or (), later.grid_shape or (), strict=False)
             )
+
+        yield from self.flush_arrays(
+            lambda layout: layout.prefix == node.chunk_prefix and is_changed(layout)
         )
 
     def flush_arrays(self, is_wanted: Callable[[ArrayLayout], bool]) -> Flow[None]:
@@ -226,9 +233,12 @@ class Flusher:
                 case None if not any(
                     isinstance(state, Set)
                     for state in (*buffered.snapshot.values(), *buffered.updates.values())
-                ):  # the array was removed, as was wanted
-                    self.buffer.forget(buffered)
-                    continue
+                ):
+                    node = node_of_document(layout.document_key)
+                    there = (yield from self.catalog.arrays.lookup([node])) if node else {}
+                    if not any(there.values()):  # the array was removed, as was wanted
+                        self.buffer.forget(buffered)
+                        continue
             failures[key] = ShardConflictError(
                 f"shard {key!r}: another store removed the array {layout.path!r}, or declared it "
                 "anew, while a batch buffered values of it; write them again if they are still "

@@ -33,12 +33,14 @@ def commit_compaction(
     request: requests.UpdateShard,
     groups: Sequence[Sequence[EntryUpdate]],
     *,
+    arrays: ArrayCache,
     order: EntryOrder,
     can_append: bool,
 ) -> Flow[Sequence[Exception | None]]:
     """Compact the shard of a request, as the update flow of a driver for that."""
     shard = request.shard
     assert isinstance(shard, ShardRef)
+    yield from arrays.confirm_layouts([shard.layout])
     if can_append and not request.below:  # there may be a gap and a journal
         yield from seal_shard(shard, order=order, max_dead_share=0)
     else:
@@ -64,7 +66,7 @@ def shards_below(
                 shard = None if layout is None else layout.shard_of_key(key)
                 if shard is not None:
                     shards.append((shard, below))
-    return shards, errors
+    return shards, [*stream.errors, *errors]
 
 
 def compact_below(listing: Listing, prefix: str) -> Flow[None]:

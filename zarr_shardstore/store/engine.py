@@ -18,6 +18,7 @@ from zarr.abc.store import Store
 from zarr.core.buffer import Buffer, cpu
 from zarr.storage import LocalStore
 
+from zarr_shardstore.arrays.array_cache import invalidate_documents
 from zarr_shardstore.arrays.stored_array import StoredArray
 from zarr_shardstore.errors import ReadOnlyError, SpecError, UnsupportedError
 from zarr_shardstore.format.ranges import ByteRange, column_of_ranges, resolve_range
@@ -234,14 +235,21 @@ class ShardingEngine:
                 f"in {self.base} nothing can be removed or replaced, so no byte would become free: "
                 "convert it into another store"
             )
+        invalidate_documents()  # another process may have converted an array
         backend, order = self.driver.backend, self.options.order
-        compact = partial(commit_compaction, order=order, can_append=backend.can_append)
+        compact = partial(
+            commit_compaction,
+            arrays=self.operations.arrays,
+            order=order,
+            can_append=backend.can_append,
+        )
         flow = compact_below(self.operations.listing, prefix)
         return Driver(backend, compact, self.driver.counters), flow
 
     def consolidation(self, path: str) -> Flow[list[str]]:
         """Return the flow that consolidates the indexes of the arrays at or below a path."""
         self.check_consolidation()
+        invalidate_documents()
         return consolidate_below(self.operations.listing, self.operations.arrays, path)
 
     def check_consolidation(self) -> None:

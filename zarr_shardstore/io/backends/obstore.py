@@ -190,6 +190,17 @@ class ObstoreBackend(ZarrBackend):
             for meta in page:
                 yield meta["path"], _version_of(meta), meta["size"]
 
+    async def _get_within(self, key: str, byte_range: ByteRange) -> Found:
+        found = await super()._get_within(key, byte_range)
+        if found.value is None or found.version is not None:
+            return found
+        try:  # the range is after the end, and no byte was read
+            reply = await obstore.get_async(self.store.store, key, options={"head": True})
+        except FileNotFoundError:
+            return Found(None, None)
+        version = _version_of(reply.meta, reply.attributes.get(_WRITE_ID))
+        return found._replace(version=version, size=reply.meta["size"])
+
     async def _get_once(
         self, key: str, byte_range: ByteRange | None, unless_etag: str | None = None
     ) -> Found:

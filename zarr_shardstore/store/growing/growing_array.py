@@ -60,6 +60,8 @@ class GrowingArray:
                 lock = KeptLock(backend.real_root + self._node.chunk_prefix + FRAMES_LOCK)
                 lock.acquire(0, busy)
                 self._lock = lock
+            for node in (Node("v3", path), Node("v2", path)):
+                self._store_batched(node)
             self._find()
         except BaseException:
             self._release()
@@ -84,6 +86,12 @@ class GrowingArray:
         if self._lock is not None:
             self._lock.remove()
         growing.pop(self._scope, None)
+
+    def _store_batched(self, node: Node) -> None:
+        """Store what a batch of the store has buffered, or the end of the batch would store it over
+        frames that are durable."""
+        engine = self._store._engine
+        engine.driver.run(engine.operations.flusher.flush_array(node))
 
     def _find(self) -> None:
         """Open the array, if there is one."""
@@ -157,6 +165,7 @@ class GrowingArray:
         assert self._array is not None
         if self._engine.driver.backend.mode != "async":  # before frames of others are overwritten
             self._check(n_durable)
+        self._store_batched(self._node)
         stop = n_durable + len(frames)
         metadata = self._array.metadata.update_shape((stop, *frames.shape[1:]))
         grown = AsyncArray(metadata, self._array.store_path, self._array.config)
