@@ -49,9 +49,9 @@ class Batch:
     - If shards cannot be stored at the end, the others are, and `UnpublishedError` names them. If a
       flush fails before the end, the call that caused it raises the error of the base store. The
       writes stay buffered.
-    - A batch inside a batch of the same store, in the same thread or task, or in a task or a call of
-      ``asyncio.to_thread`` that begins in the block, is a part of it: its end
-      flushes and drops nothing.
+    - A batch inside a batch of the same store, in the same thread or task, is a part of it: its end
+      flushes and drops nothing. So is the batch of a task, or of ``asyncio.to_thread``, that begins
+      in the block.
     - Batches of several threads or tasks on one store share one buffer. Each that ends without an
       exception has flushed the whole buffer. One that ends by an exception drops nothing while
       another is open, which will flush it. The smallest limit counts. So rather open one batch

@@ -88,8 +88,7 @@ class GrowingArray:
         growing.pop(self._scope, None)
 
     def _store_batched(self, node: Node) -> None:
-        """Store what a batch of the store has buffered, or the end of the batch would store it over
-        frames that are durable."""
+        """Store what a batch of the store has buffered: its end would do so over durable frames."""
         engine = self._store._engine
         engine.driver.run(engine.operations.flusher.flush_array(node))
 
