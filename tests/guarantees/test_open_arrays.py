@@ -400,6 +400,19 @@ def test_listings_follow_an_array_that_another_process_has_made_longer(
     assert not [*ShardingMapping(tmp_path).list_prefix("a/c/1")]
 
 
+@pytest.mark.parametrize("names", [["sharding", "crc32c"], ["crc32c", "sharding"]])
+def test_listings_follow_a_longer_array_with_other_transformers(
+    tmp_path: Path, other: Executor, names: list[str]
+) -> None:
+    store = ShardingStore(tmp_path, 2, storage_transformers=names)
+    options: Any = {"shape": (16, 16), "chunks": (2, 2), "dtype": "u2", "fill_value": 0}
+    zarr.create_array(store, name="a", **options)[...] = VALUES
+    mapping = ShardingMapping(tmp_path)
+    assert len(mapping.list_prefix("a/c/")) == 64
+    other.submit(append, tmp_path).result()
+    assert set(mapping.list_prefix("a/c/")) == set(ShardingMapping(tmp_path).list_prefix("a/c/"))
+
+
 @pytest.mark.parametrize("change", [replace_type, replace_codecs, replace_chunks])
 def test_an_index_that_another_store_of_the_process_has_cached_ends_no_refusal(
     tmp_path: Path, other: Executor, change: Callable[[Path], Any]

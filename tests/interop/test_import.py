@@ -1046,9 +1046,14 @@ def test_a_file_on_a_server_that_ignores_byte_ranges(hdf5: Path, tmp_path: Path)
     pytest.importorskip("aiohttp")
     place = Place(tmp_path)
     with place.closing:
-        url = served(place, {"a.h5": hdf5.read_bytes()})
+        zarray = {"zarr_format": 2, "shape": [2], "chunks": [2], "dtype": "|u1", "fill_value": 0}
+        zarray |= {"compressor": None, "filters": None, "order": "C"}
+        refs = {".zgroup": '{"zarr_format": 2}', "x/.zarray": json.dumps(zarray), "x/0": "\7\7"}
+        references = json.dumps({"version": 1, "refs": refs}).encode()
+        url = served(place, {"a.h5": hdf5.read_bytes(), "refs.json": references})
         with pytest.raises(UnsupportedError, match="ignores byte ranges: copy"):
             import_store(f"{url}/a.h5", tmp_path / "out.zarr", **ALL)
+        assert imported(f"{url}/refs.json", chunks_per_shard=1)[0]["x"][:].tolist() == [7, 7]
 
 
 _GARBAGE_IN_THE_THREAD_THAT_ANSWERS = """

@@ -101,26 +101,18 @@ class Generation:
         self.refused.add(node)
         return ShardConflictError.of_replaced(node.path)
 
-    def renew(self, node: Node, now: StoredArray | None, state: object) -> bool:
-        """Take the document of a cached array as it is stored `now`, or refuse another array.
-        Return whether the document is a newer one of the same array."""
+    def renew(self, node: Node, now: StoredArray | None, state: object) -> None:
+        """Take the document of a cached array as it is stored `now`, or refuse another array."""
         cached = self.arrays.get(node)
-        if cached is None:
-            return False
-        if not cached.has_same_chunks(now):
+        if cached is not None and now is not None and cached.has_same_chunks(now):
+            self.put(node, cached if cached.document == now.document else now, state)
+        elif cached is not None:
             self.refuse(node)
-            return False
-        is_newer = now is not None and cached.document != now.document
-        self.put(node, now if is_newer else cached, state)
-        return is_newer
 
-    def forget_below(self, prefix: str) -> None:
-        """Read documents again that were missing, those of arrays that were replaced, and those
-        below a prefix."""
+    def forget_doubts(self) -> None:
+        """Read documents again that were missing, or those of arrays that were replaced."""
         self.absent.clear()
         self.refused.clear()
-        for node in [node for node in list(self.arrays) if document_key(node).startswith(prefix)]:
-            self.drop(node)
 
     def in_state(self, key: str, state: object) -> StoredArray | None:
         """Return the cached array, if its document had this state when it was read."""
@@ -239,7 +231,7 @@ class ArrayCache:
 
     def confirm(self, documents: Mapping[str, ArrayLayout | None]) -> Flow[bool]:
         """Raise `ShardConflictError` if a document, by its key, has become another array's. Return
-        whether one of the same array, as after a resize, is in the cache now.
+        whether the grid of a given layout is another one now, as after a resize.
 
         An array has the layout that is given, or else is the one in the cache.
 
@@ -266,11 +258,12 @@ class ArrayCache:
                 is_ours = node in self.erased and node not in self.current().arrays
                 if now is None and (is_ours or node in self.under_erasure):
                     continue
-                has_newer |= generation.renew(node, now, state)
+                generation.renew(node, now, state)
             is_other = node in generation.refused
             if layout is not None:
                 declared = None if now is None else now.sharding[0]
                 is_other = declared is None or not declared.has_same_entries(layout)
+                has_newer |= declared is not None and declared.grid_shape != layout.grid_shape
             if is_other:
                 raise ShardConflictError.of_replaced(node.path)
         return has_newer

@@ -148,7 +148,7 @@ class Catalog:
                 found = array if layout is None else locate_directory(layout, directory)
                 if found is None:
                     continue
-                if layout and (yield from self.arrays.confirm_layouts([layout])):  # it has grown
+                if (yield from self.arrays.confirm(layouts_of([found]))):  # it has grown
                     again = self.directory_of(directory, or_own=or_own, is_strict=is_strict)
                     return (yield from again)
                 return found
@@ -246,6 +246,24 @@ class Catalog:
             return None
         layout = _layout_by_rule(node, encoding, cps)
         return layout.chunk(coords, key) if in_grid else layout.shard(coords, key)
+
+
+def layouts_of(found: Iterable[object]) -> dict[str, ArrayLayout | None]:
+    """Return the layouts of chunks, shards, directories and transformed arrays, by the keys of
+    their documents; not of others."""
+    layouts: dict[str, ArrayLayout | None] = {}
+    for each in found:
+        layout: ArrayLayout | None = None
+        match each:
+            case ChunkRef(shard=ShardRef(layout=layout)) | ShardRef(layout=layout):
+                pass
+            case GridDirectory(layout=layout):
+                pass
+            case TransformedKey(array=array) | (StoredArray() as array):
+                layout, _ = array.sharding
+        if layout is not None:
+            layouts[layout.document_key] = layout
+    return layouts
 
 
 @lru_cache(maxsize=256)

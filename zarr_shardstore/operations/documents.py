@@ -58,13 +58,25 @@ class Documents:
             return None
         value, array = self._view.to_user(key, data)
         if b"consolidated" in bytes(data):  # its members are opened without their documents
-            generation.forget_below(key[: key.rfind("/") + 1])
+            generation.forget_doubts()
+            copies = members(key.rpartition("/")[0], parse_json(data) or {})
+            for copied_node, doc in copies.values():
+                self._forget_unlike(copied_node, doc, generation)
         if node is not None and not isinstance(array, ShardStoreError):
             generation.put(node, array, found.state)
         elif node is not None:
             generation.drop(node)  # values raise the error
         start, stop = resolve_range(byte_range, len(value))
         return value[start:stop]
+
+    def _forget_unlike(self, node: Node, doc: Mapping[str, Any], generation: Generation) -> None:
+        """Read the document of a cached array again, if its copy has other chunks or shards."""
+        cached = generation.arrays.get(node)
+        if cached is not None:
+            with suppress(ShardStoreError):
+                if cached.has_same_chunks(self._arrays.reader.read(node, doc)):
+                    return
+            generation.drop(node)
 
     def set(self, key: str, data: memoryview, *, only_if_missing: bool = False) -> Flow[None]:
         (found,) = yield from read_documents([key])

@@ -20,7 +20,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Literal, TypeAlias
 
-from zarr_shardstore.arrays.catalog import Catalog, TransformedKey, flat_nodes
+from zarr_shardstore.arrays.catalog import Catalog, TransformedKey, flat_nodes, layouts_of
 from zarr_shardstore.arrays.stored_array import StoredArray
 from zarr_shardstore.errors import CorruptShardError, ShardConflictError, ShardStoreError
 from zarr_shardstore.format.keys import check_prefix
@@ -130,9 +130,8 @@ class KeyStream:
     def _next_page(self) -> Flow[list[Located]]:
         page = yield from self._pages.next_page()
         names = yield from self._catalog.shards_of(page)
-        layouts = [found.layout for found in names if isinstance(found, ShardRef)]
         try:
-            if (yield from self._catalog.arrays.confirm_layouts(layouts)):
+            if (yield from self._catalog.arrays.confirm(layouts_of(names))):
                 names = yield from self._catalog.shards_of(page)
         except ShardConflictError as error:
             self.errors.append(error)

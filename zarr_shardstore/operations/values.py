@@ -19,7 +19,7 @@ from itertools import accumulate, repeat
 from typing import Any, TypeAlias
 
 from zarr_shardstore.arrays.array_cache import ArrayCache, Generation, read_documents
-from zarr_shardstore.arrays.catalog import Catalog, InvalidChunkKey, TransformedKey
+from zarr_shardstore.arrays.catalog import Catalog, InvalidChunkKey, TransformedKey, layouts_of
 from zarr_shardstore.arrays.metadata_view import MetadataView
 from zarr_shardstore.arrays.policy import ShardingPolicy
 from zarr_shardstore.arrays.stored_array import ArrayReader, StoredArray
@@ -214,7 +214,7 @@ class Operations:
         except CorruptShardError:  # as in `get_many`
             yield from self._confirm_arrays(keys, owners)
             raise
-        yield from self._confirm_arrays(keys)
+        yield from self._confirm_arrays(keys, owners)
         return replies
 
     def get_total_size(self, prefix: str) -> Flow[int]:
@@ -450,9 +450,8 @@ class Operations:
     def _confirm_arrays(self, keys: Iterable[str], owners: Iterable[Owner] = ()) -> Flow[None]:
         """Refuse keys whose array another process has converted. With their owners, also if another
         thread was refused meanwhile, which drops the array from the cache."""
-        layouts = [owner.shard.layout for owner in owners if isinstance(owner, ChunkRef)]
-        documents = {layout.document_key: layout for layout in layouts}
-        yield from self.arrays.confirm({**self.catalog.documents_above(keys), **documents})
+        documents = self.catalog.documents_above(keys)
+        yield from self.arrays.confirm({**documents, **layouts_of(owners)})
 
     def _owners_to_write(self, keys: Sequence[str]) -> Flow[list[Owner]]:
         """Return the owners of keys; refuse a key that is no chunk key."""
