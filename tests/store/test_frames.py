@@ -391,7 +391,7 @@ def test_what_is_refused(tmp_path: Path) -> None:
 def test_a_batch_around_stores_nothing_over_durable_frames(
     is_local: bool, is_first: bool, tmp_path: Path
 ) -> None:
-    """What it has buffered of the array is stored before the frames."""
+    """What it has buffered of the array is stored before, and what comes meanwhile at once."""
     store = ShardingStore(tmp_path if is_local else {}, 4)
     z: Any = zarr.create_array(store, name="run", shape=(12, 2), chunks=(8, 2), dtype="i4")
     z[:] = 1
@@ -401,6 +401,8 @@ def test_a_batch_around_stores_nothing_over_durable_frames(
         with store.append_frames("run", **NEVER) as writer:
             if not is_first:
                 z[8] = 5
+                other: Any = zarr.open_array(ShardingStore(store.base), path="run")
+                assert other[8, 0] == 5  # it is not buffered
             writer.extend(np.full((3, 2), 7, "i4"))
     assert writer.n_durable == 15
     again: Any = zarr.open_array(store, path="run")

@@ -42,6 +42,7 @@ class Batch:
     -----
     - All other keys are written immediately: metadata, and chunks of arrays that are not sharded.
       Before metadata changes what the keys of an array mean, the array is flushed.
+    - While `append_frames` is open on an array, its other writes are also stored immediately.
     - A listing and a sum of sizes first flush the arrays that they could see. So does the removal
       of a part of a directory.
     - An exception that ends the block drops buffered writes. Flushed ones stay: a batch is no

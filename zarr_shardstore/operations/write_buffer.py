@@ -114,6 +114,9 @@ class WriteBuffer:
         """Memory of the buffered updates, in bytes, without snapshots."""
         self._max_nbytes: int | None = None
         """Smallest limit of the open blocks; ``None``: new updates are not buffered."""
+        self.growing: set[str] = set()
+        """Chunk prefixes of arrays to which this store appends frames. Their updates are stored at
+        once: at the end of a block they would come over frames that are durable."""
         self._shards: dict[str, BufferedShard] = {}
         self._full: dict[str, None] = {}
         self._blocks: list[weakref.ref[Batch]] = []
@@ -152,8 +155,9 @@ class WriteBuffer:
         updates: Sequence[EntryUpdate],
         stored: Mapping[int, Bytes | None] | None = None,
     ) -> bool:
-        """Buffer all updates; false if no block is open, or one needs a value that is not given."""
-        if self._max_nbytes is None:
+        """Buffer all updates; false if no block is open, the array is growing, or an update needs a
+        value that is not given."""
+        if self._max_nbytes is None or shard.layout.prefix in self.growing:
             return False
         buffered = self._shards.get(shard.key) or BufferedShard(shard)
         if not buffered.shard.layout.has_same_entries(shard.layout):

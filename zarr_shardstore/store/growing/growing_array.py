@@ -40,6 +40,7 @@ class GrowingArray:
         # of the store buffers no frames.
         self._engine = ShardingEngine(store.base, store._engine.options.with_view("chunks"))
         self._private = store._of(self._engine, False)
+        self._buffer = store._engine.operations.buffer
         self.appends = self._engine.appends
         self._array: AsyncArray[Any] | None = None  # as it was opened or created
         self._has_tried = False  # to create it
@@ -60,8 +61,7 @@ class GrowingArray:
                 lock = KeptLock(backend.real_root + self._node.chunk_prefix + FRAMES_LOCK)
                 lock.acquire(0, busy)
                 self._lock = lock
-            for node in (Node("v3", path), Node("v2", path)):
-                self._store_batched(node)
+            self._end_buffering()
             self._find()
         except BaseException:
             self._release()
@@ -85,12 +85,16 @@ class GrowingArray:
     def _release(self) -> None:
         if self._lock is not None:
             self._lock.remove()
+        for node in (Node("v3", self.path), Node("v2", self.path)):
+            self._buffer.growing.discard(node.chunk_prefix)
         growing.pop(self._scope, None)
 
-    def _store_batched(self, node: Node) -> None:
-        """Store what a batch of the store has buffered: its end would do so over durable frames."""
+    def _end_buffering(self) -> None:
+        """Let a batch of the store buffer no updates of the array, and store those that it has."""
         engine = self._store._engine
-        engine.driver.run(engine.operations.flusher.flush_array(node))
+        for node in (Node("v3", self.path), Node("v2", self.path)):
+            self._buffer.growing.add(node.chunk_prefix)
+            engine.driver.run(engine.operations.flusher.flush_array(node))
 
     def _find(self) -> None:
         """Open the array, if there is one."""
@@ -164,7 +168,6 @@ class GrowingArray:
         assert self._array is not None
         if self._engine.driver.backend.mode != "async":  # before frames of others are overwritten
             self._check(n_durable)
-        self._store_batched(self._node)
         stop = n_durable + len(frames)
         metadata = self._array.metadata.update_shape((stop, *frames.shape[1:]))
         grown = AsyncArray(metadata, self._array.store_path, self._array.config)
