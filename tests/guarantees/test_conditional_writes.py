@@ -148,67 +148,47 @@ def test_another_writer_while_a_batch_is_published() -> None:
     }
 
 
-@pytest.mark.parametrize("n_before", [0, 1, 2])
-def test_another_writer_before_a_part_of_a_chunk_is_read_for_a_batch(n_before: int) -> None:
-    """The cached index of the former shard ends no attempt."""
-    base, other = MemoryStore(), MemoryStore()
-    for each in (base, other):
-        z: Any = zarr.create_array(
-            ShardingStore(ObjectStore(each), 16), shape=(65536,), chunks=(4096,), dtype="i4"
-        )
-        z[:] = 1
-    z[-4096:] = 3
-    theirs = obstore.get(other, "c/0").bytes().to_bytes()
-    store = ShardingStore(ObjectStore(base))
-    z = zarr.open_array(store)
-    assert z[0] == 1  # the index is cached
-    real, n_gets = obstore.get_async, 0
-
-    async def get(*args: Any, **options: Any) -> Any:
-        nonlocal n_gets
-        if args[1] == "c/0":
-            n_gets += 1
-            if n_gets == n_before + 1:
-                obstore.put(base, "c/0", theirs)
-        return await real(*args, **options)
-
-    with mock.patch.object(obstore, "get_async", get), tuned(conflict_wait_s=2), store.batch():
-        z[0:4] = 7
-    assert n_gets > n_before
-    assert [*z[:5], z[-1]] == [7, 7, 7, 7, 1, 3]
+def with_an_array(size: int) -> tuple[MemoryStore, Any]:
+    """A store of one shard of four chunks of ones, and the array."""
+    base = MemoryStore()
+    options: Any = {"chunks": (size // 4,), "dtype": "i4", "compressors": None}
+    z: Any = zarr.create_array(ShardingStore(ObjectStore(base), 4), shape=(size,), **options)
+    z[:] = 1
+    return base, z
 
 
 @pytest.mark.parametrize("n_before", [0, 1, 2])
-def test_a_shard_that_became_shorter_before_a_part_of_a_chunk_is_read_for_a_batch(
-    n_before: int,
+@pytest.mark.parametrize(
+    ("size", "theirs", "value"), [(65536, slice(16384, 49152), 3), (256, slice(0, 192), 0)]
+)
+def test_another_writer_before_a_part_of_a_chunk_is_read_for_a_batch(
+    size: int, theirs: slice, value: int, n_before: int
 ) -> None:
-    """A range after its end is no sign of a store without versions."""
-    base, other = MemoryStore(), MemoryStore()
-    options: Any = {"shape": (256,), "chunks": (64,), "dtype": "i4", "compressors": None}
-    for each in (base, other):
-        store = ShardingStore(ObjectStore(each), 4)
-        z: Any = zarr.create_array(store, **options)
-        z[:] = 1
-    z[:192] = 0
-    theirs = obstore.get(other, "c/0").bytes().to_bytes()
+    """The cached index of the former shard ends no attempt. If the shard became shorter, a range
+    after its end is no sign of a store without versions."""
+    (base, _), (other, z) = with_an_array(size), with_an_array(size)
+    z[theirs] = value
+    shard = obstore.get(other, "c/0").bytes().to_bytes()
     store = ShardingStore(ObjectStore(base))
-    z = zarr.open_array(store)
-    assert z[0] == 1  # the index is cached
+    ours: Any = zarr.open_array(store)
+    assert ours[0] == 1  # the index is cached
     real, n_gets = obstore.get_async, 0
 
     async def get(*args: Any, **options: Any) -> Any:
         nonlocal n_gets
         n_gets += args[1] == "c/0"
         if n_gets == n_before + 1:
-            obstore.put(base, "c/0", theirs)
+            obstore.put(base, "c/0", shard)
         return await real(*args, **options)
 
-    with warnings.catch_warnings():
+    begin = size * 3 // 4  # of the last chunk
+    with warnings.catch_warnings(), tuned(conflict_wait_s=2):
         warnings.simplefilter("error")
         with mock.patch.object(obstore, "get_async", get), store.batch():
-            z[192:194] = 7
+            ours[begin : begin + 2] = 7
     assert n_gets > n_before
-    assert z[190:195].tolist() == [0, 0, 7, 7, 1]
+    assert [*ours[begin - 2 : begin + 3]] == [value, value, 7, 7, 1]
+    assert [*ours[theirs.start : theirs.start + 2]] == [value, value]
 
 
 def test_an_object_without_bytes_does_not_end_the_conditions() -> None:
