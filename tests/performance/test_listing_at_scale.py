@@ -7,7 +7,9 @@ import gc
 import os
 import tracemalloc
 from collections.abc import AsyncIterator, Callable, Iterator
+from concurrent.futures import Executor, ProcessPoolExecutor
 from contextlib import aclosing
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -47,13 +49,6 @@ class PagedStore(MemoryStore):
 def small() -> Iterator[None]:
     """Pages of six base keys, rounds of two shards."""
     with tuned(keys_per_page=6, indexes_per_round=2, names_at_once=4):
-        yield
-
-
-@pytest.fixture
-def medium() -> Iterator[None]:
-    """Pages of 64 base keys."""
-    with tuned(keys_per_page=64, names_at_once=64):
         yield
 
 
@@ -241,54 +236,65 @@ async def test_a_failing_base_store_ends_a_listing() -> None:
 
 
 def peak_of(run: Callable[[], int], n_keys: int) -> int:
-    """Peak of the memory that a listing takes, in bytes: the least of two runs, because threads
-    that earlier tests left may take some beside it."""
-    peaks: list[int] = []
-    for _ in range(2):
-        gc.collect()  # what earlier tests left ends before, not in between
-        tracemalloc.start()
-        try:
-            before = tracemalloc.get_traced_memory()[0]
-            assert run() == n_keys
-            peaks.append(tracemalloc.get_traced_memory()[1] - before)
-        finally:
-            tracemalloc.stop()
-    return min(peaks)
+    """Peak of the memory that a listing takes, in bytes."""
+    gc.collect()
+    tracemalloc.start()
+    try:
+        before = tracemalloc.get_traced_memory()[0]
+        assert run() == n_keys
+        return tracemalloc.get_traced_memory()[1] - before
+    finally:
+        tracemalloc.stop()
+
+
+def peaks_of_keys(top: Path) -> dict[str, list[int]]:
+    peaks: dict[str, list[int]] = {}
+    with tuned(keys_per_page=64, names_at_once=64):
+        for n_shards in (150, 600):
+            directory = top / str(n_shards)
+            fill(ShardingMapping(directory).base, n_shards, 400)
+            store = ShardingStore(directory)
+            for name, count, n_keys in listings(store, n_shards * 400):
+                if name not in peaks:
+                    count()  # what is imported once
+                peaks.setdefault(name, []).append(peak_of(count, n_keys))
+    return peaks
+
+
+def peaks_of_values(top: Path) -> dict[str, list[int]]:
+    peaks: dict[str, list[int]] = {}
+    with tuned(keys_per_page=64, names_at_once=64):
+        for n_files in (500, 5_000):
+            directory = top / str(n_files)
+            (directory / "z").mkdir(parents=True)
+            for i in range(n_files):
+                (directory / "z" / f"name-{i}").touch()
+            for name, count, n_keys in listings(ShardingStore(directory), n_files):
+                if name != "sum":  # of the sizes: asks for that of each file
+                    count()
+                    peaks.setdefault(name, []).append(peak_of(count, n_keys - 1))
+    return peaks
 
 
 @pytest.mark.thorough
-@pytest.mark.usefixtures("medium")
-def test_memory_does_not_grow_with_the_number_of_keys(tmp_path: Path) -> None:
+def test_memory_does_not_grow_with_the_number_of_keys(tmp_path: Path, alone: Executor) -> None:
     """240,000 keys take as much as 60,000: async, blocking, and for the sum of their sizes."""
-    peaks: dict[str, list[int]] = {}
-    for n_shards in (150, 600):
-        directory = tmp_path / str(n_shards)
-        fill(ShardingMapping(directory).base, n_shards, 400)
-        store = ShardingStore(directory)
-        for name, count, n_keys in listings(store, n_shards * 400):
-            if name not in peaks:
-                count()  # what is imported once
-            peaks.setdefault(name, []).append(peak_of(count, n_keys))
-    for name, (few, many) in peaks.items():
+    for name, (few, many) in alone.submit(peaks_of_keys, tmp_path).result().items():
         assert many - few < 200_000, (name, few, many)  # the keys themselves: 15 MB
         assert many < 2_000_000, (name, many)
 
 
-@pytest.mark.usefixtures("medium")
-def test_memory_of_values_that_pass_through(tmp_path: Path) -> None:
+def test_memory_of_values_that_pass_through(tmp_path: Path, alone: Executor) -> None:
     """Ten times the files take as much."""
-    peaks: dict[str, list[int]] = {}
-    for n_files in (500, 5_000):
-        directory = tmp_path / str(n_files)
-        (directory / "z").mkdir(parents=True)
-        for i in range(n_files):
-            (directory / "z" / f"name-{i}").touch()
-        for name, count, n_keys in listings(ShardingStore(directory), n_files):
-            if name != "sum":  # of the sizes: asks for that of each file
-                count()
-                peaks.setdefault(name, []).append(peak_of(count, n_keys - 1))
-    for name, (few, many) in peaks.items():
+    for name, (few, many) in alone.submit(peaks_of_values, tmp_path).result().items():
         assert many - few < 50_000, (name, few, many)
+
+
+@pytest.fixture
+def alone() -> Iterator[Executor]:
+    """A process without the threads and the state of other tests."""
+    with ProcessPoolExecutor(1, get_context("spawn")) as executor:
+        yield executor
 
 
 def listings(store: ShardingStore, n_chunks: int) -> list[tuple[str, Callable[[], int], int]]:
