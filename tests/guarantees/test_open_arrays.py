@@ -279,6 +279,7 @@ ENDIAN = [{"name": "endian", "configuration": {"endian": "little"}}]
         (3, "u2", {"codecs": ENDIAN}),
         (2, "u1", {"dtype": "<u1"}),
         (2, "i1", {"dtype": ">i1"}),
+        (2, ">i4", {"dtype": ">i4"}),
     ],
 )
 def test_what_a_writer_spelled_in_another_way_is_no_other_array(

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import errno
 import time
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import TypeAlias
 
 from zarr_shardstore.arrays.policy import ShardingPolicy
@@ -224,10 +224,6 @@ class ArrayCache:
                 else:
                     generation.put(node, array, reply.state)
         return found
-
-    def confirm_layouts(self, layouts: Iterable[ArrayLayout]) -> Flow[bool]:
-        """As `confirm`, of arrays by their layouts."""
-        return (yield from self.confirm({layout.document_key: layout for layout in layouts}))
 
     def confirm(self, documents: Mapping[str, ArrayLayout | None]) -> Flow[bool]:
         """Raise `ShardConflictError` if a document, by its key, has become another array's. Return

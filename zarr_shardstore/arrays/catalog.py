@@ -255,9 +255,9 @@ def layouts_of(found: Iterable[object]) -> dict[str, ArrayLayout | None]:
     for each in found:
         layout: ArrayLayout | None = None
         match each:
-            case ChunkRef(shard=ShardRef(layout=layout)) | ShardRef(layout=layout):
+            case ChunkRef(shard=ShardRef(layout=layout)):
                 pass
-            case GridDirectory(layout=layout):
+            case ShardRef(layout=layout) | GridDirectory(layout=layout):
                 pass
             case TransformedKey(array=array) | (StoredArray() as array):
                 layout, _ = array.sharding

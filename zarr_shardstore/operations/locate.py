@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from zarr_shardstore.arrays.array_cache import ArrayCache
-from zarr_shardstore.arrays.catalog import Catalog, InvalidChunkKey, TransformedKey
+from zarr_shardstore.arrays.catalog import Catalog, InvalidChunkKey, TransformedKey, layouts_of
 from zarr_shardstore.arrays.stored_array import StoredArray
 from zarr_shardstore.errors import ShardStoreError, SpecError, UnsupportedError
 from zarr_shardstore.format.arguments import array_path, box_of
@@ -85,7 +85,7 @@ def locate(flusher: Flusher, keys: Sequence[str]) -> Flow[list[Location]]:
     if flusher.buffer.is_active:
         yield from flusher.flush_shards([s.key for s in shards if flusher.buffer.get(s.key)])
     others = [key for key, owner in zip(keys, owners, strict=True) if owner is None]
-    yield from flusher.catalog.arrays.confirm_layouts([shard.layout for shard in shards])
+    yield from flusher.catalog.arrays.confirm(layouts_of(shards))
     found, sizes = yield from in_shared_rounds([read_indexes(shards), sizes_of(others)])
     indexes = dict(zip(shards, found, strict=True))
     locations: list[Location] = []
@@ -120,7 +120,7 @@ def chunks_initialized(flusher: Flusher, path: str, region: Region) -> Flow[npt.
     layout, _ = array.sharding
     if layout is None:
         raise SpecError(f"the array {array.node.path!r} is not sharded")
-    if (yield from flusher.catalog.arrays.confirm_layouts([layout])):
+    if (yield from flusher.catalog.arrays.confirm(layouts_of([array]))):
         array = yield from array_at(flusher.catalog.arrays, path)  # it has grown
     yield from flusher.flush_array(array.node)
     grid = ObjectGrid.of_array(array)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from zarr_shardstore.arrays.array_cache import ArrayCache
-from zarr_shardstore.arrays.catalog import TransformedKey, flat_nodes
+from zarr_shardstore.arrays.catalog import TransformedKey, flat_nodes, layouts_of
 from zarr_shardstore.arrays.stored_array import StoredArray
 from zarr_shardstore.errors import ShardStoreError, SpecError
 from zarr_shardstore.format.consolidated_index import (
@@ -40,7 +40,7 @@ def commit_compaction(
     """Compact the shard of a request, as the update flow of a driver for that."""
     shard = request.shard
     assert isinstance(shard, ShardRef)
-    yield from arrays.confirm_layouts([shard.layout])
+    yield from arrays.confirm(layouts_of([shard]))
     if can_append and not request.below:  # there may be a gap and a journal
         yield from seal_shard(shard, order=order, max_dead_share=0)
     else:

@@ -171,13 +171,13 @@ class Operations:
         ends = list(accumulate(map(len, groups)))
         for end, group in zip(ends, groups, strict=True):
             group.positions = list(range(end - len(group), end))
-        layouts = [group.shard.layout for group in groups]
+        layouts = layouts_of(group.shard for group in groups)
         try:
             values = yield from read_groups(groups, sum(map(len, groups)), self.reading)
         except CorruptShardError:
-            yield from self.arrays.confirm_layouts(layouts)
+            yield from self.arrays.confirm(layouts)
             raise
-        yield from self.arrays.confirm_layouts(layouts)
+        yield from self.arrays.confirm(layouts)
         return [values[end - len(group) : end] for end, group in zip(ends, groups, strict=True)]
 
     def get(self, key: str, byte_range: ByteRange | None = None) -> Flow[memoryview | None]:

@@ -67,7 +67,7 @@ class EntryReader(NamedTuple):
     def _confirm(self) -> None:
         """Refuse an array that another process has replaced, also if its indexes are cached."""
         layout: Any = self.layout
-        confirming = self.engine.operations.arrays.confirm_layouts([layout])
+        confirming = self.engine.operations.arrays.confirm({layout.document_key: layout})
         self.engine.driver.run(confirming)
 
     def read_into(

@@ -197,11 +197,9 @@ class ObstoreBackend(ZarrBackend):
         if self._is_web_server:  # its young objects have no version that counts
             return found
         try:  # the range is after the end, and no byte was read
-            reply = await obstore.get_async(self.store.store, key, options={"head": True})
+            return await _head(self.store.store, key)
         except FileNotFoundError:
             return Found(None, None)
-        version = _version_of(reply.meta, reply.attributes.get(_WRITE_ID))
-        return found._replace(version=version, size=reply.meta["size"])
 
     async def _get_once(
         self, key: str, byte_range: ByteRange | None, unless_etag: str | None = None
@@ -315,13 +313,13 @@ class ObstoreBackend(ZarrBackend):
         if known is not None:
             return known.version
         try:
-            reply = await obstore.get_async(self.store.store, key, options={"head": True})
+            found = await _head(self.store.store, key)
         except PermissionDeniedError:  # S3 forbids missing objects to those who may not list
             return None
         except FileNotFoundError:
             self._remember(_array_of(key), KnownVersion(None))  # perhaps the array is new
             return None
-        return self.strong(key, _version_of(reply.meta, reply.attributes.get(_WRITE_ID)))
+        return self.strong(key, found.version)
 
     def strong(self, key: str, version: object) -> Version:
         """Return a version that may be a condition; otherwise the driver runs the update again,
@@ -342,10 +340,10 @@ class ObstoreBackend(ZarrBackend):
         """Return the version of an object after a write that was refused, or failed; and its bytes,
         if they decide. If this fails, too, raise the failure of the write."""
         try:
-            reply = await obstore.get_async(self.store.store, key, options={"head": True})
-            version = _version_of(reply.meta, reply.attributes.get(_WRITE_ID))
+            found = await _head(self.store.store, key)
+            version: Any = found.version
             if failure is None or (version is not None and version.write_ids is not None):
-                return Found(memoryview(b""), version, reply.meta["size"])
+                return found
             found = await self._get_once(key, None)
         except FileNotFoundError:
             return Found(None, None)
@@ -458,6 +456,13 @@ class _Optimistic(base.Backend):
         if key in self._expected and self._expected[key] != version:
             raise base.ReplacedMeanwhileError(key)
         self._expected[key] = version
+
+
+async def _head(client: Any, key: str) -> Found:
+    """Return version and size of an object, without its bytes."""
+    reply = await obstore.get_async(client, key, options={"head": True})
+    version = _version_of(reply.meta, reply.attributes.get(_WRITE_ID))
+    return Found(memoryview(b""), version, reply.meta["size"])
 
 
 def _version_of(meta: Any, write_ids: str | None = None) -> Version | None:

@@ -15,6 +15,7 @@ from zarr.errors import ContainsArrayError
 from zarr.storage import StorePath
 
 from zarr_shardstore.arrays.array_cache import invalidate_documents, read_documents
+from zarr_shardstore.arrays.catalog import flat_nodes
 from zarr_shardstore.errors import ShardConflictError, SpecError
 from zarr_shardstore.io.backends.base import growing
 from zarr_shardstore.io.backends.local import LocalBackend
@@ -85,21 +86,21 @@ class GrowingArray:
     def _release(self) -> None:
         if self._lock is not None:
             self._lock.remove()
-        for node in (Node("v3", self.path), Node("v2", self.path)):
+        for node in flat_nodes(self.path):
             self._buffer.growing.discard(node.chunk_prefix)
         growing.pop(self._scope, None)
 
     def _end_buffering(self) -> None:
         """Let a batch of the store buffer no updates of the array, and store those that it has."""
         engine = self._store._engine
-        for node in (Node("v3", self.path), Node("v2", self.path)):
+        for node in flat_nodes(self.path):
             self._buffer.growing.add(node.chunk_prefix)
             engine.driver.run(engine.operations.flusher.flush_array(node))
 
     def _find(self) -> None:
         """Open the array, if there is one."""
         operations, run = self._engine.operations, self._engine.driver.run
-        for node in (Node("v3", self.path), Node("v2", self.path)):
+        for node in flat_nodes(self.path):
             if (found := run(operations.documents.of_array(node))) is not None:
                 break
         else:
