@@ -142,7 +142,21 @@ def run_map(
     _fail_if_errors(info.arrays if info is not None else ())
 
 
+_ONLY_WITH = (
+    ("region", "--region", "--chunks", "--missing"),
+    ("full_order", "--assume-order", "--repair"),
+    ("keep", "--keep", "--repair"),
+    ("yes", "--yes", "--repair", "--restore"),
+)
+"""Options of `run_fsck`: flag, and the flags one of which must be given with it."""
+
+
 def run_fsck(store: str, arrays: Any, storage_options: Any, as_json: bool, **options: Any) -> None:
+    for option, flag, *others in _ONLY_WITH:
+        if options[option] not in (None, False, "salvage") and not any(
+            options[other.strip("-")] for other in others
+        ):
+            raise SpecError(f"{flag} has a meaning only with {' or '.join(others)}")
     if options["restore"] is not None:
         base: Any = open_base(store, storage_options)
         keys = zarr_shardstore.restore_quarantine(

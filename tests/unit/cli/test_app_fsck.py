@@ -124,3 +124,20 @@ def test_a_replica(tmp_path: Path) -> None:
     code, text = run(root, "--repair", "--yes", "--source", source)
     assert (code, "6 chunks of the source" in text) == (0, True)
     assert kind.read(tmp_path / "s") == kind.read(tmp_path / "replica")
+
+
+@pytest.mark.parametrize(
+    ("given", "others"),
+    [
+        (["--yes"], "--repair or --restore"),
+        (["--keep", "drop"], "--repair"),
+        (["--assume-order", "C", "--missing"], "--repair"),
+        (["--region", "0"], "--chunks or --missing"),
+    ],
+)
+def test_options_that_would_do_nothing(given: list[str], others: str, tmp_path: Path) -> None:
+    """They are refused: ``fsck --yes`` would look like a repair."""
+    KINDS["v3 raw"].make(tmp_path)
+    result = CliRunner().invoke(app, ["fsck", str(tmp_path), *given])
+    assert result.exit_code == 2
+    assert f"{given[0]} has a meaning only with {others}" in str(result.stderr)
