@@ -14,6 +14,7 @@ import pytest
 import zarr
 
 from zarr_shardstore import (
+    ConversionReport,
     ShardingStore,
     check_store,
     reshard,
@@ -94,7 +95,7 @@ def test_an_array_of_a_killed_conversion_into_the_store_is_not_removed(
 def test_an_array_that_was_changed_after_the_kill_stays(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: str, zarr_format: Any
 ) -> None:
-    """What the killed conversion had staged is not moved over it, and not removed."""
+    """What the killed conversion had staged is not moved over it. It becomes a store."""
     path, backup = tmp_path / "a.zarr", tmp_path / "backup"
     make(path, zarr_format)
     shutil.copytree(path / "a", backup)
@@ -113,8 +114,8 @@ def test_an_array_that_was_changed_after_the_kill_stays(
         zarr.create_array(path, name="a", **options)[:] = -VALUES
 
     report = shard_store(path, paths="b", chunks_per_shard=2)
-    assert "stays in '.zarr_shardstore/" in report.notes[0]
-    assert {p: p.read_bytes() for p in staged} == staged
+    assert np.array_equal(values(kept_by(report, path)), VALUES)
+    assert not (path / ".zarr_shardstore").exists()
     if change == "removed":
         assert not (path / "a").exists()
         return
@@ -122,8 +123,47 @@ def test_an_array_that_was_changed_after_the_kill_stays(
     assert np.array_equal(values(path), expected)
     shard_store(path, paths="a", chunks_per_shard=2)
     assert np.array_equal(values(path), expected)
-    assert not (path / ".zarr_shardstore").exists()
     assert not check_store(path, level="decode").findings
+
+
+def kept_by(report: ConversionReport, path: Path) -> Path:
+    """Return the store of values that a note of a report names."""
+    (note,) = [note for note in report.notes if "had staged is now in" in note]
+    return path / note.split("'")[3]
+
+
+AGAIN: dict[str, Callable[[Path], ConversionReport]] = {
+    "the same command": lambda path: shard_store(path, chunks_per_shard=2),
+    "unshard": unshard_store,
+    "native": lambda path: shard_store(path, chunks_per_shard=2, native=True),
+    "from another store": lambda path: shard_store(path.parent / "other", path, chunks_per_shard=2),
+}
+
+
+@pytest.mark.parametrize("zarr_format", [2, 3])
+@pytest.mark.parametrize("again", AGAIN)
+@pytest.mark.parametrize("is_restored", [True, False])
+def test_staged_values_are_the_only_copy_after_the_old_objects_are_gone(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    zarr_format: Any,
+    again: str,
+    is_restored: bool,
+) -> None:
+    """No conversion removes them if the document is restored alone, or removed."""
+    path = tmp_path / "a.zarr"
+    make(path, zarr_format)
+    other: Any = {"shape": (2,), "chunks": (1,), "dtype": "i4", "zarr_format": zarr_format}
+    zarr.create_array(tmp_path / "other", name="c", **other)
+    document = path / "a" / (".zarray" if zarr_format == 2 else "zarr.json")
+    before = document.read_bytes()
+    killed(monkeypatch, requests, "Move", kill, path, paths="a")
+    if is_restored:
+        document.write_bytes(before)
+    else:
+        document.unlink()
+    report = AGAIN[again](path)
+    assert np.array_equal(values(kept_by(report, path)), VALUES)
 
 
 def test_an_array_that_became_v3_after_the_kill_stays(
@@ -136,7 +176,7 @@ def test_an_array_that_became_v3_after_the_kill_stays(
     z: Any = zarr.open_array(tmp_path, path="a")
     z[:] = -VALUES
     report = shard_store(tmp_path, chunks_per_shard=2)
-    assert "stays in '.zarr_shardstore/" in report.notes[0]
+    assert np.array_equal(values(kept_by(report, tmp_path)), VALUES)
     assert np.array_equal(values(tmp_path), -VALUES)
     assert not (tmp_path / "a/.zarray").exists()
 

@@ -29,8 +29,8 @@ staged and verified, and then exchanged for the old ones.
 Decision 13 has what a kill in each state leaves, and what the next run does. In state ``replacing``
 without a marker it returns to ``staging``, because values may be new. After step 8 it continues at
 step 9. After a kill the array may also be removed or made anew. Its document is missing then, or
-has no marker in state ``moving``. No run changes such an array, or removes what is staged
-(`_fate`).
+has no marker in state ``moving`` (`_fate`). No run changes such an array. What is staged may be the
+only copy: the next run moves it to the quarantine, documents first, and deletes the manifest last.
 
 Each step may be repeated. A conversion to another store has the state ``staging`` only, and writes
 values to their own keys: no reader sees the array before its document is written at the end.
@@ -260,10 +260,34 @@ def resume_exchanges(base: BaseStoreHandle, manifests: Sequence[Manifest]) -> tu
             case "keep":
                 notes.append(
                     f"the array {manifest.path!r} was removed or made anew after a conversion was "
-                    f"killed: what that had staged stays in {manifest.directory!r}; remove it if "
-                    "the array is as it should be"
+                    f"killed: what that had staged is now in {_keep(base, manifest)!r}, which "
+                    "opens as a store; remove it if the array is as it should be"
                 )
     return tuple(notes)
+
+
+def _keep(base: BaseStoreHandle, manifest: Manifest) -> str:
+    """Move staged objects to the quarantine, below the new documents; return its prefix."""
+    aside = _quarantine("staged")
+    base.write_documents({aside + key: doc for key, doc in manifest.documents.items()})
+    _move_values(base, manifest, aside + manifest.prefix)
+    base.backend.persist()
+    manifest.remove(base)
+    return aside
+
+
+def _quarantine(why: str) -> str:
+    now = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())  # as the quarantines of repairs
+    return f"{file_keys.QUARANTINE}/{now}-{why}/"
+
+
+def _move_values(
+    base: BaseStoreHandle, manifest: Manifest, prefix: str, step: OnStep = lambda *_: None
+) -> None:
+    cut = len(manifest.values_prefix)
+    for keys in manifest.keys_below(base, manifest.values_prefix):
+        base.perform([requests.Move(key, prefix + key[cut:]) for key in keys])
+        step("new objects moved", len(keys))
 
 
 def _fate(
@@ -313,8 +337,7 @@ def _finish(
     has_index: bool = True,
 ) -> str:
     """Take steps 4 to 9, or those that are left. Return a note for the report."""
-    now = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())  # as the quarantines of repairs
-    n_beyond, aside = 0, f"{file_keys.QUARANTINE}/{now}-beyond-the-edge/"
+    n_beyond, aside = 0, _quarantine("beyond-the-edge")
     if manifest.state == "replacing":
         marked = {
             key: metadata.with_conversion_marker(doc) for key, doc in manifest.documents.items()
@@ -329,10 +352,7 @@ def _finish(
             step("old objects removed", len(keys))
         manifest = manifest.at_state(base, "moving")
     base.backend.tidy(manifest.prefix)  # an empty directory may have the key of a shard
-    cut = len(manifest.values_prefix)
-    for keys in manifest.keys_below(base, manifest.values_prefix):
-        base.perform([requests.Move(key, manifest.prefix + key[cut:]) for key in keys])
-        step("new objects moved", len(keys))
+    _move_values(base, manifest, manifest.prefix, step)
     if has_index:
         base.perform(
             [requests.Delete(manifest.prefix + consolidated_index.CONSOLIDATED_INDEX_NAME)]

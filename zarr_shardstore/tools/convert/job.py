@@ -114,8 +114,8 @@ def convert_store(
             with in_place.only_conversion(target):
                 manifests = in_place.read_manifests(target)
                 try:
+                    notes = in_place.resume_exchanges(target, manifests)
                     if is_in_place:
-                        notes = in_place.resume_exchanges(base, manifests)
                         conversion = plan()
                     arrays = conversion.run()
                 finally:
