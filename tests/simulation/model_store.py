@@ -30,7 +30,7 @@ from contextlib import contextmanager
 from contextvars import Context, copy_context
 from dataclasses import dataclass, field
 from hashlib import md5
-from typing import Any
+from typing import Any, cast
 
 import obstore
 from obstore.exceptions import (
@@ -39,6 +39,7 @@ from obstore.exceptions import (
     NotModifiedError,
     PreconditionError,
 )
+from zarr.core.sync import loop as loop_of_zarr
 from zarr.storage import ObjectStore
 
 from tests.simulation.scheduler import Chooser, Step
@@ -414,13 +415,15 @@ def installed(loop: Loop) -> Iterator[None]:
     }
     calls["list"] = _listed
     before, uniform = {name: getattr(obstore, name) for name in calls}, random.uniform
-    running = asyncio._get_running_loop()
+    running, of_zarr = asyncio._get_running_loop(), loop_of_zarr[0]
     vars(obstore).update(calls)  # mock.patch would take a tenth of a short run
     random.uniform = lambda a, b: b
     asyncio._set_running_loop(loop)  # type: ignore[arg-type]
+    loop_of_zarr[0] = cast(asyncio.AbstractEventLoop, loop)
     try:
         yield
     finally:
+        loop_of_zarr[0] = of_zarr
         asyncio._set_running_loop(running)
         vars(obstore).update(before)
         random.uniform = uniform

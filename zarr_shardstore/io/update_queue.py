@@ -16,10 +16,11 @@ Theory of operation
    for the worker pool: all workers may be blocked on that lock.
 6. *An event loop never blocks.* It waits for no lock and no disk: a worker thread does the whole
    commit.
-7. *An event loop may end or block.* The queue remembers the loop in which its leader is a task. If
-   that loop is closed, its waiting updates fail. A caller that blocks this very loop is refused:
-   its wait would never end. If no caller waits in the leader's loop any more, the lead moves to a
-   loop in which one does. Otherwise it moves to zarr's own, which never ends.
+7. *An event loop may end or block.* Therefore leaders for async base stores are tasks of zarr's
+   loop, which does neither. Where the clients of a base store belong to the loop of the caller
+   (`Backend.needs_callers_loop`), only the commit is a task there: if that loop ends first, the
+   commit fails. A caller that blocks a loop that the commit of the shard needs is refused: its
+   wait would never end.
 8. *Cancelled callers.* A caller that is cancelled does not cancel the commit of its update.
 9. *Signals.* They interrupt the main thread also inside the standard library. Conditions and pools
    are written in Python, so an interrupt may leave their locks taken. Therefore a caller that
@@ -54,6 +55,7 @@ if TYPE_CHECKING:
     from zarr_shardstore.io.driver import Driver
 
 _MAX_END_S = 30.0  # longest wait of the interpreter, when it ends, for commits in zarr's event loop
+_LOOK_S = 0.5  # between two looks whether the loop of a commit was closed
 
 _Loop: TypeAlias = asyncio.AbstractEventLoop
 
@@ -82,6 +84,7 @@ class QueuedUpdate:
 class _Queue:
     leader: object
     loop: _Loop | None
+    """The loop of the caller that leads in the next turn."""
     waiting: list[QueuedUpdate] = field(default_factory=list)
     taken: list[QueuedUpdate] = field(default_factory=list)
     """By the leader, for the commit under way."""
@@ -123,10 +126,8 @@ async def commit_async(driver: Driver, request: UpdateShard) -> None:
             try:
                 # One turn of the loop: siblings that are ready to write join this commit.
                 await asyncio.sleep(0)
-            except (asyncio.CancelledError, GeneratorExit):
-                _lead_apart(scope, update, None)  # the caller's loop may be about to end
-                raise
-            _lead_apart(scope, update, loop)
+            finally:
+                _lead_apart(scope, update)
     except (asyncio.CancelledError, GeneratorExit):
         raise
     except BaseException:
@@ -139,7 +140,7 @@ async def commit_async(driver: Driver, request: UpdateShard) -> None:
         raise outcome.pop()
 
 
-def _lead_apart(scope: Hashable, update: QueuedUpdate, loop: _Loop | None) -> None:
+def _lead_apart(scope: Hashable, update: QueuedUpdate) -> None:
     """Lead apart from the caller, which may be cancelled without harm to the others."""
     match update.driver.backend.mode:
         case "inline":
@@ -147,19 +148,11 @@ def _lead_apart(scope: Hashable, update: QueuedUpdate, loop: _Loop | None) -> No
                 for group in groups:
                     _commit(group)
         case "thread":
-            _claim(scope, update, update, None)  # callers that block this loop may wait from now on
+            _claim(scope, update, update)  # callers that block this loop may wait from now on
             _lead_in_thread(scope, update, _take(scope, update))
         case "async":
-            if loop is None:  # zarr's does not end
-                _lead_in_loop(scope, update, zarrs_loop())
-                return
-            task = loop.create_task(_lead_async(scope, update))
-
-            def done(task: asyncio.Task[None]) -> None:
-                if task.cancelled():  # perhaps before it began, because the loop ended
-                    _lead_in_loop(scope, update, zarrs_loop())
-
-            task.add_done_callback(done)
+            _claim(scope, update, update)
+            asyncio.run_coroutine_threadsafe(_lead_async(scope, update), zarrs_loop())
 
 
 def _lead_in_thread(scope: Hashable, leader: object, taken: Sequence[QueuedUpdate]) -> None:
@@ -169,7 +162,7 @@ def _lead_in_thread(scope: Hashable, leader: object, taken: Sequence[QueuedUpdat
     def lead() -> None:
         left = taken
         try:
-            if _claim(scope, leader, heir, None):
+            if _claim(scope, leader, heir):
                 while left:
                     for group in _groups(left):
                         _commit(group)
@@ -223,22 +216,15 @@ def _for_main_thread() -> SimpleQueue[tuple[Callable[[], None], SimpleQueue[None
     return queue
 
 
-def _lead_in_loop(scope: Hashable, leader: object, loop: _Loop) -> None:
-    """Pass the lead on to another event loop, unless another leader has it."""
-    if _claim(scope, leader, leader, loop):
-        asyncio.run_coroutine_threadsafe(_lead_async(scope, leader), loop)
-
-
 async def _lead_async(scope: Hashable, former: object) -> None:
-    """Lead in the place of a former leader, as a task of an event loop in which a caller waits."""
+    """Lead in the place of a former leader, as a task of zarr's event loop."""
     leader = object()
     task = asyncio.current_task()
     assert task is not None
     _leading.add(task)
     task.add_done_callback(_leading.discard)
     try:
-        loop = asyncio.get_running_loop()
-        if not _claim(scope, former, leader, loop):
+        if not _claim(scope, former, leader):
             return
         while taken := _take(scope, leader):
             if any(update.driver.backend.mode != "async" for update in taken):
@@ -247,22 +233,27 @@ async def _lead_async(scope: Hashable, former: object) -> None:
                 _lead_in_thread(scope, leader, taken)
                 return
             for group in _groups(taken):
-                driver, request = group[0].driver, group[0].request
-                try:
-                    updates = [update.request.updates for update in group]
-                    outcome: _Outcome = await driver.update_async(request, updates)
-                except Exception as error:
-                    outcome = error
-                _settle(group, outcome)
-            queue = _queues.get(scope)
-            loops = [] if queue is None else [update.loop for update in queue.waiting]
-            if loops and loop not in loops and loop is not zarrs_loop():
-                alive = (other for other in loops if other is not None and not other.is_closed())
-                _lead_in_loop(scope, leader, next(alive, zarrs_loop()))
-                return
+                _settle(group, await _commit_async(group))
     except BaseException:
         _abandon(scope, leader)
         raise
+
+
+async def _commit_async(group: Sequence[QueuedUpdate]) -> _Outcome:
+    """Commit one group in zarr's event loop, or in the loop that it needs."""
+    driver, request = group[0].driver, group[0].request
+    loop = group[0].loop if driver.backend.needs_callers_loop else None
+    commit = driver.update_async(request, [update.request.updates for update in group])
+    try:
+        if loop in (None, zarrs_loop()):
+            return await commit
+        ended = asyncio.wrap_future(asyncio.run_coroutine_threadsafe(commit, loop))
+        while not ended.done() and not loop.is_closed():
+            await asyncio.wait([ended], timeout=_LOOK_S)
+        return ended.result() if ended.done() and not ended.cancelled() else _interrupted()
+    except Exception as error:
+        commit.close()  # if the loop was closed before
+        return error
 
 
 @cache
@@ -309,7 +300,13 @@ def _commit(group: Sequence[QueuedUpdate]) -> None:
 
 
 def _groups(taken: Sequence[QueuedUpdate]) -> list[list[QueuedUpdate]]:
-    kinds = groupby(taken, lambda u: (id(u.driver), u.request.shard, u.request.below))
+    kinds = groupby(
+        taken,
+        lambda u: (
+            *(id(u.driver), u.request.shard, u.request.below),
+            u.driver.backend.needs_callers_loop and u.loop,
+        ),
+    )
     return [list(group) for _, group in kinds]
 
 
@@ -328,14 +325,12 @@ def _settle(updates: Sequence[QueuedUpdate], outcome: _Outcome) -> None:
 def _join(scope: Hashable, update: QueuedUpdate) -> bool:
     """Put an update into the queue of its shard; return whether its caller leads."""
     queue = _queues.get(scope)
-    if queue is not None and queue.loop is not None and queue.loop.is_closed():
-        _settle(queue.waiting, _interrupted())
-        queue = None
     if queue is None:
         _queues[scope] = _Queue(update, update.loop, [update])
         return True
     blocked = running_loop() if update.loop is None else blocked_loop.get()
-    if blocked is not None and queue.loop is blocked:
+    here = [u for u in queue.taken + queue.waiting if u.driver.backend.needs_callers_loop]
+    if blocked is not None and blocked in [queue.loop, *(u.loop for u in here)]:
         raise ShardConflictError(
             "a blocking write of a shard that a task of the same event loop is writing would never "
             "end; await the async operation instead"
@@ -358,12 +353,12 @@ def _take(scope: Hashable, leader: object) -> list[QueuedUpdate]:
 
 
 @_synchronized
-def _claim(scope: Hashable, leader: object, heir: object, loop: _Loop | None) -> bool:
-    """Lead a queue in the place of its leader, if that has not failed; `loop` is as in rule 7."""
+def _claim(scope: Hashable, leader: object, heir: object) -> bool:
+    """Lead a queue in the place of its leader, if that has not failed."""
     queue = _queues.get(scope)
     if queue is None or queue.leader is not leader:
         return False
-    queue.leader, queue.loop = heir, loop
+    queue.leader, queue.loop = heir, None
     return True
 
 

@@ -67,6 +67,8 @@ class Backend(ABC):
         cls.replies = {kind: getattr(cls, name, refuse) for kind, name in _METHODS.items()}
 
     mode: Literal["inline", "thread", "async"] = "async"
+    needs_callers_loop = False
+    """Whether connections of an async client may belong to the event loop that made them."""
     """Place of the work for an async caller: the call itself, a worker thread, one hop for each
     batch, or the event loop, where blocking callers also wait for it."""
     has_versions: bool = False

@@ -144,6 +144,14 @@ def is_in_memory(store: Store) -> bool:
     return isinstance(store, MemoryStore)
 
 
+def may_have_connections(store: Store) -> bool:
+    """Whether a store may have connections of one event loop, as aiohttp's."""
+    store = innermost(store)
+    if isinstance(store, FsspecStore):
+        return bool(file_system_of(store.fs, store.path)[0].async_impl)
+    return not isinstance(store, LocalStore | MemoryStore | ObjectStore | ZipStore)
+
+
 def innermost(store: Store) -> Store:
     """Return the store inside all of zarr's wrappers."""
     while isinstance(store, WrapperStore):
