@@ -34,7 +34,7 @@ from zarr_shardstore.io.update_queue import (
     running_loop,
     state_of_queue,
 )
-from zarr_shardstore.io.write_epochs import UNSTABLE, announced, version_of
+from zarr_shardstore.io.write_epochs import MANY_OBJECTS, UNSTABLE, announced, version_of
 from zarr_shardstore.shards import requests
 from zarr_shardstore.shards.requests import (
     Flow,
@@ -57,7 +57,7 @@ _WRITES = (
     requests.SetWithGaps,
     requests.ChangeShard,
     requests.Delete,
-    requests.DeletePrefix,
+    requests.Move,
 )
 """Requests that may change an object: they are announced to the readers of this process."""
 
@@ -259,11 +259,9 @@ class Driver:
         """Ask the backend; meanwhile announce the writes among the requests."""
         backend = self.backend
         before = None if backend.has_versions else self._epochs(batch)
-        writes = [
-            backend.scope(r.prefix if isinstance(r, requests.DeletePrefix) else r.key)
-            for r in batch
-            if isinstance(r, _WRITES)
-        ]
+        writes = [backend.scope(r.key) for r in batch if isinstance(r, _WRITES)]
+        writes += [backend.scope(r.to) for r in batch if isinstance(r, requests.Move)]
+        writes += [MANY_OBJECTS for r in batch if isinstance(r, requests.DeletePrefix)]
         loop = asyncio.get_running_loop() if opened is None else None
         try:
             with announced(writes, loop) if writes else nullcontext():

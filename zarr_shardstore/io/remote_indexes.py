@@ -10,7 +10,7 @@
 4. Concurrent misses share one request. Tasks that join it get an unverified index, because its
    bytes may be older than their question.
 5. An index is cached if its version is a strong ETag. Indexes of static objects are always cached,
-   and verified, unless this process wrote to the store while they were read.
+   and verified, until any store of this process writes to the object.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from zarr_shardstore.format.consolidated_index import ConsolidatedIndex
 from zarr_shardstore.format.layout import ArrayLayout, ShardRef
 from zarr_shardstore.io.concurrency import SingleFlight
 from zarr_shardstore.io.local.cached_files import CachedIndex, index_cache
+from zarr_shardstore.io.write_epochs import lasting_version_of
 from zarr_shardstore.shards.index_reads import found_index, index_get
 from zarr_shardstore.shards.requests import Found, FoundIndex, Get, GetIndex
 
@@ -76,8 +77,8 @@ _ReadConsolidated: TypeAlias = Callable[[str, int], Awaitable[Found]]
 class RemoteIndexes:
     """Replies to `GetIndex` for one base store.
 
-    `read` reads an object, or returns ``None`` if it still has a version. `identity_of` returns the
-    identity of an object. `read_consolidated`, for base stores with ETags, reads an object of at
+    `read` reads an object, or returns ``None`` if it still has a version. `scope_of` returns the
+    scope of an object. `read_consolidated`, for base stores with ETags, reads an object of at
     most so many bytes. A store that `is_static` has no other writers.
 
     Thread safety: may be used from any thread and any event loop.
@@ -86,19 +87,19 @@ class RemoteIndexes:
     def __init__(
         self,
         read: _Read,
-        identity_of: Callable[[str], Hashable],
+        scope_of: Callable[[str], Hashable],
         *,
         is_static: bool,
         read_consolidated: _ReadConsolidated | None = None,
     ) -> None:
         self._read_if = read
-        self._identity_of = identity_of
+        self._scope_of = scope_of
         self._is_static = is_static
+        self._opened = object()
         self._read_consolidated = read_consolidated
         self._unusable: set[str] = set()  # keys of consolidated indexes
         self._reads: SingleFlight[FoundIndex] = SingleFlight()
         self._loads: SingleFlight[tuple[ConsolidatedIndex | None, int]] = SingleFlight()
-        self._n_changes = 0
 
     @contextmanager
     def changing(self, key: str) -> Iterator[None]:
@@ -110,13 +111,20 @@ class RemoteIndexes:
             self._drop(key)  # a request within the block may have read the old object
 
     def _drop(self, key: str) -> None:
-        self._n_changes += 1
-        index_cache.forget(self._identity_of(key))
+        index_cache.forget(self._scope_of(key))
         self._unusable.discard(key)
 
+    def _written(self, scope: Hashable) -> object:
+        """Return the state by writes of this process, for as long as this store is open."""
+        return (self._opened, lasting_version_of(scope)) if self._is_static else None
+
     async def get(self, request: GetIndex) -> FoundIndex:
-        scope, spec, nbytes = self._identity_of(request.key), request.shard.spec, None
+        scope, spec, nbytes = self._scope_of(request.key), request.shard.spec, None
+        written = self._written(scope)
         cached: CachedIndex | None = index_cache.get(scope, spec)
+        if cached is not None and not cached.is_recorded and cached.written != written:
+            index_cache.forget(scope)
+            cached = None
         may_be_stale = not request.consistent and (
             not request.revalidate or request.version is not None
         )
@@ -136,9 +144,8 @@ class RemoteIndexes:
             found = await self._read(request, scope, cached)
         else:
             # No version of static objects is compared: no request from before our write is joined.
-            flight = (scope, self._n_changes) if self._is_static else scope
             found, is_ours = await self._reads.join(
-                flight, lambda: self._read(request, scope, None)
+                (scope, written), lambda: self._read(request, scope, None)
             )
             if not is_ours:
                 found = found._replace(was_requested=False, is_unverified=True, value=None)
@@ -148,7 +155,7 @@ class RemoteIndexes:
         self, request: GetIndex, scope: Hashable, cached: CachedIndex | None
     ) -> FoundIndex:
         """Read an index, or revalidate the cached one."""
-        n_changes = self._n_changes
+        written = self._written(scope)
         version = None if cached is None else cached.version
         unless = version if isinstance(version, Version) else None
         reply = await self._read_if(index_get(request), unless)
@@ -158,7 +165,7 @@ class RemoteIndexes:
         found = found_index(request, reply)
         layout = request.shard.layout
         if cached is not None and cached.is_recorded:  # it is stale, or is now read
-            of_array = self._identity_of(layout.index_key or "")
+            of_array = self._scope_of(layout.index_key or "")
             consolidated: ConsolidatedIndex | None = index_cache.get(of_array, layout.spec)
             if consolidated is not None:
                 consolidated.drop(request.key[len(layout.prefix) :])
@@ -167,12 +174,12 @@ class RemoteIndexes:
             index_cache.forget(scope)
             return found
         if self._is_static:
-            may_cache = n_changes == self._n_changes
+            may_cache = written == self._written(scope)
         else:
             may_cache = isinstance(found.version, Version) and found.version.is_strong
         if may_cache:
             spec = request.shard.spec
-            item = CachedIndex(found.decoded, spec, found.version, found.size)
+            item = CachedIndex(found.decoded, spec, found.version, found.size, written=written)
             index_cache.put(scope, item)
         return found
 
@@ -185,7 +192,7 @@ class RemoteIndexes:
         read = self._read_consolidated
         if read is None or key is None or key in self._unusable or not index_cache.max_nbytes:
             return None
-        identity, nbytes = self._identity_of(key), None
+        identity, nbytes = self._scope_of(key), None
         indexes: ConsolidatedIndex | None = index_cache.get(identity, layout.spec)
         if indexes is None:
             (indexes, n_read), is_ours = await self._loads.join(
@@ -221,5 +228,5 @@ class RemoteIndexes:
         if indexes is None or indexes.nbytes > index_cache.max_nbytes:
             self._unusable.add(key)
         if indexes is not None:
-            index_cache.put(self._identity_of(key), indexes)
+            index_cache.put(self._scope_of(key), indexes)
         return indexes, len(found.value or b"")

@@ -22,6 +22,9 @@ reader one more look, never a wrong byte."""
 UNSTABLE: object = float("nan")
 """Version of an object that was being written: it does not even equal itself."""
 
+MANY_OBJECTS = "objects below a prefix"
+"""Scope to announce, in place of theirs, for a write that removes objects by a prefix."""
+
 _Loop: TypeAlias = asyncio.AbstractEventLoop
 
 _synchronized = synchronized()
@@ -35,6 +38,13 @@ def version_of(scope: Hashable) -> object:
     bucket = hash(scope) % _N_BUCKETS
     # In this order: a write that ends in between has counted itself before it leaves.
     return UNSTABLE if bucket in _under_way and _is_under_way(bucket) else _n_finished[bucket]
+
+
+def lasting_version_of(scope: Hashable) -> object:
+    """Return the version of an object until this process writes it; during a write, one that equals
+    no other."""
+    versions = version_of(scope), version_of(MANY_OBJECTS)
+    return object() if UNSTABLE in versions else versions
 
 
 @_synchronized

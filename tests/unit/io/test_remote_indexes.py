@@ -10,6 +10,7 @@ from zarr_shardstore.format.keys import ChunkKeyEncoding
 from zarr_shardstore.format.layout import ArrayLayout
 from zarr_shardstore.format.shard import ZEP2_INDEX, ShardingSpec, build_shard
 from zarr_shardstore.io.remote_indexes import RemoteIndexes, Version
+from zarr_shardstore.io.write_epochs import announced
 from zarr_shardstore.shards.requests import Found, Get, GetIndex
 
 LAYOUT = ArrayLayout(
@@ -69,7 +70,7 @@ async def test_what_is_static_is_not_older_than_our_own_writes() -> None:
     request = GetIndex(SHARD, revalidate=False)
     before = asyncio.create_task(indexes.get(request))
     await asyncio.sleep(0.01)
-    with indexes.changing(SHARD.key):
+    with announced([(scope, SHARD.key)]):
         after = asyncio.create_task(indexes.get(request))
         await asyncio.sleep(0.01)
         assert len(base.asked) == 2

@@ -38,7 +38,6 @@ Listed: TypeAlias = AsyncGenerator[tuple[str, object, int | None], None]
 
 _REMOVALS: set[type] = {requests.Delete, requests.DeletePrefix}
 CHANGES: set[type] = _REMOVALS | {requests.Set, requests.SetIfNotExists, requests.Move}
-_WRITES = (requests.Set, requests.SetIfNotExists, requests.Delete)
 _LISTINGS: set[type] = {requests.ListPage, requests.ListDir}
 _N_ATTEMPTS_OF_RANGE = 10  # attempts to read a range of an object that is replaced repeatedly
 
@@ -62,8 +61,7 @@ class ZarrBackend(base.Backend):
             self.max_requests_at_once = base.MAX_CONCURRENCY
         self._indexes: RemoteIndexes | None = None
         if options.is_static:
-            identity = object()
-            self._indexes = RemoteIndexes(self.read, lambda key: (identity, key), is_static=True)
+            self._indexes = RemoteIndexes(self.read, self.scope, is_static=True)
 
     def __repr__(self) -> str:
         return repr(self.store)
@@ -113,10 +111,7 @@ class ZarrBackend(base.Backend):
         async with self.slots.here():
             if not self._inner._is_open:
                 await self._inner._ensure_open()  # listings of a zip do not open it
-            if self._indexes is None or not isinstance(request, _WRITES):
-                return await super()._reply(request)
-            with self._indexes.changing(request.key):
-                return await super()._reply(request)
+            return await super()._reply(request)
 
     async def get(self, request: requests.Get) -> Found:
         if request.together is None:

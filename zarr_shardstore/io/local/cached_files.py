@@ -91,6 +91,8 @@ class CachedIndex:
     size: int | None
     is_recorded: bool = False
     """Whether it comes from a consolidated index, which may be stale."""
+    written: object = None
+    """Of a static object: its version by the writes of this process."""
     was_used: bool = False
 
     @property
