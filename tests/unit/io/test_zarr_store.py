@@ -12,6 +12,7 @@ from typing import Any
 from unittest import mock
 
 import pytest
+from fsspec.asyn import AsyncFileSystem
 from fsspec.implementations.asyn_wrapper import AsyncFileSystemWrapper
 from fsspec.implementations.dirfs import DirFileSystem
 from fsspec.implementations.memory import MemoryFileSystem
@@ -27,6 +28,8 @@ from zarr_shardstore.io.backends.resolve import backend_of
 from zarr_shardstore.io.backends.store_traits import scope_of_store
 from zarr_shardstore.io.backends.zarr_store import ZarrBackend, unless_missing
 from zarr_shardstore.shards.requests import (
+    Delete,
+    DeletePrefix,
     Exists,
     Get,
     GetSize,
@@ -182,6 +185,43 @@ async def test_an_error_does_not_mean_that_an_object_is_missing() -> None:
         with pytest.raises(OSError, match="broken") as raised:
             await backend.perform_async([Exists("a")])
         assert raised.value is broken
+
+
+class SilentDeletes(AsyncFileSystem):  # type: ignore[misc]
+    """Deletes many objects like s3fs: of those that the server refuses, it says nothing."""
+
+    cachable = False
+    protocol = "silent"
+
+    def __init__(self) -> None:
+        super().__init__(asynchronous=True)
+        self.objects: dict[str, bytes] = {}
+
+    async def _info(self, path: str, **_: Any) -> Any:
+        if path not in self.objects:
+            raise FileNotFoundError(path)
+        return {"name": path, "type": "file", "size": len(self.objects[path])}
+
+    async def _find(self, path: str, **_: Any) -> Any:
+        return [key for key in self.objects if key.startswith(f"{path.rstrip('/')}/")]
+
+    async def _rm_file(self, path: str, **_: Any) -> None:
+        if self.objects.pop(path, None) is None:
+            raise FileNotFoundError(path)
+
+    async def _rm(self, path: Any, recursive: bool = False, **_: Any) -> None:
+        pass
+
+
+async def test_an_object_that_is_deleted_is_gone() -> None:
+    """S3 replies with status 200 and a list of the objects that it has not deleted."""
+    fs = SilentDeletes()
+    fs.objects = {f"b/{key}": b"0" for key in ("a/0", "a/1", "a/2", "c/0")}
+    backend = FsspecBackend(FsspecStore(fs, path="b"))
+    await backend.perform_async([Delete("a/0"), Delete("a/9")])
+    assert [*fs.objects] == ["b/a/1", "b/a/2", "b/c/0"]
+    await backend.perform_async([DeletePrefix("a/")])
+    assert [*fs.objects] == ["b/c/0"]
 
 
 async def test_a_read_that_fails_is_not_tried_for_ever() -> None:

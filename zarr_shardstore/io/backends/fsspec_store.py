@@ -106,10 +106,22 @@ class FsspecBackend(ZarrBackend):
             raise
 
     async def _delete(self, key: str) -> None:
-        if self._fs is None or not has_magic(self._path_of(key)):
-            await super()._delete(key)
-        else:  # FsspecStore takes the key for a pattern, and removes what it matches
-            await unless_missing(self._fs._rm_file(self._path_of(key)), None)
+        # FsspecStore takes the key for a pattern. Its `_rm` of many objects, or of one, does not
+        # raise if S3 replies that it has not deleted some.
+        if self._fs is not None:
+            try:
+                await unless_missing(self._fs._rm_file(self._path_of(key)), None)
+                return
+            except NotImplementedError:  # of file systems with `rm` alone
+                if has_magic(self._path_of(key)):
+                    raise
+        await super()._delete(key)
+
+    async def delete_prefix(self, request: requests.DeletePrefix) -> None:
+        await super().delete_prefix(request)
+        if self._has_threads and self._fs is not None:
+            for key in [key async for key, *_ in self._listed(request.prefix)]:
+                await self._delete(key)
 
     async def _deletes_by_key(self, prefix: str) -> bool:
         if await super()._deletes_by_key(prefix) or has_magic(self._path_of(prefix)):
