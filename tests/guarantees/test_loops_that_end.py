@@ -7,16 +7,16 @@ import threading
 import time
 from collections.abc import Callable, Coroutine
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pytest
 import zarr
+from zarr.abc.store import Store
 from zarr.core.buffer import Buffer, cpu
 from zarr.storage import LocalStore, MemoryStore, WrapperStore
+from zarr.testing.store import LatencyStore
 
-from tests.support.kit import Faults
-from tests.support.kit.stores import FailingStore
 from zarr_shardstore import ShardConflictError, ShardingStore
 
 Main = Callable[[], Coroutine[Any, Any, None]]
@@ -36,13 +36,20 @@ def in_own_loop(main: Main) -> asyncio.AbstractEventLoop:
     return loop
 
 
-class Slow(MemoryStore):
-    """A write takes 0.2 s, as over a network. It tells the event loop of each."""
+def slow() -> Store:
+    """A store of zarr, in which a write takes 0.2 s, as over a network."""
+    return LatencyStore(MemoryStore(), set_latency=0.2)
 
-    loops: list[asyncio.AbstractEventLoop]
+
+class OfOneLoop(MemoryStore):
+    """A store of another kind. What it uses may be of one event loop."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.loops: list[asyncio.AbstractEventLoop] = []
 
     async def set(self, key: str, value: Buffer, byte_range: Any = None) -> None:
-        self.__dict__.setdefault("loops", []).append(asyncio.get_running_loop())
+        self.loops.append(asyncio.get_running_loop())
         await asyncio.sleep(0.2)
         await super().set(key, value, byte_range)
 
@@ -67,7 +74,7 @@ def ended(thread: threading.Thread) -> bool:
 def test_an_array_operation_is_not_of_the_loop_that_was_before_it_in_the_queue() -> None:
     """The loop ends in each of three ways, with its own write done or given up."""
     for end, is_given_up in [(end, given) for end in ENDS.values() for given in (True, False)]:
-        store, z = opened(Slow())
+        store, z = opened(slow())
 
         async def main(store: ShardingStore = store, given_up: bool = is_given_up) -> None:
             try:
@@ -91,18 +98,15 @@ def test_a_write_that_was_given_up_does_not_end_after_a_later_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its thread may be at the disk when its event loop ends."""
-    at_disk, go_on = threading.Event(), threading.Event()
+    at_disk, go_on, put = threading.Event(), threading.Event(), zarr.storage._local._put
 
-    class OtherLocal(LocalStore):
-        async def set(self, key: str, value: Buffer) -> None:
-            def wait() -> None:
-                if key == "z/c/0" and at_disk.is_set():
-                    go_on.wait(20)
+    def slow_put(path: Path, *args: Any, **options: Any) -> Any:
+        if at_disk.is_set() and path.match("z/c/0"):
+            go_on.wait(20)
+        return put(path, *args, **options)
 
-            await asyncio.to_thread(wait)
-            await super().set(key, value)
-
-    store, z = opened(WrapperStore(OtherLocal(tmp_path)))
+    monkeypatch.setattr(zarr.storage._local, "_put", slow_put)
+    store, z = opened(WrapperStore(LocalStore(tmp_path)))
     z[0] = 1
 
     async def main() -> None:
@@ -122,7 +126,7 @@ def test_a_write_that_was_given_up_does_not_end_after_a_later_one(
 
 
 def test_a_loop_may_block_while_a_task_of_it_waits_for_another_writer() -> None:
-    store, z = opened(Slow())
+    store, z = opened(slow())
 
     async def main() -> None:
         task = asyncio.create_task(store.set("z/c/1", ONE))
@@ -138,24 +142,16 @@ def test_a_loop_may_block_while_a_task_of_it_waits_for_another_writer() -> None:
     assert np.array_equal(z[:], [1, 1, 0, 0, 0, 9, 0, 0])
 
 
-class Bound(FailingStore):
-    """A store of unknown kind: its connections may be of one event loop."""
-
-    def __init__(self) -> None:
-        super().__init__(Slow(), Faults())
-
-
 def test_connections_of_one_loop_are_used_in_it() -> None:
     """A commit that a loop takes along fails, and no other update does."""
-    base = Bound()
+    base = OfOneLoop()
     store, z = opened(base)
     z[0] = 1
-    loops = cast(Slow, base.store).loops
-    loops.clear()
+    base.loops.clear()
 
     async def main() -> None:
         await store.set("z/c/1", ONE)
-        assert set(loops) == {asyncio.get_running_loop()}
+        assert set(base.loops) == {asyncio.get_running_loop()}
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(store.set("z/c/2", ONE), 0.1)
 
@@ -170,7 +166,7 @@ def test_connections_of_one_loop_are_used_in_it() -> None:
 
 
 async def test_a_blocking_write_of_a_shard_that_its_own_loop_writes_is_refused() -> None:
-    store, _ = opened(Bound())
+    store, _ = opened(OfOneLoop())
     task = asyncio.create_task(store.set("z/c/1", ONE))
     await asyncio.sleep(0.05)
     with pytest.raises(ShardConflictError, match="await the async operation"):

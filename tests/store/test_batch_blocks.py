@@ -11,6 +11,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import zarr
 from zarr.core.buffer import default_buffer_prototype
@@ -19,7 +20,15 @@ from zarr.storage import LocalStore, MemoryStore
 
 from tests.support.bases import BASES, temporary_directory
 from tests.support.kit import wait_until_idle
-from zarr_shardstore import ShardingMapping, ShardingStore, UnpublishedError, unshard_store
+from zarr_shardstore import (
+    ShardingMapping,
+    ShardingStore,
+    SpecError,
+    UnpublishedError,
+    import_store,
+    shard_store,
+    unshard_store,
+)
 
 N = 64
 CPS: Any = {"chunks_per_shard": 8}
@@ -478,3 +487,48 @@ def test_a_resize_in_a_block_that_fails_erases_what_it_has_cut_off() -> None:
     again: Any = zarr.open_array(ShardingStore(store.base), path="z")
     again.resize((8,))
     assert again[:].tolist() == [7] * 5 + [0] * 3
+
+
+@pytest.mark.parametrize("is_on_files", [True, False])
+def test_flush_stores_what_is_buffered(tmp_path: Path, is_on_files: bool) -> None:
+    """It is safe from an exception that ends the block later."""
+    base: Any = tmp_path if is_on_files else {}
+    store = ShardingStore(base, chunks_per_shard=4)
+    z = zarr.create_array(store, name="z", shape=(8,), chunks=(1,), dtype="u1")
+
+    def write() -> None:
+        with store.batch():
+            z[:4] = 7
+            store.flush_sync()
+            z[4:6] = 8
+            raise BoomError
+
+    with pytest.raises(BoomError):
+        write()
+    assert np.array_equal(z[:], [7] * 4 + [0] * 4)
+
+
+def test_tools_refuse_a_store_with_an_open_batch() -> None:
+    """They read the base store, where the values are still the former ones."""
+    store = ShardingStore({}, chunks_per_shard=4)
+    z = zarr.create_array(store, name="z", shape=(8,), chunks=(1,), dtype="u1")
+    target: Any = {}
+    with store.batch():
+        z[:] = 7
+        tools: tuple[Callable[..., Any], ...] = (shard_store, unshard_store, import_store)
+        for tool in tools:
+            with pytest.raises(SpecError, match="a batch of the store is open"):
+                tool(store, target)
+    shard_store(store, target, chunks_per_shard=2)
+    assert np.array_equal(zarr.open_array(ShardingStore(target), path="z")[:], [7] * 8)
+
+
+def test_an_index_is_consolidated_in_a_block(tmp_path: Path) -> None:
+    """What is buffered is stored first; it would open the files of the shards again."""
+    store = ShardingStore(tmp_path, chunks_per_shard=(1, 2))
+    z = zarr.create_array(store, name="z", shape=(4, 8), chunks=(2, 2), dtype="u1")
+    z[:] = 1
+    store.flush_sync()
+    with store.batch():
+        z[:, ::3] = 2
+        assert store.consolidate_index_sync() == ["z"]

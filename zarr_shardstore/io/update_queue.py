@@ -252,8 +252,10 @@ async def _commit_async(group: Sequence[QueuedUpdate]) -> _Outcome:
             await asyncio.wait([ended], timeout=_LOOK_S)
         return ended.result() if ended.done() and not ended.cancelled() else _interrupted()
     except Exception as error:
-        commit.close()  # if the loop was closed before
         return error
+    finally:
+        with suppress(Exception):  # it has not begun, or not ended, if its loop was closed
+            commit.close()
 
 
 @cache

@@ -257,6 +257,8 @@ def open_base(
         path, store = store.path, store.store
     inner = getattr(store, "store", store)  # a draft hierarchy is a store on a sharding store
     if isinstance(inner, ShardingStore | ShardingMapping):
+        if inner._engine.operations.buffer.is_active:
+            raise SpecError("a batch of the store is open, whose chunks are not stored yet: end it")
         is_read_only, store = inner.read_only, inner.base
         options = BackendOptions(locking=inner._engine.options.locking)
     base = base_store_of(store, storage_options)

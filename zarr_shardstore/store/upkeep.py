@@ -127,16 +127,18 @@ class Upkeep(EngineStore):
         return await self._run(flow, only_reads=True)
 
     async def flush(self) -> None:
-        """Seal each shard file that this process has appended to.
+        """Store what open batches have buffered; seal the shard files that the process appended to.
 
-        All writes are stored already. Sealing a shard removes its journal and its gap for later
-        chunks. It compacts the shard if more than half of it is dead. `close` and the end of the
-        process also seal shards.
+        Without a batch all writes are stored already. Sealing a shard removes its journal and its
+        gap for later chunks. It compacts the shard if more than half of it is dead. `close` and the
+        end of the process also seal shards.
         """
+        await self._run(self._engine.operations.flusher.flush_below(""))
         await seal_all_async(self._engine.driver.backend, self._engine.options.order)
 
     @documented_like(flush, "blocking")
     def flush_sync(self) -> None:
+        self._engine.driver.run(self._engine.operations.flusher.flush_below(""))
         seal_all(self._engine.driver.backend, self._engine.options.order)
 
     async def compact(self, prefix: str = "") -> None:

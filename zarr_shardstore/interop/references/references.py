@@ -21,7 +21,6 @@ from zarr.storage import FsspecStore, ObjectStore
 
 from zarr_shardstore.access import (
     BaseStoreHandle,
-    ShardingStore,
     StoreLike,
     arguments,
     chunk_keys,
@@ -136,8 +135,6 @@ def to_references(
     if zarr_format not in form.zarr_formats:
         known = " or ".join(map(str, form.zarr_formats))
         raise SpecError(f"{form.name} takes zarr_format {known}, got {zarr_format!r}")
-    if isinstance(store, ShardingStore) and store._engine.operations.buffer.is_active:
-        raise SpecError("a batch of the store is open, and its chunks lie nowhere yet: end it")
     base = open_base(store, storage_options)
     base.seal()
     client = base.store.store if url is None and type(base.store) is ObjectStore else None

@@ -68,7 +68,7 @@ class Backend(ABC):
 
     mode: Literal["inline", "thread", "async"] = "async"
     needs_callers_loop = False
-    """Whether connections of an async client may belong to the event loop that made them."""
+    """Whether an async client may use things of the event loop of its caller, as connections."""
     """Place of the work for an async caller: the call itself, a worker thread, one hop for each
     batch, or the event loop, where blocking callers also wait for it."""
     has_versions: bool = False

@@ -144,12 +144,16 @@ def is_in_memory(store: Store) -> bool:
     return isinstance(store, MemoryStore)
 
 
-def may_have_connections(store: Store) -> bool:
-    """Whether a store may have connections of one event loop, as aiohttp's."""
-    store = innermost(store)
-    if isinstance(store, FsspecStore):
-        return bool(file_system_of(store.fs, store.path)[0].async_impl)
-    return not isinstance(store, LocalStore | MemoryStore | ObjectStore | ZipStore)
+def may_belong_to_loop(store: Store) -> bool:
+    """Whether a store may use things of one event loop, as connections of aiohttp. zarr's own
+    stores and the file systems of fsspec that block do not."""
+    while type(store).__module__.startswith("zarr."):
+        if isinstance(store, FsspecStore):
+            return bool(file_system_of(store.fs, store.path)[0].async_impl)
+        if not isinstance(store, WrapperStore):
+            return False
+        store = store._store
+    return True
 
 
 def innermost(store: Store) -> Store:

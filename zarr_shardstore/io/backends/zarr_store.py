@@ -52,7 +52,7 @@ class ZarrBackend(base.Backend):
         self.store = store
         self._inner = store_traits.innermost(store)
         self._options = options
-        self.needs_callers_loop = store_traits.may_have_connections(store)
+        self.needs_callers_loop = store_traits.may_belong_to_loop(store)
         self._place, self._path = store_traits.scope_of_store(store)
         self._single_flight: SingleFlight[Found] = SingleFlight()
         self._prototype = cpu.buffer_prototype
