@@ -29,6 +29,7 @@ from zarr.core.sync import sync
 from tests.support.kit import lock_shard
 from zarr_shardstore import (
     ShardConflictError,
+    ShardingMapping,
     ShardingStore,
     ShardStoreError,
     SpecError,
@@ -756,6 +757,15 @@ def test_an_undone_adoption_leaves_nothing_of_a_repair(tmp_path: Path) -> None:
     with pytest.raises(SpecError, match="quarantine"):
         undo_adoption(store)
     undo_adoption(store, discard=True)
+    assert not store.exists()
+
+
+def test_an_undone_adoption_leaves_no_consolidated_index(tmp_path: Path) -> None:
+    path, store = tmp_path / "a.h5", tmp_path / "a.zarr"
+    hdf5(INTS)(path)
+    adopt(path, store)
+    ShardingMapping(store).consolidate_index()
+    undo_adoption(store)
     assert not store.exists()
 
 

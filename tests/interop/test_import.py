@@ -22,7 +22,7 @@ import pytest
 import zarr
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from numcodecs import Blosc, Quantize
+from numcodecs import Blosc, Quantize, Zstd
 from zarr.core.buffer import default_buffer_prototype
 from zarr.core.sync import sync
 from zarr.storage import MemoryStore, ZipStore
@@ -234,6 +234,21 @@ def test_chunks_beyond_the_end_that_skip_all_filters(filters: Any, tmp_path: Pat
     with pytest.raises(UnsupportedError, match="filter mask"):
         adopt(path, tmp_path / "adopted")
     group, _ = imported(path, recode=True)
+    np.testing.assert_array_equal(group["z"][:], values)
+
+
+def test_a_negative_level_of_zstd(tmp_path: Path) -> None:
+    """The options of a filter are unsigned numbers of 32 bits."""
+    path, values = tmp_path / "z.h5", np.arange(100, dtype="<i4").reshape(10, 10)
+    with h5py.File(path, "w") as file:
+        plist = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+        plist.set_chunk((10, 10))
+        plist.set_filter(32015, h5py.h5z.FLAG_OPTIONAL, (2**32 - 5,))
+        made = h5py.h5d.create(
+            file.id, b"z", h5py.h5t.STD_I32LE, h5py.h5s.create_simple((10, 10)), plist
+        )
+        made.write_direct_chunk((0, 0), Zstd(-5).encode(values), 0)
+    group, _ = imported(path)
     np.testing.assert_array_equal(group["z"][:], values)
 
 

@@ -723,6 +723,17 @@ def test_rows_of_a_sparse_matrix(program: dict[str, Any], cut: int) -> None:
         assert program["shuffle"] or rows == sorted(rows)
 
 
+def test_a_state_of_sparse_rows_holds_for_one_pool() -> None:
+    """Rows have different sizes, so a few bytes more may change the groups of an epoch."""
+    store = ShardingStore({}, chunks_per_shard=2)
+    sparse_matrix(store, [[1, 2], [3], [], [0, 4, 5]] * 15, (8, 8))
+    options: dict[str, Any] = {"batch_size": 4, "shuffle": "shards"}
+    state = ShardLoader(store, "X", **options, pool_nbytes=2**20).state_dict()
+    ShardLoader(store, "X", **options, pool_nbytes=2**20).load_state_dict(state)
+    with pytest.raises(SpecError, match="pool_nbytes"):
+        ShardLoader(store, "X", **options, pool_nbytes=2**20 + 1).load_state_dict(state)
+
+
 @pytest.mark.filterwarnings("ignore::Warning")
 def test_sparse_rows_of_anndata(tmp_path: Path) -> None:
     anndata = pytest.importorskip("anndata")

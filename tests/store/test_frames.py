@@ -304,6 +304,31 @@ def test_a_forked_child_that_leaves_the_block_changes_nothing(tmp_path: Path) ->
     assert (z[:] == 1).all()
 
 
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
+@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
+def test_a_forked_child_may_append_when_the_parent_has_ended(tmp_path: Path) -> None:
+    def append(value: int) -> None:
+        with ShardingStore(tmp_path, 4).append_frames("f") as writer:
+            writer.append(np.full(2, value, "u1"))
+
+    reader, end = os.pipe()
+    with ShardingStore(tmp_path, 4).append_frames("f") as writer:
+        writer.append(np.full(2, 1, "u1"))
+        if not (child := os.fork()):
+            signal.alarm(20)
+            status = 1
+            try:
+                os.read(reader, 1)
+                append(2)
+                status = 0
+            finally:
+                os._exit(status)
+    os.write(end, b"0")
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    z: Any = zarr.open_array(ShardingStore(tmp_path), path="f")
+    assert np.array_equal(z[:], [[1, 1], [2, 2]])
+
+
 def test_threads_and_batches() -> None:
     """Frames of several threads are all there, those of a call together, and durable within an open
     batch of the store."""

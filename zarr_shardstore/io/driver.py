@@ -37,10 +37,12 @@ from zarr_shardstore.io.update_queue import (
 from zarr_shardstore.io.write_epochs import MANY_OBJECTS, UNSTABLE, announced, version_of
 from zarr_shardstore.shards import requests
 from zarr_shardstore.shards.requests import (
+    DeletePrefix,
     Flow,
     Found,
     FoundIndex,
     GetIndex,
+    Move,
     PlainValue,
     Request,
     UpdateShard,
@@ -57,7 +59,7 @@ _WRITES = (
     requests.SetWithGaps,
     requests.ChangeShard,
     requests.Delete,
-    requests.Move,
+    Move,
 )
 """Requests that may change an object: they are announced to the readers of this process."""
 
@@ -260,8 +262,8 @@ class Driver:
         backend = self.backend
         before = None if backend.has_versions else self._epochs(batch)
         writes = [backend.scope(r.key) for r in batch if isinstance(r, _WRITES)]
-        writes += [backend.scope(r.to) for r in batch if isinstance(r, requests.Move)]
-        writes += [MANY_OBJECTS for r in batch if isinstance(r, requests.DeletePrefix)]
+        writes += [backend.scope(r.to) for r in batch if isinstance(r, Move)]
+        writes += [MANY_OBJECTS for r in batch if isinstance(r, DeletePrefix)]
         loop = asyncio.get_running_loop() if opened is None else None
         try:
             with announced(writes, loop) if writes else nullcontext():

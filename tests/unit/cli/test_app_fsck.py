@@ -141,3 +141,22 @@ def test_options_that_would_do_nothing(given: list[str], others: str, tmp_path: 
     result = CliRunner().invoke(app, ["fsck", str(tmp_path), *given])
     assert result.exit_code == 2
     assert f"{given[0]} has a meaning only with {others}" in str(result.stderr)
+
+
+@pytest.mark.parametrize("content", [b"one line", b"{}\n", b"\x93NUMPY", b"two\nlines\n"])
+def test_notes_do_not_replace_another_file(content: bytes, tmp_path: Path) -> None:
+    KINDS["v3 raw"].make(tmp_path / "a.zarr")
+    notes = tmp_path / "notes"
+    notes.write_bytes(content)
+    assert run(str(tmp_path / "a.zarr"), "--resume", str(notes))[0] == 2
+    assert notes.read_bytes() == content
+
+
+def test_an_empty_argument_is_not_the_current_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A variable of a shell that is not set gives one."""
+    KINDS["v3 raw"].make(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    assert run("")[0] == 2
+    assert run(".")[0] == 0

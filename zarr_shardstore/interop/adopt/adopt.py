@@ -35,6 +35,7 @@ import crc32c
 
 from zarr_shardstore.access import (
     arguments,
+    consolidated_index,
     declarations,
     file_keys,
     fs,
@@ -381,6 +382,8 @@ class _Adoption:
             for top in (os.path.join(self.root, name) for name in ("c", file_keys.QUARANTINE)):
                 if os.path.isdir(top):
                     fs.remove_tree(top)
+            with suppress(FileNotFoundError):
+                fs.unlink(os.path.join(self.root, consolidated_index.CONSOLIDATED_INDEX_NAME))
             fs.unlink(os.path.join(self.root, _STAGED))
         return left
 

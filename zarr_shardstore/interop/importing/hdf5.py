@@ -456,7 +456,8 @@ def _config_of(found: tuple[int, int, tuple[int, ...], bytes], itemsize: int) ->
         case 307:
             return {"id": "bz2", "level": values[0] if values else 9}
         case 32015:
-            return {"id": "zstd", "level": values[0] if values else 0}
+            level = values[0] if values else 0
+            return {"id": "zstd", "level": level - ((level >> 31) << 32)}  # an int32
         case 32001 if len(values) >= 7 and values[6] < len(_BLOSC_NAMES):
             cname = _BLOSC_NAMES[values[6]]
             return {"id": "blosc", "cname": cname, "clevel": values[4], "shuffle": values[5]}

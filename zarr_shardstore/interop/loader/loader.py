@@ -406,6 +406,7 @@ def _order_id(task: Task, **of_batches: object) -> dict[str, Any]:
         "seed": draw.seed,
         "samples in pool_nbytes": task.pool_samples,
         **({"checksum of sparse rows": zlib.crc32(repr(rows).encode())} if rows else {}),
+        **({"pool_nbytes": draw.pool_nbytes} if rows and draw.shuffle == "shards" else {}),
     }
 
 

@@ -30,6 +30,7 @@ from zarr_shardstore.shards import requests
 from zarr_shardstore.shards.append import MAX_DEAD_SHARE
 from zarr_shardstore.shards.requests import Request
 from zarr_shardstore.shards.shard_listing import VersionedKeys
+from zarr_shardstore.synchronized import in_forked_child
 
 Lock: TypeAlias = AbstractContextManager[None]
 Parts: TypeAlias = Iterable[Sequence[Bytes]]
@@ -246,6 +247,7 @@ DEFAULT_OPTIONS = BackendOptions()
 
 growing: dict[Hashable, object] = {}
 """Writers of frames of this process, by the scope of their array."""
+in_forked_child(growing.clear)
 
 MIN_AGE_ON_WEB_SERVERS_S = 2.1
 """Age at which the second of the last change, of which some servers make ETags, is a version. Some

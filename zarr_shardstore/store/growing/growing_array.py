@@ -110,7 +110,7 @@ class GrowingArray:
         if geometry is None or not geometry.shape:
             raise SpecError(f"the array {self.path!r} has no first dimension that can grow")
         specs = [each.sharding for each in known.document.transformers]
-        is_listed = name_of(form.get("chunk_grid")) == "rectilinear"
+        is_listed = name_of(form.get("chunk_grid")) == "rectilinear" or geometry.sides
         if is_listed or any(spec is not None and spec.sides for spec in specs):
             raise SpecError(
                 f"the chunks or shards of {self.path!r} have several lengths: use append_arrays"

@@ -411,16 +411,20 @@ class _Notes(AbstractContextManager["_Notes"]):
         real = os.path.realpath(path)
         if isinstance(base.backend, LocalBackend) and real.startswith(base.backend.real_root):
             raise SpecError(f"the notes {str(path)!r} lie in the store, where nothing is written")
-        lines = self._path.read_bytes().split(b"\n")[:-1] if self._path.exists() else []
+        first, raw = (
+            json.dumps(head).encode(),
+            self._path.read_bytes() if self._path.exists() else b"",
+        )
+        lines = raw.split(b"\n")[:-1]
         try:
             known = [json.loads(line) for line in lines]
-            if known and known[0] != head:
+            if not first.startswith(raw) and known[:1] != [head]:
                 raise ValueError("it is of another check")
             self._left = {line["task"]: _result_of(line) for line in known[1:]}
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise SpecError(f"the notes {str(path)!r} cannot be used: {error}") from error
         self._file = self._path.open("wb")
-        self._write(*(lines or [json.dumps(head).encode()]))
+        self._write(*(lines or [first]))
 
     def take(self, checker: ArrayChecker, keys: Sequence[str]) -> CheckResult | None:
         """Return the result of a task that an earlier run has done."""

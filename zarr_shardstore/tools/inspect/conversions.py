@@ -85,7 +85,7 @@ def _command(base: BaseStoreHandle, manifest: Mapping[str, Any]) -> list[str]:
                 words = ["shard", "--chunks-per-shard", ",".join(map(str, spec.chunks_per_shard))]
                 if spec.sides is not None:
                     words = ["shard", *_shards_at(array.geometry, spec)]
-    where = base.describe().removeprefix("file://")
+    where = (base.url or base.describe()).removeprefix("file://")
     paths = ["--path", node.path] if node.path else []
     return ["zarr-shardstore", words[0], where, *words[1:], *paths, "--yes"]
 
