@@ -16,7 +16,13 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 from zarr_shardstore.arrays.array_cache import ArrayCache, CachedArray, Generation
 from zarr_shardstore.arrays.policy import ShardingPolicy
 from zarr_shardstore.arrays.stored_array import StoredArray
-from zarr_shardstore.errors import ShardStoreError, SpecError, UnsupportedError
+from zarr_shardstore.errors import (
+    ShardConflictError,
+    ShardStoreError,
+    SpecError,
+    UnfinishedConversionError,
+    UnsupportedError,
+)
 from zarr_shardstore.format import keys as chunk_keys
 from zarr_shardstore.format.layout import ArrayLayout, ChunkRef, ShardRef, is_inside
 from zarr_shardstore.format.shard import DRAFT_INDEX, ShardingSpec
@@ -115,6 +121,14 @@ class Catalog:
                         done.add(directory)
         return found
 
+    def documents_of(self, prefix: str) -> dict[str, ArrayLayout | None]:
+        """Return the keys of the documents of the cached arrays with keys of a prefix."""
+        return {
+            document_key(node): None
+            for node in self.arrays.current().arrays
+            if node.chunk_prefix.startswith(prefix) or prefix.startswith(node.chunk_prefix)
+        }
+
     def shards_of(
         self, base_keys: Sequence[str]
     ) -> Flow[list[ShardRef | TransformedKey | ShardStoreError | None]]:
@@ -129,7 +143,8 @@ class Catalog:
         """Return the array in whose grid a directory lies; ``None`` if none has metadata.
 
         With `or_own` the array's own directory counts. A `StoredArray` has other transformers than
-        one sharding. If `is_strict`, a bad document raises its error.
+        one sharding. A document that a conversion has hidden or replaced raises an error; if
+        `is_strict`, any bad one does.
         """
         path = directory.removesuffix("/")
         nodes = flat_nodes(path, or_draft=True) if or_own else []
@@ -141,7 +156,8 @@ class Catalog:
         arrays = yield from self.arrays.lookup(nodes)
         for node in nodes:
             array = arrays[node]
-            if isinstance(array, ShardStoreError) and is_strict:
+            is_other = isinstance(array, UnfinishedConversionError | ShardConflictError)
+            if isinstance(array, ShardStoreError) and (is_strict or is_other):
                 raise array
             if isinstance(array, StoredArray) and array.stack:
                 layout = array.layout

@@ -67,6 +67,8 @@ class KeyStream:
         shards, listed.values = yield from self._resolve(located)
         refs, versions = [ref for ref, _ in shards], [version for _, version in shards]
         indexes = yield from try_read_indexes(refs, versions, cache=False)
+        if any(isinstance(index, CorruptShardError) for index in indexes):
+            yield from self._catalog.arrays.confirm(layouts_of(refs))  # or shards of another array
         for shard, index in zip(refs, indexes, strict=True):
             if isinstance(index, CorruptShardError):
                 self.errors.append(index)
@@ -133,6 +135,8 @@ class KeyStream:
         try:
             if (yield from self._catalog.arrays.confirm(layouts_of(names))):
                 names = yield from self._catalog.shards_of(page)
+            if not self._pages.has_more:  # a conversion may have removed what was listed before
+                yield from self._catalog.arrays.confirm(self._catalog.documents_of(self.prefix))
         except ShardConflictError as error:
             self.errors.append(error)
         located = zip(page, page.versions, names, strict=True)

@@ -134,7 +134,8 @@ class Operations:
         except CorruptShardError:  # or these are shards of another array
             yield from self._confirm_arrays(keys, owners)
             raise
-        if knew_arrays:  # their documents were read long ago, an index perhaps just now
+        # Documents may have been read long ago, and a chunk that is missing may have been replaced.
+        if knew_arrays or None in values:
             layouts = [chunk.shard.layout for chunk in chunks]
             documents = {layout.document_key: layout for layout in layouts}
             pairs = zip(keys, owners, values, strict=True)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,13 +17,17 @@ import zarr
 
 from zarr_shardstore import (
     ConversionReport,
+    ShardConflictError,
+    ShardingMapping,
     ShardingStore,
+    ShardStoreError,
     check_store,
     reshard,
     shard_store,
     to_native,
     unshard_store,
 )
+from zarr_shardstore.operations import values as values_module
 from zarr_shardstore.shards import requests
 from zarr_shardstore.tools.convert import in_place
 
@@ -164,6 +170,46 @@ def test_staged_values_are_the_only_copy_after_the_old_objects_are_gone(
         document.unlink()
     report = AGAIN[again](path)
     assert np.array_equal(values(kept_by(report, path)), VALUES)
+
+
+KILLED = """
+import os, sys
+from zarr_shardstore import reshard
+from zarr_shardstore.shards import requests
+requests.Move = lambda *_: os._exit(9)
+reshard(sys.argv[1], 4, paths="a")
+"""
+
+
+def test_an_array_that_a_conversion_hides_has_no_listing(tmp_path: Path) -> None:
+    """Its old objects are gone, and no new one is there: an empty listing would count as filled."""
+    make(tmp_path, chunks_per_shard=2)
+    known = ShardingStore(tmp_path)
+    assert zarr.open_array(known, path="a").nchunks_initialized == 8
+    assert subprocess.run([sys.executable, "-c", KILLED, tmp_path], check=False).returncode == 9
+    for store, prefixes in ((known, ("a/", "a/c/", "")), (ShardingStore(tmp_path), ("a/c/",))):
+        for prefix in prefixes:
+            with pytest.raises(ShardStoreError, match="is being converted"):
+                ShardingMapping(store).list_prefix(prefix)
+
+
+def test_a_chunk_that_a_conversion_has_moved_is_not_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first read of a store: the old document is read before, and the shard after the end."""
+    make(tmp_path, chunks_per_shard=2)
+    read_entries: Any = vars(values_module)["read_entries"]
+
+    def read_late(*args: Any) -> Any:
+        monkeypatch.setattr(values_module, "read_entries", read_entries)
+        reshard(tmp_path, 4, paths="a")
+        return read_entries(*args)
+
+    monkeypatch.setattr(values_module, "read_entries", read_late)
+    mapping = ShardingMapping(tmp_path)
+    with pytest.raises(ShardConflictError):
+        mapping["a/c/5"]
+    assert ShardingMapping(tmp_path)["a/c/5"]
 
 
 def test_an_array_that_became_v3_after_the_kill_stays(

@@ -101,6 +101,8 @@ class LocalBackend(base.BlockingBackend):
             return Found(open_shards.files[self.real_root + key].read(byte_range), None)
         if request.consistent:
             return self._get_consistent(key, byte_range, opened)
+        if byte_range is None and key in opened:
+            opened.close_one(key)  # a document is read again because another file has its name
         reader = opened.get(key) or self._open(key, opened)
         if reader is None:
             return Found(None, None)
