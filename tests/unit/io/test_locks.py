@@ -18,7 +18,13 @@ from unittest import mock
 
 import pytest
 
-from zarr_shardstore import ShardConflictError, ShardStoreError, SpecError, UnsupportedError
+from zarr_shardstore import (
+    ShardConflictError,
+    ShardingMapping,
+    ShardStoreError,
+    SpecError,
+    UnsupportedError,
+)
 from zarr_shardstore.io.local import locks
 from zarr_shardstore.io.local.locks import LOCK_SUFFIX, KeptLock, Locking, locked, shared
 
@@ -256,6 +262,15 @@ def test_errors_of_the_system(path: str) -> None:
         pass
     assert open_files(path) == []
     assert is_free(path)
+
+
+def test_readers_need_no_locks_where_lock_files_are(tmp_path: Path) -> None:
+    """Also beside the file of a killed writer, for an index without a checksum."""
+    mapping = ShardingMapping(tmp_path, chunks_per_shard=4, locking="lockfile")
+    mapping["data/root/a/c0"] = b"0"
+    (tmp_path / f"data/root/a/c0{LOCK_SUFFIX}").touch()
+    with system_call_fails(errno.ENOLCK):
+        assert ShardingMapping(mapping, locking="lockfile")["data/root/a/c0"] == b"0"
 
 
 # ------------------------------------------------------------------------------- forks

@@ -156,7 +156,8 @@ class LocalBackend(base.BlockingBackend):
     ) -> Found:
         """Read a shard file while writers are kept from changing its index."""
         path = self.real_root + key
-        is_ours = open_shards.is_locked_by_me(path)
+        # With lock files all shards are replaced: one that is open is of one state.
+        is_ours = self._locking == "lockfile" or open_shards.is_locked_by_me(path)
         while True:
             before = fs.state_of(path)
             opened.close_one(key)  # another file may have the path

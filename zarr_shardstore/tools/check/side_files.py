@@ -84,6 +84,8 @@ def _of_side_file(base: BaseStoreHandle, key: str, opened: Set[str]) -> Finding:
     if key.endswith(locks.LOCK_SUFFIX):
         writer = "append_frames" if key.endswith(locks.FRAMES_LOCK) else "writer"
         text = f"a lock that no process of this machine has; the next {writer} takes it"
+        if base.options.locking == "lockfile":
+            text = "a lock; remove it if its writer was killed, on whatever machine"
         return finding("lock_file", key, text)
     if not key.endswith(file_keys.JOURNAL_SUFFIX):
         text = "a temporary file that no process of this machine has open"
