@@ -102,6 +102,32 @@ def consolidated(path: Path) -> None:
     ShardingMapping(path).consolidate_index()
 
 
+class LostReplies(WrapperStore[MemoryStore]):
+    """A store whose reply to the write of a shard is lost."""
+
+    is_lost = False
+
+    async def set(self, key: str, value: Any) -> None:
+        await super().set(key, value)
+        if self.is_lost and key == "c/0":
+            raise ConnectionError("reset")
+
+
+def test_a_repair_whose_reply_is_lost_names_what_may_be_gone() -> None:
+    memory = MemoryStore()
+    base = LostReplies(memory)
+    array_in(base)
+    objects = memory._store_dict
+    objects["c/0"] = cpu.Buffer.from_bytes(flip(objects["c/0"].to_bytes()))
+    report = check_store(base, level="decode")
+    base.is_lost = True
+    repaired = repair_store(report, dry_run=False)
+    (action,) = repaired.actions
+    assert (action.did, len(action.lost)) == ("rewritten", 1)
+    assert "check again (ConnectionError: reset)" in action.message
+    assert restore_quarantine(base, repaired.quarantine, dry_run=True) == ["c/0"]
+
+
 def test_a_full_disk_at_the_end_loses_no_report(tmp_path: Path) -> None:
     """The shard is repaired then. The lost chunk and the quarantine are named."""
     consolidated(tmp_path)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, nullcontext, suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from functools import cache
 from typing import Any, Literal, TypeAlias
@@ -377,7 +377,16 @@ class _Repair:
             if value is not None:  # it goes with the shard
                 put_aside(self.base, self.prefix, name, value)
         also = [] if journal is None else [requests.Delete(names[1])]
-        self.base.swap(key, old, new, also, self._documents)
+        try:
+            self.base.swap(key, old, new, also, self._documents)
+        except Exception as error:  # the reply may be lost
+            is_left = isinstance(error, ShardStoreError)
+            with suppress(Exception):
+                is_left |= self.base.values([key]) == [raw]
+            if is_left:
+                raise
+            text = f"{message}; perhaps, so check again ({type(error).__name__}: {error})"
+            return replace(action, message=text)
         return action
 
     def _remove_side_file(self, key: str) -> RepairAction:
