@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import numpy as np
 import pytest
+import zarr
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from zarr.storage import MemoryStore
@@ -26,7 +29,7 @@ from tests.support.hierarchies import (
     grid_coords,
 )
 from tests.support.rounds import rounds
-from zarr_shardstore import SpecError
+from zarr_shardstore import ShardingStore, SpecError, shard_store
 from zarr_shardstore.format import keys
 from zarr_shardstore.io.backends.mapping import MappingBackend
 from zarr_shardstore.metadata.documents import Node
@@ -268,3 +271,24 @@ def test_directories_that_are_listed_in_each_other() -> None:
     with mock.patch.object(keys, "_MAX_REPEATED", 64), pytest.raises(SpecError, match="in itself"):
         open_base(store).run(find_contents())
     assert store.n_listings < 3**6
+
+
+@pytest.mark.filterwarnings("ignore:Consolidated metadata")
+@pytest.mark.parametrize("zarr_format", [2, 3])
+def test_a_part_of_which_a_group_above_has_copies_is_not_converted_in_place(
+    tmp_path: Path, zarr_format: Any
+) -> None:
+    """zarr would read the copies, and look for the former chunks."""
+    options: Any = {"shape": (8,), "chunks": (1,), "dtype": "i4", "zarr_format": zarr_format}
+    for name in ("g/b", "other"):
+        zarr.create_array(tmp_path, name=name, **options)[:] = 1
+    zarr.consolidate_metadata(tmp_path, zarr_format=zarr_format)
+    parts: list[Any] = [tmp_path / "g/b", zarr.open_group(tmp_path)["g"]]
+    for part in parts:
+        with pytest.raises(SpecError, match="would keep the former documents"):
+            shard_store(part, chunks_per_shard=2)
+    plain: Any = zarr.open_group(tmp_path)
+    assert np.array_equal(plain["g/b"][:], [1] * 8)
+    shard_store(tmp_path, chunks_per_shard=2, paths="g/b")
+    ours: Any = zarr.open_group(ShardingStore(tmp_path))
+    assert np.array_equal(ours["g/b"][:], [1] * 8)

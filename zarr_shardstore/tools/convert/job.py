@@ -40,7 +40,7 @@ from zarr_shardstore.tools.convert.plan import NOT_CHOSEN, ArrayPlan, plan_store
 from zarr_shardstore.tools.convert.regions import ArrayLocation, regions_to_visit
 from zarr_shardstore.tools.convert.report import ArrayReport, ConversionReport, OnProgress, Progress
 from zarr_shardstore.tools.convert.task import ArrayTask, TaskResult, run_task
-from zarr_shardstore.tools.inspect.find import StoreContents, quoted
+from zarr_shardstore.tools.inspect.find import StoreContents, check_copies_above, quoted
 from zarr_shardstore.tools.inspect.readers import read_by
 
 T = TypeVar("T")
@@ -203,6 +203,7 @@ def _check_stores(
     check_reach(target, executor)
     if target is base:
         target.check_replaceable()
+        check_copies_above(base)
     elif (overlap := target.overlap(base)) == "same":
         raise SpecError("source and destination are the same: leave the destination away")
     elif overlap == "inside":

@@ -7,8 +7,11 @@ chunks: an array of any size costs the few requests of its documents.
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from zarr_shardstore.access import (
@@ -289,3 +292,21 @@ def _add(found: StoreContents, node: metadata.Node, reply: requests.Found) -> bo
         return False
     found.arrays[node] = array
     return True
+
+
+def check_copies_above(base: BaseStoreHandle) -> None:
+    """Refuse a part of a local hierarchy whose documents a group above the part has copies of."""
+    root = (base.root_of_files or "").rstrip(os.sep)
+    above = os.path.dirname(root)
+    while root and any(os.path.isfile(os.path.join(above, n)) for n in ("zarr.json", ".zgroup")):
+        path = Path(os.path.relpath(root, above)).as_posix()
+        for name in ("zarr.json", ".zmetadata"):
+            with suppress(OSError):
+                doc = metadata.parse_json(Path(above, name).read_bytes()) or {}
+                if any(f"{n}/".startswith(f"{path}/") for n in metadata.all_members(doc)):
+                    raise SpecError(
+                        f"the consolidated metadata of {above!r} would keep the former documents "
+                        f"of {path!r}; nothing was written: convert {above!r}, of which "
+                        f"paths={path!r} (--path) chooses a part"
+                    )
+        above = os.path.dirname(above)

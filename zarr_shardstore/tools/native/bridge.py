@@ -28,7 +28,13 @@ from zarr_shardstore.access import (
     requests,
 )
 from zarr_shardstore.errors import SpecError, UnfinishedConversionError, UnsupportedError
-from zarr_shardstore.tools.inspect.find import find_contents, lineage, quoted, select_paths
+from zarr_shardstore.tools.inspect.find import (
+    check_copies_above,
+    find_contents,
+    lineage,
+    quoted,
+    select_paths,
+)
 from zarr_shardstore.tools.inspect.readers import read_by, summarize
 from zarr_shardstore.tools.native import document_members, translate
 
@@ -287,6 +293,7 @@ class DocumentChange:
             if removals:
                 base.try_to_remove()
             base.check_replaceable()
+            check_copies_above(base)
             try:
                 for _, keys in groupby(writes, key=_round_of):
                     base.write_documents({key: after[key] for key in keys})
