@@ -84,8 +84,6 @@ def base_store_of(
 ) -> BaseStore:
     """Return the zarr store for what a user passes, or a mapping, whose values are plain bytes."""
     given, options = store, storage_options_of(storage_options)
-    if store == "":
-        raise SpecError("an empty text names no store: the current directory is '.'")
     if isinstance(store, str):
         store = local_path(store) or store  # what is a str from here on is a remote URL
     if options and not isinstance(store, str):
@@ -125,6 +123,8 @@ def base_store_of(
 
 def local_path(path: str) -> Path | None:
     """Return the path of a ``file://`` URL, or a path itself; ``None`` for another URL."""
+    if not path:
+        raise SpecError("an empty text names no store: the current directory is '.'")
     is_url = path.startswith("file://")
     if "://" in path and not is_url:
         return None
