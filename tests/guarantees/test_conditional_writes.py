@@ -608,6 +608,25 @@ def test_it_probes_once_and_stores_nothing_by_it() -> None:
     assert obstore.head(base, SHARD)["e_tag"] == '"2"'
 
 
+def test_a_probe_whose_reply_is_lost_is_repeated() -> None:
+    """Of a server that ignores conditions: the process would never know, and warn of nothing."""
+    lost = [1]
+
+    async def put(real: Put, self: Any, mode: Any, key: str, value: Any) -> object:
+        reply = await real(self, "overwrite" if isinstance(mode, dict) else mode, key, value)
+        if isinstance(mode, dict) and "0000" in mode["e_tag"] and lost:
+            lost.pop()
+            raise GenericError("reset")
+        return reply
+
+    m = mapping(MemoryStore())
+    with instead_of_put(put):
+        m[KEYS[0]] = m[KEYS[1]] = b"0"
+        with pytest.warns(UserWarning, match="ignores the conditions"):
+            m[KEYS[2]] = b"0"
+    assert dict(m) == dict.fromkeys(KEYS[:3], b"0")
+
+
 # ------------------------------------------------------------------------- reads
 
 

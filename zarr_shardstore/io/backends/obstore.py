@@ -369,10 +369,14 @@ class ObstoreBackend(ZarrBackend):
         if expected is not None and not self._is_probed:  # a new shard costs one request only
             self._is_probed = True
             # Any other ETag is to be refused, and nothing stored (rule 8).
-            with suppress(*_REFUSALS):
-                never = {"e_tag": f'"{0:032}"'} | ({"version": "0"} if "version" in mode else {})
+            never = {"e_tag": f'"{0:032}"'} | ({"version": "0"} if "version" in mode else {})
+            try:
                 await self._put_with(never, key, value, write_ids)
                 self.give_up_conditions("ignores the conditions of writes (If-Match)")
+            except _REFUSALS:
+                pass
+            except GenericError:  # no reply: the next update asks again
+                self._is_probed = False
         self._in_vain.pop(key, None)
         stored = None
         if reply["e_tag"] is not None:
