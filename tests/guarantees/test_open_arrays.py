@@ -589,3 +589,17 @@ def test_an_open_array_that_is_the_same_is_used_as_before(
     z[...] = VALUES
     assert (z[...] == VALUES).all()
     assert np.array_equal(zarr.open_array(ShardingStore(tmp_path), path="a")[:16], VALUES)
+
+
+def test_listings_go_on_after_another_process_has_removed_arrays(tmp_path: Path) -> None:
+    """Of what is gone nothing is listed, so that no error is needed."""
+    store = ShardingStore(tmp_path, 2)
+    options: Any = {"shape": (4,), "chunks": (1,), "dtype": "u1"}
+    for name in "abcd":
+        z: Any = zarr.create_array(store, name=name, **options)
+        z[:] = 1
+    for name in "abc":
+        shutil.rmtree(tmp_path / name)
+    zarr.create_array(tmp_path, name="b", **options | {"chunks": (2,)})
+    expected = ["b/zarr.json", *(f"d/c/{i}" for i in range(4)), "d/zarr.json", "zarr.json"]
+    assert sorted(ShardingMapping(store).list()) == expected

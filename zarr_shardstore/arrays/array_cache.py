@@ -19,7 +19,11 @@ from typing import TypeAlias
 
 from zarr_shardstore.arrays.policy import ShardingPolicy
 from zarr_shardstore.arrays.stored_array import ArrayReader, StoredArray
-from zarr_shardstore.errors import ShardConflictError, ShardStoreError
+from zarr_shardstore.errors import (
+    ShardConflictError,
+    ShardStoreError,
+    UnfinishedConversionError,
+)
 from zarr_shardstore.format.layout import ArrayLayout, ChunkRef, KeyTable, ShardRef
 from zarr_shardstore.format.ranges import ByteRange
 from zarr_shardstore.metadata.documents import (
@@ -263,6 +267,20 @@ class ArrayCache:
             if is_other:
                 raise ShardConflictError.of_replaced(node.path)
         return has_newer
+
+    def check_not_hidden(self, nodes: Sequence[Node]) -> Flow[None]:
+        """Raise `UnfinishedConversionError` if a conversion hides one of these cached arrays."""
+        for key in map(document_key, nodes):
+            state = self._state_of(key)
+            node = None if state is None else node_of_document(key)
+            if node is not None and self.current().in_state(key, state) is None:
+                (reply,) = yield from read_documents([key])
+                try:
+                    self.reader.read(node, parse_document(node, reply.value) or {})
+                except UnfinishedConversionError:
+                    raise
+                except ShardStoreError:
+                    pass  # reading it shows this
 
     def document_erased(self, node: Node, layout: ArrayLayout | None) -> None:
         """Note that the document of `node` was erased alone; its chunks may still be there."""

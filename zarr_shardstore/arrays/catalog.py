@@ -17,7 +17,6 @@ from zarr_shardstore.arrays.array_cache import ArrayCache, CachedArray, Generati
 from zarr_shardstore.arrays.policy import ShardingPolicy
 from zarr_shardstore.arrays.stored_array import StoredArray
 from zarr_shardstore.errors import (
-    ShardConflictError,
     ShardStoreError,
     SpecError,
     UnfinishedConversionError,
@@ -121,13 +120,14 @@ class Catalog:
                         done.add(directory)
         return found
 
-    def documents_of(self, prefix: str) -> dict[str, ArrayLayout | None]:
-        """Return the keys of the documents of the cached arrays with keys of a prefix."""
-        return {
-            document_key(node): None
+    def check_not_hidden(self, prefix: str) -> Flow[None]:
+        """Raise an error if a conversion hides a cached array with keys of a prefix."""
+        near = [
+            node
             for node in self.arrays.current().arrays
             if node.chunk_prefix.startswith(prefix) or prefix.startswith(node.chunk_prefix)
-        }
+        ]
+        yield from self.arrays.check_not_hidden(near)
 
     def shards_of(
         self, base_keys: Sequence[str]
@@ -143,8 +143,7 @@ class Catalog:
         """Return the array in whose grid a directory lies; ``None`` if none has metadata.
 
         With `or_own` the array's own directory counts. A `StoredArray` has other transformers than
-        one sharding. A document that a conversion has hidden or replaced raises an error; if
-        `is_strict`, any bad one does.
+        one sharding. If `is_strict`, a bad document raises its error; a hidden one always does.
         """
         path = directory.removesuffix("/")
         nodes = flat_nodes(path, or_draft=True) if or_own else []
@@ -156,8 +155,8 @@ class Catalog:
         arrays = yield from self.arrays.lookup(nodes)
         for node in nodes:
             array = arrays[node]
-            is_other = isinstance(array, UnfinishedConversionError | ShardConflictError)
-            if isinstance(array, ShardStoreError) and (is_strict or is_other):
+            is_hidden = isinstance(array, UnfinishedConversionError)
+            if isinstance(array, ShardStoreError) and (is_strict or is_hidden):
                 raise array
             if isinstance(array, StoredArray) and array.stack:
                 layout = array.layout

@@ -34,7 +34,7 @@ from zarr_shardstore.io.update_queue import (
     running_loop,
     state_of_queue,
 )
-from zarr_shardstore.io.write_epochs import MANY_OBJECTS, UNSTABLE, announced, version_of
+from zarr_shardstore.io.write_epochs import UNSTABLE, announced, of_place, version_of
 from zarr_shardstore.shards import requests
 from zarr_shardstore.shards.requests import (
     DeletePrefix,
@@ -263,7 +263,7 @@ class Driver:
         before = None if backend.has_versions else self._epochs(batch)
         writes = [backend.scope(r.key) for r in batch if isinstance(r, _WRITES)]
         writes += [backend.scope(r.to) for r in batch if isinstance(r, Move)]
-        writes += [MANY_OBJECTS for r in batch if isinstance(r, DeletePrefix)]
+        writes += [of_place(backend.scope("")) for r in batch if isinstance(r, DeletePrefix)]
         loop = asyncio.get_running_loop() if opened is None else None
         try:
             with announced(writes, loop) if writes else nullcontext():

@@ -93,9 +93,11 @@ class RemoteIndexes:
         read_consolidated: _ReadConsolidated | None = None,
     ) -> None:
         self._read_if = read
+        # Indexes of static objects count for as long as this store is open.
+        opened = object()
+        self._identity_of = (lambda key: (opened, scope_of(key))) if is_static else scope_of
         self._scope_of = scope_of
         self._is_static = is_static
-        self._opened = object()
         self._read_consolidated = read_consolidated
         self._unusable: set[str] = set()  # keys of consolidated indexes
         self._reads: SingleFlight[FoundIndex] = SingleFlight()
@@ -111,16 +113,16 @@ class RemoteIndexes:
             self._drop(key)  # a request within the block may have read the old object
 
     def _drop(self, key: str) -> None:
-        index_cache.forget(self._scope_of(key))
+        index_cache.forget(self._identity_of(key))
         self._unusable.discard(key)
 
-    def _written(self, scope: Hashable) -> object:
-        """Return the state by writes of this process, for as long as this store is open."""
-        return (self._opened, lasting_version_of(scope)) if self._is_static else None
+    def _written(self, key: str) -> object:
+        """Return the version of a static object by the writes of this process."""
+        return lasting_version_of(self._scope_of(key)) if self._is_static else None
 
     async def get(self, request: GetIndex) -> FoundIndex:
-        scope, spec, nbytes = self._scope_of(request.key), request.shard.spec, None
-        written = self._written(scope)
+        scope, spec, nbytes = self._identity_of(request.key), request.shard.spec, None
+        written = self._written(request.key)
         cached: CachedIndex | None = index_cache.get(scope, spec)
         if cached is not None and not cached.is_recorded and cached.written != written:
             index_cache.forget(scope)
@@ -155,7 +157,7 @@ class RemoteIndexes:
         self, request: GetIndex, scope: Hashable, cached: CachedIndex | None
     ) -> FoundIndex:
         """Read an index, or revalidate the cached one."""
-        written = self._written(scope)
+        written = self._written(request.key)
         version = None if cached is None else cached.version
         unless = version if isinstance(version, Version) else None
         reply = await self._read_if(index_get(request), unless)
@@ -165,7 +167,7 @@ class RemoteIndexes:
         found = found_index(request, reply)
         layout = request.shard.layout
         if cached is not None and cached.is_recorded:  # it is stale, or is now read
-            of_array = self._scope_of(layout.index_key or "")
+            of_array = self._identity_of(layout.index_key or "")
             consolidated: ConsolidatedIndex | None = index_cache.get(of_array, layout.spec)
             if consolidated is not None:
                 consolidated.drop(request.key[len(layout.prefix) :])
@@ -174,7 +176,7 @@ class RemoteIndexes:
             index_cache.forget(scope)
             return found
         if self._is_static:
-            may_cache = written == self._written(scope)
+            may_cache = written == self._written(request.key)
         else:
             may_cache = isinstance(found.version, Version) and found.version.is_strong
         if may_cache:
@@ -192,7 +194,7 @@ class RemoteIndexes:
         read = self._read_consolidated
         if read is None or key is None or key in self._unusable or not index_cache.max_nbytes:
             return None
-        identity, nbytes = self._scope_of(key), None
+        identity, nbytes = self._identity_of(key), None
         indexes: ConsolidatedIndex | None = index_cache.get(identity, layout.spec)
         if indexes is None:
             (indexes, n_read), is_ours = await self._loads.join(
@@ -228,5 +230,5 @@ class RemoteIndexes:
         if indexes is None or indexes.nbytes > index_cache.max_nbytes:
             self._unusable.add(key)
         if indexes is not None:
-            index_cache.put(self._scope_of(key), indexes)
+            index_cache.put(self._identity_of(key), indexes)
         return indexes, len(found.value or b"")

@@ -22,8 +22,12 @@ reader one more look, never a wrong byte."""
 UNSTABLE: object = float("nan")
 """Version of an object that was being written: it does not even equal itself."""
 
-MANY_OBJECTS = "objects below a prefix"
-"""Scope to announce, in place of theirs, for a write that removes objects by a prefix."""
+
+def of_place(scope: Hashable) -> Hashable:
+    """Return the scope to announce for a write that removes objects of the same base store by a
+    prefix."""
+    return "objects below a prefix", scope[0] if isinstance(scope, tuple) else scope
+
 
 _Loop: TypeAlias = asyncio.AbstractEventLoop
 
@@ -43,7 +47,7 @@ def version_of(scope: Hashable) -> object:
 def lasting_version_of(scope: Hashable) -> object:
     """Return the version of an object until this process writes it; during a write, one that equals
     no other."""
-    versions = version_of(scope), version_of(MANY_OBJECTS)
+    versions = version_of(scope), version_of(of_place(scope))
     return object() if UNSTABLE in versions else versions
 
 

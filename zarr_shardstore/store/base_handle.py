@@ -244,9 +244,12 @@ def open_base(
     store: StoreLike | BaseStoreHandle | Backend,
     storage_options: Mapping[str, Any] | None = None,
     options: BackendOptions = DEFAULT_OPTIONS,
+    *,
+    needs_chunks: bool = False,
 ) -> BaseStoreHandle:
     """Open everything that `ShardingStore` takes; for a sharding store, its base store, with its
-    locks. The path of a file raises `SpecError`, a store without listing `UnsupportedError`."""
+    locks. The path of a file raises `SpecError`, as does an open batch if chunks are needed. A
+    store without listing raises `UnsupportedError`."""
     is_read_only, path = False, ""
     if isinstance(store, BaseStoreHandle):
         return store
@@ -257,8 +260,8 @@ def open_base(
         path, store = store.path, store.store
     inner = getattr(store, "store", store)  # a draft hierarchy is a store on a sharding store
     if isinstance(inner, ShardingStore | ShardingMapping):
-        if inner._engine.operations.buffer.is_active:
-            raise SpecError("a batch of the store is open, whose chunks are not stored yet: end it")
+        if needs_chunks and inner._engine.operations.buffer.is_active:
+            raise SpecError("a batch of the store is open, and its chunks lie nowhere yet: end it")
         is_read_only, store = inner.read_only, inner.base
         options = BackendOptions(locking=inner._engine.options.locking)
     base = base_store_of(store, storage_options)

@@ -4,11 +4,19 @@ from __future__ import annotations
 
 from typing import Any
 
+import fsspec
+import obstore.store
 import pytest
-from zarr.storage import ObjectStore
+from zarr.experimental.cache_store import CacheStore
+from zarr.storage import FsspecStore, LoggingStore, MemoryStore, ObjectStore
+from zarr.testing.store import LatencyStore
 
 from zarr_shardstore.io.backends import store_traits
-from zarr_shardstore.io.backends.store_traits import note_cause, scope_of_store
+from zarr_shardstore.io.backends.store_traits import (
+    may_belong_to_loop,
+    note_cause,
+    scope_of_store,
+)
 
 
 @pytest.mark.parametrize(
@@ -51,3 +59,16 @@ def test_the_next_store_in_memory_is_another_one() -> None:
         del client, first, second
     assert len(seen) == 50
     assert not store_traits._tokens.keys() - before, "a token goes with its last store"
+
+
+def test_stores_that_may_belong_to_an_event_loop() -> None:
+    """Only stores are left out that are known to have nothing of one loop, not even a lock."""
+    memory = MemoryStore()
+    web = FsspecStore(fsspec.filesystem("http", asynchronous=True), path="http://localhost")
+    remote = obstore.store.S3Store("b", credential_provider=lambda: None)  # type: ignore[arg-type]
+    known: list[Any] = [memory, LoggingStore(memory), LatencyStore(memory)]
+    known += [ObjectStore(obstore.store.S3Store("b")), FsspecStore.from_url("memory://x")]
+    unknown: list[Any] = [CacheStore(memory, cache_store=MemoryStore()), web, ObjectStore(remote)]
+    unknown.append(type("Own", (MemoryStore,), {})())
+    assert not any(map(may_belong_to_loop, known))
+    assert all(map(may_belong_to_loop, unknown))

@@ -292,3 +292,5 @@ def test_a_part_of_which_a_group_above_has_copies_is_not_converted_in_place(
     shard_store(tmp_path, chunks_per_shard=2, paths="g/b")
     ours: Any = zarr.open_group(ShardingStore(tmp_path))
     assert np.array_equal(ours["g/b"][:], [1] * 8)
+    (array,) = shard_store(tmp_path / "g/b", chunks_per_shard=2).arrays
+    assert array.action == "skipped"  # nothing would change

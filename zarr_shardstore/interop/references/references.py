@@ -135,7 +135,7 @@ def to_references(
     if zarr_format not in form.zarr_formats:
         known = " or ".join(map(str, form.zarr_formats))
         raise SpecError(f"{form.name} takes zarr_format {known}, got {zarr_format!r}")
-    base = open_base(store, storage_options)
+    base = open_base(store, storage_options, needs_chunks=True)
     base.seal()
     client = base.store.store if url is None and type(base.store) is ObjectStore else None
     reader = _Reader(base, chunk_keys.check_prefix(arguments.array_path(group)), zarr_format, form)

@@ -68,10 +68,10 @@ class Backend(ABC):
         cls.replies = {kind: getattr(cls, name, refuse) for kind, name in _METHODS.items()}
 
     mode: Literal["inline", "thread", "async"] = "async"
-    needs_callers_loop = False
-    """Whether an async client may use things of the event loop of its caller, as connections."""
     """Place of the work for an async caller: the call itself, a worker thread, one hop for each
     batch, or the event loop, where blocking callers also wait for it."""
+    needs_callers_loop = False
+    """Whether an async client may use things of the event loop of its caller, as connections."""
     has_versions: bool = False
     """Whether each `Found` has the version of its object."""
     has_lasting_versions: bool = False

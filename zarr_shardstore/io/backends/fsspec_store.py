@@ -108,7 +108,7 @@ class FsspecBackend(ZarrBackend):
     async def _delete(self, key: str) -> None:
         # FsspecStore takes the key for a pattern. Its `_rm` of many objects, or of one, does not
         # raise if S3 replies that it has not deleted some.
-        if self._fs is not None:
+        if self._fs is not None and not self.store.read_only:
             try:
                 await unless_missing(self._fs._rm_file(self._path_of(key)), None)
                 return

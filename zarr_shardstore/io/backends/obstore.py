@@ -109,6 +109,7 @@ class ObstoreBackend(ZarrBackend):
         self._is_web_server = type(store.store).__name__ == "HTTPStore"
         self._has_conditions = not self._is_web_server
         self._is_probed = False
+        self._n_lost_probes = 0
         self._takes_quotes = True
         self._in_vain: dict[str, list[float]] = {}
         """Times of the refusals in a row that left the expected version there, by key."""
@@ -375,8 +376,9 @@ class ObstoreBackend(ZarrBackend):
                 self.give_up_conditions("ignores the conditions of writes (If-Match)")
             except _REFUSALS:
                 pass
-            except GenericError:  # no reply: the next update asks again
-                self._is_probed = False
+            except GenericError:  # no reply: the next update asks again, up to three times
+                self._n_lost_probes += 1
+                self._is_probed = self._n_lost_probes > 2
         self._in_vain.pop(key, None)
         stored = None
         if reply["e_tag"] is not None:

@@ -85,7 +85,7 @@ def base_store_of(
     """Return the zarr store for what a user passes, or a mapping, whose values are plain bytes."""
     given, options = store, storage_options_of(storage_options)
     if isinstance(store, str):
-        store = local_path(store) or store  # what is a str from here on is a remote URL
+        store = _path_or_url(store)  # what is a str from here on is a remote URL
     if options and not isinstance(store, str):
         names = sorted(options)
         raise SpecError(f"storage_options {names} go with a URL, and {short(given)} is none")
@@ -121,10 +121,14 @@ def base_store_of(
     )
 
 
+def _path_or_url(store: str) -> Path | str:
+    if not store:
+        raise SpecError("an empty text names no store: the current directory is '.'")
+    return local_path(store) or store
+
+
 def local_path(path: str) -> Path | None:
     """Return the path of a ``file://`` URL, or a path itself; ``None`` for another URL."""
-    if not path:
-        raise SpecError("an empty text names no store: the current directory is '.'")
     is_url = path.startswith("file://")
     if "://" in path and not is_url:
         return None

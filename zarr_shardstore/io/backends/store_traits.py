@@ -145,15 +145,14 @@ def is_in_memory(store: Store) -> bool:
 
 
 def may_belong_to_loop(store: Store) -> bool:
-    """Whether a store may use things of one event loop, as connections of aiohttp. zarr's own
-    stores and the file systems of fsspec that block do not."""
-    while type(store).__module__.startswith("zarr."):
-        if isinstance(store, FsspecStore):
-            return bool(file_system_of(store.fs, store.path)[0].async_impl)
-        if not isinstance(store, WrapperStore):
-            return False
-        store = store._store
-    return True
+    """Whether a store may use things of one event loop, as connections of aiohttp, or its locks."""
+    while type(store).__name__ in ("WrapperStore", "LoggingStore", "LatencyStore"):
+        store = store._store  # type: ignore[attr-defined]
+    if type(store) is FsspecStore:
+        return bool(file_system_of(store.fs, store.path)[0].async_impl)
+    if type(store) is ObjectStore:
+        return getattr(store.store, "credential_provider", None) is not None
+    return type(store) not in (LocalStore, MemoryStore, ZipStore)
 
 
 def innermost(store: Store) -> Store:

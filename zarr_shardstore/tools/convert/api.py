@@ -201,7 +201,7 @@ def shard_store(
     options |= {"copy_rest": copy_rest, "estimate": estimate}
     convert = partial(convert_store, sharding=sharding, **options)
     if native:
-        base = open_base(source, source_options)
+        base = open_base(source, source_options, needs_chunks=True)
         above = destination is not None and not copy_rest
         preview = partial(native_preview, base, paths, ome=ome, above=above)
         report = _convert_native(convert, base, preview, destination, dry_run=dry_run)

@@ -49,6 +49,7 @@ from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, TypeAlias
+from uuid import uuid4
 
 from zarr_shardstore.access import (
     STAGING,
@@ -260,8 +261,8 @@ def resume_exchanges(base: BaseStoreHandle, manifests: Sequence[Manifest]) -> tu
             case "keep":
                 notes.append(
                     f"the array {manifest.path!r} was removed or made anew after a conversion was "
-                    f"killed: what that had staged is now in {_keep(base, manifest)!r}, which "
-                    "opens as a store; remove it if the array is as it should be"
+                    f"killed: what that had staged is now in {_keep(base, manifest)!r}, with its "
+                    "documents; remove it if the array is as it should be"
                 )
     return tuple(notes)
 
@@ -278,7 +279,7 @@ def _keep(base: BaseStoreHandle, manifest: Manifest) -> str:
 
 def _quarantine(why: str) -> str:
     now = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())  # as the quarantines of repairs
-    return f"{file_keys.QUARANTINE}/{now}-{why}/"
+    return f"{file_keys.QUARANTINE}/{now}-{uuid4().hex[:8]}-{why}/"
 
 
 def _move_values(

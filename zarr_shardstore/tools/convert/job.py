@@ -77,7 +77,7 @@ def convert_store(
             "copy_rest=True (--all) and destination_options go with a destination: without one "
             "pass source_options, and the rest stays"
         )
-    base = open_base(source, source_options)
+    base = open_base(source, source_options, needs_chunks=True)
     target = base if destination is None else open_base(destination, destination_options)
     copies_all = copy_rest or patterns is None
     with own_threads() as threads:
@@ -101,7 +101,9 @@ def convert_store(
         estimated = None
         if dry_run:
             conversion = plan()
-            if not is_in_place:
+            if is_in_place:
+                conversion.check_place()
+            else:
                 conversion.check_destination(compares_values=False)
             arrays = tuple(map(_report_of, conversion.plans))
             if estimate:
@@ -114,7 +116,8 @@ def convert_store(
             with in_place.only_conversion(target):
                 manifests = in_place.read_manifests(target)
                 try:
-                    notes = in_place.resume_exchanges(target, manifests)
+                    if target.supports_deletes:
+                        notes = in_place.resume_exchanges(target, manifests)
                     if is_in_place:
                         conversion = plan()
                     arrays = conversion.run()
@@ -203,7 +206,6 @@ def _check_stores(
     check_reach(target, executor)
     if target is base:
         target.check_replaceable()
-        check_copies_above(base)
     elif (overlap := target.overlap(base)) == "same":
         raise SpecError("source and destination are the same: leave the destination away")
     elif overlap == "inside":
@@ -232,7 +234,7 @@ class Conversion:
 
     def run(self) -> tuple[ArrayReport, ...]:
         if self.target is self.source:
-            if any(plan.action != "skipped" for plan in self.plans):
+            if self.check_place():
                 self.target.try_to_remove()
                 self.target.check_replaceable()
             return tuple(map(self._convert_in_place, self.plans))
@@ -245,6 +247,13 @@ class Conversion:
         reports = tuple([self._convert_to_destination(plan, there) for plan in self.plans])
         others.copy([key for key in others.keys if key not in attributes], there)
         return reports
+
+    def check_place(self) -> bool:
+        """Return whether a conversion in place changes anything; refuse a place where it cannot."""
+        is_change = any(plan.action != "skipped" for plan in self.plans)
+        if is_change:
+            check_copies_above(self.target)
+        return is_change
 
     def check_destination(self, *, compares_values: bool = True) -> set[str]:
         """Refuse a destination with other things than the source would give it. Return the keys of

@@ -297,16 +297,16 @@ def _add(found: StoreContents, node: metadata.Node, reply: requests.Found) -> bo
 def check_copies_above(base: BaseStoreHandle) -> None:
     """Refuse a part of a local hierarchy whose documents a group above the part has copies of."""
     root = (base.root_of_files or "").rstrip(os.sep)
-    above = os.path.dirname(root)
-    while root and any(os.path.isfile(os.path.join(above, n)) for n in ("zarr.json", ".zgroup")):
-        path = Path(os.path.relpath(root, above)).as_posix()
+    for above in Path(root).parents if root else ():
+        if not any((above / name).is_file() for name in ("zarr.json", ".zgroup")):
+            return
+        path = Path(root).relative_to(above).as_posix()
         for name in ("zarr.json", ".zmetadata"):
             with suppress(OSError):
-                doc = metadata.parse_json(Path(above, name).read_bytes()) or {}
+                doc = metadata.parse_json((above / name).read_bytes()) or {}
                 if any(f"{n}/".startswith(f"{path}/") for n in metadata.all_members(doc)):
                     raise SpecError(
-                        f"the consolidated metadata of {above!r} would keep the former documents "
-                        f"of {path!r}; nothing was written: convert {above!r}, of which "
-                        f"paths={path!r} (--path) chooses a part"
+                        f"the consolidated metadata of {str(above)!r} would keep the former "
+                        f"documents of {path!r}; nothing was written: convert {str(above)!r}, of "
+                        f"which paths={path!r} (--path) chooses a part"
                     )
-        above = os.path.dirname(above)

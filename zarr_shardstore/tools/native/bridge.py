@@ -289,11 +289,12 @@ class DocumentChange:
             )
             for path, reason in self.reasons.items()
         ]
+        if writes or removals:
+            check_copies_above(base)
         if not dry_run and (writes or removals):
             if removals:
                 base.try_to_remove()
             base.check_replaceable()
-            check_copies_above(base)
             try:
                 for _, keys in groupby(writes, key=_round_of):
                     base.write_documents({key: after[key] for key in keys})
