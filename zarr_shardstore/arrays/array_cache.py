@@ -268,8 +268,14 @@ class ArrayCache:
                 raise ShardConflictError.of_replaced(node.path)
         return has_newer
 
-    def check_not_hidden(self, nodes: Sequence[Node]) -> Flow[None]:
-        """Raise `UnfinishedConversionError` if a conversion hides one of these cached arrays."""
+    def check_not_hidden(self, prefix: str) -> Flow[None]:
+        """Raise `UnfinishedConversionError` if a conversion hides a cached array that may have keys
+        with a prefix."""
+        nodes = [
+            node
+            for node in self.current().arrays
+            if node.chunk_prefix.startswith(prefix) or prefix.startswith(node.chunk_prefix)
+        ]
         for key in map(document_key, nodes):
             state = self._state_of(key)
             node = None if state is None else node_of_document(key)

@@ -120,15 +120,6 @@ class Catalog:
                         done.add(directory)
         return found
 
-    def check_not_hidden(self, prefix: str) -> Flow[None]:
-        """Raise an error if a conversion hides a cached array with keys of a prefix."""
-        near = [
-            node
-            for node in self.arrays.current().arrays
-            if node.chunk_prefix.startswith(prefix) or prefix.startswith(node.chunk_prefix)
-        ]
-        yield from self.arrays.check_not_hidden(near)
-
     def shards_of(
         self, base_keys: Sequence[str]
     ) -> Flow[list[ShardRef | TransformedKey | ShardStoreError | None]]:

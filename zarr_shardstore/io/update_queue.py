@@ -243,11 +243,11 @@ async def _commit_async(group: Sequence[QueuedUpdate]) -> _Outcome:
     """Commit one group in zarr's event loop, or in the loop that it needs."""
     driver, request = group[0].driver, group[0].request
     loop = group[0].loop if driver.backend.needs_callers_loop else None
-    commit = driver.update_async(request, [update.request.updates for update in group])
+    committing = driver.update_async(request, [update.request.updates for update in group])
     try:
         if loop in (None, zarrs_loop()):
-            return await commit
-        ended = asyncio.wrap_future(asyncio.run_coroutine_threadsafe(commit, loop))
+            return await committing
+        ended = asyncio.wrap_future(asyncio.run_coroutine_threadsafe(committing, loop))
         while not ended.done() and not loop.is_closed():
             await asyncio.wait([ended], timeout=_LOOK_S)
         return ended.result() if ended.done() and not ended.cancelled() else _interrupted()
@@ -255,7 +255,7 @@ async def _commit_async(group: Sequence[QueuedUpdate]) -> _Outcome:
         return error
     finally:
         with suppress(Exception):  # it has not begun, or not ended, if its loop was closed
-            commit.close()
+            committing.close()
 
 
 @cache

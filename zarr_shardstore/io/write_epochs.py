@@ -23,12 +23,6 @@ UNSTABLE: object = float("nan")
 """Version of an object that was being written: it does not even equal itself."""
 
 
-def of_place(scope: Hashable) -> Hashable:
-    """Return the scope to announce for a write that removes objects of the same base store by a
-    prefix."""
-    return "objects below a prefix", scope[0] if isinstance(scope, tuple) else scope
-
-
 _Loop: TypeAlias = asyncio.AbstractEventLoop
 
 _synchronized = synchronized()
@@ -42,6 +36,12 @@ def version_of(scope: Hashable) -> object:
     bucket = hash(scope) % _N_BUCKETS
     # In this order: a write that ends in between has counted itself before it leaves.
     return UNSTABLE if bucket in _under_way and _is_under_way(bucket) else _n_finished[bucket]
+
+
+def of_place(scope: Hashable) -> Hashable:
+    """Return the scope to announce for a write that removes objects of the same base store by a
+    prefix."""
+    return "objects below a prefix", scope[0] if isinstance(scope, tuple) else scope
 
 
 def lasting_version_of(scope: Hashable) -> object:

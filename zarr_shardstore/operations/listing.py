@@ -136,7 +136,7 @@ class KeyStream:
             if (yield from self._catalog.arrays.confirm(layouts_of(names))):
                 names = yield from self._catalog.shards_of(page)
             if not self._pages.has_more:  # a conversion may have removed what was listed before
-                yield from self._catalog.check_not_hidden(self.prefix)
+                yield from self._catalog.arrays.check_not_hidden(self.prefix)
         except ShardConflictError as error:
             self.errors.append(error)
         located = zip(page, page.versions, names, strict=True)

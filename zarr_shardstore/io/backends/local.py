@@ -157,13 +157,13 @@ class LocalBackend(base.BlockingBackend):
         """Read a shard file while writers are kept from changing its index."""
         path = self.real_root + key
         # With lock files all shards are replaced: one that is open is of one state.
-        is_ours = self._locking == "lockfile" or open_shards.is_locked_by_me(path)
+        needs_no_lock = self._locking == "lockfile" or open_shards.is_locked_by_me(path)
         while True:
             before = fs.state_of(path)
             opened.close_one(key)  # another file may have the path
             if not fs.IS_POSIX:
                 opened.close()  # the writer that is waited for may wait for these files
-            with nullcontext(True) if is_ours else shared(path) as is_locked:
+            with nullcontext(True) if needs_no_lock else shared(path) as is_locked:
                 reader = self._open(key, opened)
                 found = Found(None, None)
                 if reader is not None:

@@ -144,9 +144,16 @@ def is_in_memory(store: Store) -> bool:
     return isinstance(store, MemoryStore)
 
 
+def _is_plain_wrapper(store: Store) -> bool:
+    """Whether zarr has a class of wrapper, and the class has nothing of one event loop."""
+    cls = type(store)
+    names = ("WrapperStore", "LoggingStore", "LatencyStore")
+    return cls.__module__.startswith("zarr.") and cls.__name__ in names
+
+
 def may_belong_to_loop(store: Store) -> bool:
     """Whether a store may use things of one event loop, as connections of aiohttp, or its locks."""
-    while type(store).__name__ in ("WrapperStore", "LoggingStore", "LatencyStore"):
+    while _is_plain_wrapper(store):
         store = store._store  # type: ignore[attr-defined]
     if type(store) is FsspecStore:
         return bool(file_system_of(store.fs, store.path)[0].async_impl)

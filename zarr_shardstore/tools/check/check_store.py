@@ -411,10 +411,8 @@ class _Notes(AbstractContextManager["_Notes"]):
         real = os.path.realpath(path)
         if isinstance(base.backend, LocalBackend) and real.startswith(base.backend.real_root):
             raise SpecError(f"the notes {str(path)!r} lie in the store, where nothing is written")
-        first, raw = (
-            json.dumps(head).encode(),
-            self._path.read_bytes() if self._path.exists() else b"",
-        )
+        first = json.dumps(head).encode()
+        raw = self._path.read_bytes() if self._path.exists() else b""
         lines = raw.split(b"\n")[:-1]
         try:
             known = [json.loads(line) for line in lines]
