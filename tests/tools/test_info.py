@@ -258,11 +258,11 @@ def test_stacks_of_transformers(stack: list[str]) -> None:
 
 
 def test_bad_documents_are_reported_and_block_nothing() -> None:
-    """No JSON, a declaration that contradicts itself, a transformer that is not known."""
+    """No JSON, a declaration that contradicts itself, an extension that is not known."""
     base: dict[str, bytes] = {}
     store = ShardingStore(base, chunks_per_shard=2)
     make(store, name="good")[:] = 1
-    for name in ("grid", "stack", "v2"):
+    for name in ("grid", "stack", "member", "v2"):
         make(ShardingStore(base), name=name, zarr_format=2 if name == "v2" else 3)
     doc = json.loads(base["good/zarr.json"])
     doc["codecs"][0]["configuration"]["chunk_shape"] = [5, 5]
@@ -271,6 +271,8 @@ def test_bad_documents_are_reported_and_block_nothing() -> None:
     base["stack/zarr.json"] = json.dumps({**doc, "storage_transformers": [{"name": "x"}]}).encode()
     doc = json.loads(base["grid/zarr.json"])
     base["grid/zarr.json"] = json.dumps({**doc, "chunk_grid": {"name": "odd"}}).encode()
+    doc = json.loads(base["member/zarr.json"])
+    base["member/zarr.json"] = json.dumps({**doc, "y": {"must_understand": True}}).encode()
     base["v2/.zarray"] = b"{no json"
     base["torn/zarr.json"] = b'{"node_type'
     base["meta/root/old.array.json"] = b"[]"
@@ -278,13 +280,16 @@ def test_bad_documents_are_reported_and_block_nothing() -> None:
     errors = {array.path: array.errors for array in info.arrays}
     assert errors["good"] == ()
     assert "cannot be cut" in errors["bad"][0]
-    stack, odd = (a for path in ("stack", "grid") for a in info.arrays if a.path == path)
+    arrays = {array.path: array for array in info.arrays}
+    stack, odd, member = arrays["stack"], arrays["grid"], arrays["member"]
     assert "'x' is not known" in stack.notes[0]
     for path in ("v2", "torn", "old"):
         assert "no JSON" in errors[path][0]
     assert (odd.shape, odd.n_errors) == ((5, 21), 0)
     assert "'odd' is not known" in odd.notes[0]
-    assert (info.n_errors, info.n_unknown) == (4, 2)
+    assert "member 'y' must be understood" in member.notes[0]
+    assert member.read_by == "every v3 reader that knows y"
+    assert (info.n_errors, info.n_unknown) == (4, 3)
     with pytest.raises(SpecError, match="no JSON"):
         is_sharded(base, "torn")
     with pytest.raises(UnsupportedError, match="'x' is not known"):

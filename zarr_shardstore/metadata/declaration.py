@@ -54,6 +54,10 @@ _CODEC = "sharding_indexed"
 _NAMES = {_CODEC, MARKER, f"numcodecs.{MARKER}", *transformer_list.SHARDING_URIS}
 """Names that declare sharding in codecs, filters or extensions."""
 
+MEMBERS_OF_V3 = {
+    "zarr_format", "node_type", "shape", "data_type", "chunk_grid", "chunk_key_encoding", "codecs",
+    "fill_value", "attributes", "dimension_names", "storage_transformers", MARKER,
+}  # fmt: skip
 _SCANNED = ("storage_transformers", "codecs", "filters", "compressor", "extensions")
 """Members that may declare sharding, or have the marker of a conversion."""
 
@@ -80,6 +84,13 @@ def format_of(doc: Mapping[str, Any]) -> Literal["v3", "v2", "draft"]:
     if doc.get("zarr_format") == 2:
         return "v2"
     return "v3" if "node_type" in doc else "draft"
+
+
+def not_understood(doc: Mapping[str, Any]) -> list[str]:
+    """Return the unknown members of a v3 array that a reader may not ignore."""
+    given = {name: doc[name] for name in sorted(doc.keys() - MEMBERS_OF_V3)}
+    options = {name: it if isinstance(it, Mapping) else {} for name, it in given.items()}
+    return [name for name, it in options.items() if it.get("must_understand") is not False]
 
 
 def scan(doc: Mapping[str, Any]) -> dict[str, set[str]]:

@@ -333,9 +333,11 @@ def plain_geometry(hierarchy: Hierarchy, doc: Mapping[str, Any]) -> Geometry | N
                 chunk_shape = declaration.sides_of_grid(doc)
                 if isinstance(encoding, str):
                     encoding = {"name": encoding}
+                if doc.keys() - declaration.MEMBERS_OF_V3:
+                    unknown = set(declaration.not_understood(doc))
                 style, options = encoding["name"], encoding.get("configuration") or {}
                 separator = options.get("separator", "/" if style == "default" else ".")
-                unknown = {style} - {"default", "v2"}
+                unknown |= {style} - {"default", "v2"}
                 unknown |= (encoding.keys() - CODEC_MEMBERS) | (options.keys() - {"separator"})
             case "v2":
                 separator, chunk_shape = doc.get("dimension_separator") or ".", doc["chunks"]
@@ -362,12 +364,14 @@ def plain_geometry(hierarchy: Hierarchy, doc: Mapping[str, Any]) -> Geometry | N
 
 def unknown_geometry(doc: Mapping[str, Any]) -> str:
     """Return why `plain_geometry` of a document is ``None``."""
-    grid, encoding = map(name_of, (doc.get("chunk_grid"), doc.get("chunk_key_encoding")))
-    if format_of(doc) == "v3" and isinstance(grid, str) and grid not in ("regular", "rectilinear"):
-        return f"its chunk grid {grid!r} is not known here"
-    known = ("default", "v2", declaration.MARKER)
-    if format_of(doc) == "v3" and isinstance(encoding, str) and encoding not in known:
-        return f"its chunk key encoding {encoding!r} is not known here"
+    if format_of(doc) == "v3":
+        grid, encoding = map(name_of, (doc.get("chunk_grid"), doc.get("chunk_key_encoding")))
+        if isinstance(grid, str) and grid not in ("regular", "rectilinear"):
+            return f"its chunk grid {grid!r} is not known here"
+        if isinstance(encoding, str) and encoding not in ("default", "v2", declaration.MARKER):
+            return f"its chunk key encoding {encoding!r} is not known here"
+        if members := declaration.not_understood(doc):
+            return f"its member {members[0]!r} must be understood, and is not known here"
     return "its shape, its chunk grid or its chunk keys have a form that is not known here"
 
 

@@ -165,6 +165,15 @@ def test_geometry() -> None:
     assert "encoding 'odd' is not known" in unknown_geometry(odd)
 
 
+def test_members_that_a_reader_must_understand() -> None:
+    """Only an object that says ``"must_understand": false`` may be ignored, as in zarr."""
+    known = document(regular(4), 8)
+    assert plain_geometry("v3", {**known, "x": {"must_understand": False}}) is not None
+    for value in (1, None, {}, {"must_understand": True}, {"must_understand": 0}):
+        assert plain_geometry("v3", {**known, "x": value}) is None
+        assert "member 'x' must be understood" in unknown_geometry({**known, "x": value})
+
+
 def test_a_document_gets_another_length() -> None:
     assert with_length(document(regular(4), 8), 0, 9)["shape"] == [9]
     doc = document(listed([3, 1], 4), 4, 9)

@@ -71,6 +71,7 @@ def _readers_of(doc: Mapping[str, Any]) -> str:
         given = [transformer_list.name_of(doc.get(member)) for member in extensions]
         given += [value for name, value in members if name == "name"]
         unusual = [str(name) for name in given if not _OF_V3.fullmatch(str(name))]
+        unusual += declarations.not_understood(doc)
     else:
         unusual = [str(id_) for name, id_ in _members_in(doc.get("filters")) if name == "id"]
     phrase = f"every {kind} reader{_that_knows(unusual)}"
