@@ -67,7 +67,7 @@ def in_thread(work: Callable[[], None]) -> threading.Thread:
 
 
 def ended(thread: threading.Thread) -> bool:
-    thread.join(20)
+    thread.join(10)
     return not thread.is_alive()
 
 
@@ -142,6 +142,38 @@ def test_a_loop_may_block_while_a_task_of_it_waits_for_another_writer() -> None:
     assert np.array_equal(z[:], [1, 1, 0, 0, 0, 9, 0, 0])
 
 
+@pytest.mark.parametrize("blocks", [False, True], ids=["stopped", "blocked"])
+@pytest.mark.parametrize("kind", ["dict", "memory", "local", "async"])
+def test_a_loop_that_lets_its_first_writer_wait_holds_no_shard(
+    tmp_path: Path, kind: str, blocks: bool
+) -> None:
+    """A writer waits one turn of its loop for siblings; the next writer commits for both."""
+    bases: dict[str, Any] = {
+        "dict": {},
+        "memory": MemoryStore(),
+        "local": tmp_path,
+        "async": slow(),
+    }
+    store, z = opened(bases[kind])
+    z[0] = 1
+
+    def write() -> None:
+        z[5] = 9
+
+    async def main() -> None:
+        task = asyncio.create_task(store.set("z/c/1", ONE))
+        if blocks:
+            await asyncio.sleep(0)
+            assert ended(in_thread(write))
+            await task
+
+    loop = in_own_loop(main)
+    assert ended(in_thread(write))
+    loop.run_until_complete(asyncio.sleep(0.1))
+    loop.close()
+    assert np.array_equal(z[:], [1, 1, 0, 0, 0, 9, 0, 0])
+
+
 def test_connections_of_one_loop_are_used_in_it() -> None:
     """A commit that a loop takes along fails, and no other update does."""
     base = OfOneLoop()
@@ -172,3 +204,36 @@ async def test_a_blocking_write_of_a_shard_that_its_own_loop_writes_is_refused()
     with pytest.raises(ShardConflictError, match="await the async operation"):
         store.set_sync("z/c/5", ONE)
     await task
+
+
+def test_connections_of_one_loop_are_used_in_it_beside_a_store_of_the_same_files(
+    tmp_path: Path,
+) -> None:
+    """A thread that appends to a shard leads, and takes the wrapper's updates along."""
+    loops = set()
+
+    class Wrapper(WrapperStore[LocalStore]):
+        async def set(self, key: str, value: Buffer) -> None:
+            loops.add(asyncio.get_running_loop())
+            await super().set(key, value)
+
+    _, z = opened(tmp_path)
+    store = ShardingStore(Wrapper(LocalStore(tmp_path)), chunks_per_shard=8)
+    is_done: list[bool] = []
+
+    def write() -> None:
+        while not is_done:
+            z[5] = 9
+
+    async def main() -> None:
+        for _ in range(100):
+            await store.set("z/c/1", ONE)
+        assert loops == {asyncio.get_running_loop()}
+
+    thread = in_thread(write)
+    try:
+        asyncio.run(main())
+    finally:
+        is_done.append(True)
+    assert ended(thread)
+    assert (z[1], z[5]) == (1, 9)

@@ -16,8 +16,9 @@ Theory of operation
    for the worker pool: all workers may be blocked on that lock.
 6. *An event loop never blocks.* It waits for no lock and no disk: a worker thread does the whole
    commit.
-7. *An event loop may end or block.* Therefore leaders for async base stores are tasks of zarr's
-   loop, which does neither. Where the clients of a base store belong to the loop of the caller
+7. *An event loop may end or block.* Therefore a writer of another loop or thread takes the lead
+   from one that waits a turn of its loop. Leaders for async base stores are tasks of zarr's loop,
+   which does neither. Where the clients of a base store belong to the loop of the caller
    (`Backend.needs_callers_loop`), only the commit is a task there: if that loop ends first, the
    commit fails. A caller that blocks a loop that the commit of the shard needs is refused: its
    wait would never end.
@@ -34,7 +35,7 @@ from __future__ import annotations
 import asyncio
 import atexit
 import threading
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Coroutine, Hashable, Sequence
 from concurrent.futures import Future
 from contextlib import nullcontext, suppress
 from contextvars import ContextVar
@@ -84,7 +85,7 @@ class QueuedUpdate:
 class _Queue:
     leader: object
     loop: _Loop | None
-    """The loop of the caller that leads in the next turn."""
+    """The loop whose next turn the leader waits for."""
     waiting: list[QueuedUpdate] = field(default_factory=list)
     taken: list[QueuedUpdate] = field(default_factory=list)
     """By the leader, for the commit under way."""
@@ -242,8 +243,16 @@ async def _lead_async(scope: Hashable, former: object) -> None:
 async def _commit_async(group: Sequence[QueuedUpdate]) -> _Outcome:
     """Commit one group in zarr's event loop, or in the loop that it needs."""
     driver, request = group[0].driver, group[0].request
-    loop = group[0].loop if driver.backend.needs_callers_loop else None
-    committing = driver.update_async(request, [update.request.updates for update in group])
+    try:
+        updates = [update.request.updates for update in group]
+        return await _in_its_loop(group[0], driver.update_async(request, updates))
+    except Exception as error:
+        return error
+
+
+async def _in_its_loop(update: QueuedUpdate, committing: Coroutine[Any, Any, Outcomes]) -> _Outcome:
+    """Await a commit in zarr's event loop, or in the loop that it needs."""
+    loop = update.loop if update.driver.backend.needs_callers_loop else None
     try:
         if loop in (None, zarrs_loop()):
             return await committing
@@ -251,8 +260,6 @@ async def _commit_async(group: Sequence[QueuedUpdate]) -> _Outcome:
         while not ended.done() and not loop.is_closed():
             await asyncio.wait([ended], timeout=_LOOK_S)
         return ended.result() if ended.done() and not ended.cancelled() else _interrupted()
-    except Exception as error:
-        return error
     finally:
         with suppress(Exception):  # it has not begun, or not ended, if its loop was closed
             committing.close()
@@ -291,10 +298,16 @@ def state_of_queue(scope: Hashable) -> tuple[int, bool]:
 def _commit(group: Sequence[QueuedUpdate]) -> None:
     """Commit one group under the lock of its shard."""
     driver, request = group[0].driver, group[0].request
+    outcome: _Outcome
     try:
         with driver.backend.lock(request.shard.key) or nullcontext():
             updates = [update.request.updates for update in group]
-            outcome: _Outcome = driver.run(driver.update_flow(request, updates))
+            flow = driver.update_flow(request, updates)
+            if driver.backend.needs_callers_loop:
+                committing = _in_its_loop(group[0], driver.run_async(flow))
+                outcome = asyncio.run_coroutine_threadsafe(committing, zarrs_loop()).result()
+            else:
+                outcome = driver.run(flow)
     except Exception as error:
         outcome = error
     _settle(group, outcome)
@@ -332,13 +345,16 @@ def _join(scope: Hashable, update: QueuedUpdate) -> bool:
         return True
     blocked = running_loop() if update.loop is None else blocked_loop.get()
     here = [u for u in queue.taken + queue.waiting if u.driver.backend.needs_callers_loop]
-    if blocked is not None and blocked in [queue.loop, *(u.loop for u in here)]:
+    if blocked is not None and any(u.loop is blocked for u in here):
         raise ShardConflictError(
             "a blocking write of a shard that a task of the same event loop is writing would never "
             "end; await the async operation instead"
         )
     queue.waiting.append(update)
-    return False
+    if queue.loop in (None, update.loop):
+        return False
+    queue.leader, queue.loop = update, update.loop  # the other loop may end or block in its turn
+    return True
 
 
 @_synchronized
