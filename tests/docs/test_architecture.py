@@ -43,18 +43,18 @@ def test_each_name_in_the_page_exists() -> None:
 
 
 ROOMS = {
-    "core": 22_262,
+    "core": 22_306,
     "core/format": 1_767,
     "core/metadata": 1_239,
     "core/shards": 2_451,
     "core/arrays": 1_929,
-    "core/operations": 2_423,
-    "core/io": 6_177,
+    "core/operations": 2_427,
+    "core/io": 6_217,
     "core/zarr_hooks": 1_990,
     "core/store": 3_759,  # 86 lines read entries for the loader
     "tools": 9_375,  # 190 lines estimate what a conversion costs, 100 convert a part of a store
     "cli": 1_362,  # 100 lines: first screen, exit codes, tables of groups, estimates as text
-    "interop": 6_554,  # 1,830 lines are the loader
+    "interop": 6_553,  # 1,830 lines are the loader
 }
 """Lines that each room may have. The core is what is neither `tools`, `cli` nor `interop`."""
 

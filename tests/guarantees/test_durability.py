@@ -58,10 +58,32 @@ DIRECTORIES = [f"fsync {d}" for d in ("data/root/a/b", "data/root/a", "data/root
 def test_a_shard_is_synced_before_its_name_and_its_directories_after(tmp_path: Path) -> None:
     """Also directories that are new; when the write returns all of it survives."""
     m = ShardingMapping(tmp_path, chunks_per_shard=4, durability="power", strategy="rewrite")
-    for key in KEYS[:2]:  # a new shard, and an update
+    for i, key in enumerate(KEYS[:2]):  # a new shard, and an update
         with recorded(tmp_path) as steps:
             m[key] = b"1"
-        assert steps == ["fsync temporary", f"replace temporary {SHARD}", *DIRECTORIES]
+        first = ["fsync temporary", f"replace temporary {SHARD}", *DIRECTORIES]
+        assert steps[:7] == first
+        assert all("fsync .." in step for step in steps[7:])
+        assert bool(steps[7:]) == (i == 0), "the root itself, once"
+
+
+def test_a_new_root_is_synced_with_the_directories_above_it(tmp_path: Path) -> None:
+    m = ShardingMapping(tmp_path / "a" / "b", durability="power")
+    with recorded(tmp_path) as steps:
+        m["x"] = b"1"
+    assert steps[-1] == f"fsync {os.path.relpath('/', tmp_path)}"
+    assert {"fsync a/b", "fsync a", "fsync .", "fsync .."} <= set(steps)
+
+
+@pytest.mark.parametrize("prefix", ["data/root/a/", ""])
+def test_an_erased_prefix_stays_erased(prefix: str, tmp_path: Path) -> None:
+    m = ShardingMapping(tmp_path, chunks_per_shard=4, durability="power")
+    m[KEYS[0]] = b"1"
+    with recorded(tmp_path) as steps:
+        m.erase_prefix(prefix)
+    assert steps[-1] == "fsync ."
+    assert ("fsync data/root" in steps) == bool(prefix)
+    m.erase_prefix("missing/")
 
 
 def test_an_erased_shard_stays_erased(tmp_path: Path) -> None:
@@ -76,6 +98,7 @@ def test_an_erased_shard_stays_erased(tmp_path: Path) -> None:
 def test_documents_are_synced_too(tmp_path: Path) -> None:
     """What says which shards there are must not be lost before them."""
     m = ShardingMapping(tmp_path, durability="power")
+    m["y"] = b"{}"
     with recorded(tmp_path) as steps:
         m["a/x"] = b"{}"
     assert steps == ["fsync temporary", "replace temporary a/x", "fsync a", "fsync ."]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import pickle
 import subprocess
 import sys
 from collections.abc import Callable, Coroutine
@@ -25,7 +26,14 @@ from tests.support.async_calls import erase_prefix
 from tests.support.bases import ALL_BASES
 from tests.support.kit import objects_of
 from tests.support.rounds import rounds
-from zarr_shardstore import ShardedCodecPipeline, ShardingMapping, ShardingStore, SpecError
+from zarr_shardstore import (
+    ShardedCodecPipeline,
+    ShardingMapping,
+    ShardingStore,
+    SpecError,
+    check_store,
+    get_shard_info,
+)
 
 RNG = np.random.default_rng(7)
 PIPELINES = ["zarr.core.codec_pipeline.BatchedCodecPipeline"]
@@ -493,14 +501,46 @@ def test_more_shards_than_files_may_be_open(tmp_path: Path) -> None:
 
 
 def test_the_working_directory_may_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A relative path is resolved once, for reads and writes alike."""
+    """A relative path is resolved once: for reads, writes, tools and other processes alike."""
     monkeypatch.chdir(tmp_path)
-    z = make_array(ShardingStore("rel", chunks_per_shard=2), np.ones(4, "u1"))
+    store = ShardingStore("rel", chunks_per_shard=2)
+    z = make_array(store, np.ones(4, "u1"))
     (tmp_path / "other").mkdir()
     monkeypatch.chdir(tmp_path / "other")
     z[:] = 2
-    np.testing.assert_array_equal(z[:], np.full(4, 2))
+    pickle.loads(pickle.dumps(z))[3] = 3
+    np.testing.assert_array_equal(z[:], [2, 2, 2, 3])
+    assert get_shard_info(store).n_chunks == 2
     assert list((tmp_path / "other").iterdir()) == []
+
+
+def test_a_path_with_two_dots_after_a_link(tmp_path: Path) -> None:
+    """It means the directory above the link's target, to the operating system and to zarr."""
+    (tmp_path / "disk" / "project").mkdir(parents=True)
+    (tmp_path / "project").symlink_to("disk/project")
+    path = tmp_path / "project" / ".." / "x.zarr"
+    z = make_array(ShardingStore(path, chunks_per_shard=2), np.ones(4, "u1"), name="z")
+    z[3] = 7
+    np.testing.assert_array_equal(z[:], [1, 1, 1, 7])
+    np.testing.assert_array_equal(zarr.open_array(path, path="z")[:], [1, 1, 1, 7])
+    assert (tmp_path / "disk" / "x.zarr").exists()
+    assert check_store(LocalStore(path)).n_chunks == 2
+
+
+def test_a_link_to_a_store_may_be_pointed_elsewhere(tmp_path: Path) -> None:
+    """An open store keeps the files that it has opened."""
+    for name, value in (("first", 1), ("second", 2)):
+        make_array(
+            ShardingStore(tmp_path / name, chunks_per_shard=2), np.full(4, value, "u1"), name="z"
+        )
+    link = tmp_path / "latest"
+    link.symlink_to("first")
+    z = zarr.open_array(ShardingStore(link), path="z")
+    link.unlink()
+    link.symlink_to("second")
+    z[1] = 7
+    np.testing.assert_array_equal(z[:], [1, 7, 1, 1])
+    np.testing.assert_array_equal(zarr.open_array(link, path="z")[:], [2, 2, 2, 2])
 
 
 def test_temporary_files_of_a_killed_writer_are_no_keys(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from zarr.core.sync import sync
 from zarr.storage import FsspecStore, LocalStore, MemoryStore, ObjectStore
 from zarr.testing.store import StoreTests
 
-from zarr_shardstore import ShardingStore
+from zarr_shardstore import ShardingStore, SpecError
 
 OPTIONS = [{}, {"chunks_per_shard": 4}, {"chunks_per_shard": {"raw/*": 2, "bar": (2, 2)}}]
 
@@ -163,3 +163,22 @@ def test_a_read_of_a_path_that_is_not_there_makes_nothing(
     z = zarr.create_array(store.with_read_only(False), shape=(4,), chunks=(1,), dtype="u1")
     z[:] = 1
     assert (tmp_path / "no/such/c/0").exists()
+
+
+@pytest.mark.parametrize("key", ["x" * 255, "a/" + "ü" * 127, "y" * 100 + "." + "z" * 150, "b/c."])
+def test_a_key_of_any_length_is_set_if_it_does_not_exist(key: str, tmp_path: Path) -> None:
+    store = ShardingStore(tmp_path)
+    for value in (b"1", b"2"):
+        sync(store.set_if_not_exists(key, cpu.Buffer.from_bytes(value)))
+    assert sync(store.get(key)) == cpu.Buffer.from_bytes(b"1")
+    assert not list(tmp_path.rglob("*.partial"))
+
+
+def test_a_link_to_nothing_is_no_place_for_a_value(tmp_path: Path) -> None:
+    """The caller learns that nothing was stored; `set` replaces the link."""
+    store, value = ShardingStore(tmp_path), cpu.Buffer.from_bytes(b"1")
+    (tmp_path / "a").symlink_to("missing")
+    with pytest.raises(SpecError, match="a link to nothing"):
+        sync(store.set_if_not_exists("a", value))
+    sync(store.set("a", value))
+    assert sync(store.get("a")) == value

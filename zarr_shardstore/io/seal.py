@@ -35,7 +35,7 @@ def seal_all(backend: Backend | None = None, order: EntryOrder = "morton") -> No
     if backend is not None and not isinstance(backend, LocalBackend):
         return
     errors: list[Exception] = []
-    for file in open_shards.below("" if backend is None else backend.real_root):
+    for file in open_shards.below("" if backend is None else backend.root):
         try:
             _seal(file, order)
         except Exception as error:

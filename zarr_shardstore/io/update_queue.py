@@ -16,11 +16,10 @@ Theory of operation
    for the worker pool: all workers may be blocked on that lock.
 6. *An event loop never blocks.* It waits for no lock and no disk: a worker thread does the whole
    commit.
-7. *An event loop may end or block.* Therefore a writer of another loop or thread takes the lead
-   from one that waits a turn of its loop. Leaders for async base stores are tasks of zarr's loop,
-   which does neither. Where the clients of a base store belong to the loop of the caller
-   (`Backend.needs_callers_loop`), only the commit is a task there: if that loop ends first, the
-   commit fails. A caller that blocks a loop that the commit of the shard needs is refused: its
+7. *An event loop may end or block.* So a writer elsewhere takes the lead from a leader
+   that waits a turn. Leaders for async base stores are tasks of zarr's loop, which does neither. Where
+   the clients of a base store belong to the loop of the caller (`Backend.needs_callers_loop`), only
+   the commit is a task there: if that loop ends first, the commit fails. A caller that blocks a loop that the commit of the shard needs is refused: its
    wait would never end.
 8. *Cancelled callers.* A caller that is cancelled does not cancel the commit of its update.
 9. *Signals.* They interrupt the main thread also inside the standard library. Conditions and pools
@@ -85,7 +84,7 @@ class QueuedUpdate:
 class _Queue:
     leader: object
     loop: _Loop | None
-    """The loop whose next turn the leader waits for."""
+    """The loop whose next turn the leader waits for; ``None`` while it commits."""
     waiting: list[QueuedUpdate] = field(default_factory=list)
     taken: list[QueuedUpdate] = field(default_factory=list)
     """By the leader, for the commit under way."""
@@ -363,7 +362,7 @@ def _take(scope: Hashable, leader: object) -> list[QueuedUpdate]:
     queue = _queues.get(scope)
     if queue is None or queue.leader is not leader:
         return []
-    queue.taken, queue.waiting = queue.waiting, []
+    queue.taken, queue.waiting, queue.loop = queue.waiting, [], None
     if not queue.taken:
         _n_closed[hash(scope) % len(_n_closed)] += 1
         del _queues[scope]

@@ -171,6 +171,10 @@ class WriteBuffer:
         self._shards[shard.key] = buffered
         buffered.shard = shard
         self._add(buffered, new)
+        if self._max_nbytes is None:  # the garbage collector ended the last block just now
+            self._shards[shard.key] = buffered
+            self.drop("")
+            return False
         return True
 
     @_synchronized

@@ -469,4 +469,4 @@ def _local_directory(dest: Path) -> str:
     path = resolve.local_path(os.fspath(dest))
     if path is None:
         raise SpecError(f"files are adopted where they are, on local disks: {dest!r} is none")
-    return os.path.abspath(path)
+    return resolve.absolute_path(path)

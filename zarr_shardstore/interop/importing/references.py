@@ -15,7 +15,6 @@ from contextlib import AbstractContextManager, closing, contextmanager, suppress
 from dataclasses import replace
 from io import StringIO
 from os import fspath
-from os.path import abspath
 from typing import Any
 
 import numpy as np
@@ -25,7 +24,7 @@ from fsspec.implementations.reference import LazyReferenceMapper, ReferenceFileS
 from zarr.abc.store import Store
 from zarr.storage import FsspecStore
 
-from zarr_shardstore.access import chunk_keys, layouts, metadata
+from zarr_shardstore.access import chunk_keys, layouts, metadata, resolve
 from zarr_shardstore.errors import ShardStoreError, SpecError, UnsupportedError
 from zarr_shardstore.interop.importing.hdf5 import ZSTD
 from zarr_shardstore.interop.importing.source import (
@@ -196,7 +195,7 @@ def parse_tiff(files: SourceFiles, url: str, *, recode: bool) -> ParsedSource:
     """Find the tiles or strips of the first series of a TIFF file, with all its levels."""
     tifffile = library("tifffile", "tiff", repr(url))
     path = file_path(url)
-    directory, _, name = (url if path is None else abspath(path)).rpartition("/")
+    directory, _, name = (url if path is None else resolve.absolute_path(path)).rpartition("/")
     files.size(f"{directory}/{name}")  # notes the state of the file before its first read
 
     def open_file() -> Any:

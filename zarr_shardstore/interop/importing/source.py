@@ -146,7 +146,7 @@ class SourceFiles:
         if "://" not in name and self._protocol not in ("", "file"):
             return f"{self._protocol}://{name}"
         path = file_path(name)
-        return name if path is None else os.path.abspath(path)
+        return name if path is None else resolve.absolute_path(path)
 
     def read(self, url: str, start: int, stop: int) -> bytes | memoryview:
         """Read a range; the reply is shorter if the file ends before `stop`."""

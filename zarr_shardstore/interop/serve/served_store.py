@@ -46,7 +46,7 @@ class ServedStore:
         self.read, self._run = engine.get, engine.driver.run_async
         self._catalog = engine.operations.catalog
         backend = engine.driver.backend
-        self._root = backend.real_root if isinstance(backend, LocalBackend) else None
+        self._root = backend.root if isinstance(backend, LocalBackend) else None
         self._refreshed = monotonic()
 
     async def find(self, key: str) -> bytes | str | None:

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import nullcontext, suppress
 from typing import Any, Literal, TypeAlias
 
 from zarr.abc.store import Store
-from zarr.core.buffer import cpu
-from zarr.core.sync import sync
-from zarr.storage import LocalStore
 
 from zarr_shardstore.errors import SpecError
 from zarr_shardstore.format.consolidated_index import IndexCopy
@@ -51,25 +48,21 @@ class LocalBackend(base.BlockingBackend):
         # With lock files they are on a network file system, see `cached_files`.
         self.keeps_handles = options.locking != "lockfile" and fs.IS_POSIX
         self._is_durable = options.durability == "power"
+        self._root_survives = not self._is_durable
         self.max_shards_at_once = fs.max_shards_of_a_read
-        self.root = os.path.join(os.path.abspath(directory), "")
-        # Absolute: the working directory may change.
-        self._files = LocalStore(self.root, read_only=store.read_only)
-        # Open already: threads that open it when they first write would collide in zarr 3.1.
-        self._files._is_open = True
-        # The identity of the files, which several paths may lead to.
-        self.real_root = os.path.join(os.path.realpath(directory), "")
+        # Resolved once: the working directory may change, and links on the way.
+        self.root = os.path.join(os.path.realpath(directory), "")
 
     def __repr__(self) -> str:
         return repr(self.store)
 
     def scope(self, key: str) -> Hashable:
-        return ("file", self.real_root + key)
+        return ("file", self.root + key)
 
     def lock(self, key: str) -> base.Lock:
         if self.can_append:
-            return ShardLock(self.real_root + key)
-        return lock_to_replace(self.real_root + key, self._locking, in_this_thread=True)
+            return ShardLock(self.root + key)
+        return lock_to_replace(self.root + key, self._locking, in_this_thread=True)
 
     def path_of(self, key: str) -> str:
         return self.root + key
@@ -98,7 +91,7 @@ class LocalBackend(base.BlockingBackend):
         if not fs.IS_POSIX and fs.is_reserved(key):
             return Found(None, None)
         if request.opened:
-            return Found(open_shards.files[self.real_root + key].read(byte_range), None)
+            return Found(open_shards.files[self.root + key].read(byte_range), None)
         if request.consistent:
             return self._get_consistent(key, byte_range, opened)
         if byte_range is None and key in opened:
@@ -155,7 +148,7 @@ class LocalBackend(base.BlockingBackend):
         self, key: str, byte_range: ByteRange | None, opened: base.OpenFiles
     ) -> Found:
         """Read a shard file while writers are kept from changing its index."""
-        path = self.real_root + key
+        path = self.root + key
         # With lock files all shards are replaced: one that is open is of one state.
         needs_no_lock = self._locking == "lockfile" or open_shards.is_locked_by_me(path)
         while True:
@@ -195,14 +188,14 @@ class LocalBackend(base.BlockingBackend):
     # -------------------------------------------------------------- writes
 
     def open_shard(self, request: requests.OpenShard, _: base.OpenFiles) -> ShardWriter | None:
-        file = open_shards.files[self.real_root + request.shard.key]
+        file = open_shards.files[self.root + request.shard.key]
         file.owner = self
         return file.open(*request)
 
     def change_shard(self, request: requests.ChangeShard, opened: base.OpenFiles) -> None:
-        file = open_shards.files[self.real_root + request.key]
+        file = open_shards.files[self.root + request.key]
         if request.steps or not request.closes:
-            file.take(request.steps, durable_below=self.real_root if self._is_durable else None)
+            file.take(request.steps, durable_below=self.root if self._is_durable else None)
         if request.closes:
             file.end_journal()
         if opened:
@@ -217,12 +210,13 @@ class LocalBackend(base.BlockingBackend):
         self._store(request.key, request.parts)
 
     def set_if_not_exists(self, request: requests.SetIfNotExists, opened: base.OpenFiles) -> None:
-        buffer = cpu.Buffer.from_bytes(request.value)
         opened.close_one(request.key)
-        fs.opening(lambda: sync(self._files.set_if_not_exists(request.key, buffer)))
-        if self._is_durable:
-            fs.sync_file(self.root + request.key)
-            fs.sync_directories(self.root + request.key, self.root)
+        try:
+            self._store(request.key, [(0, [request.value])], fs.give_new_name)
+        except FileExistsError:
+            if self.get_size(requests.GetSize(request.key), opened) is None:
+                path = self.root + request.key
+                raise SpecError(f"{path!r} is a directory, or a link to nothing") from None
 
     def delete(self, request: requests.Delete, opened: base.OpenFiles) -> _Disturbed:
         key, path = request.key, self.root + request.key
@@ -243,6 +237,9 @@ class LocalBackend(base.BlockingBackend):
         below = self.root + request.prefix  # so that their room is free
         index_cache.forget_if(lambda path: isinstance(path, str) and path.startswith(below))
         files.remove_directory(self.root, request.prefix)
+        if self._is_durable:
+            with suppress(*fs.NO_FILE):  # there was none
+                fs.sync_directories(below.rstrip("/") if request.prefix else below + "x", self.root)
 
     def move(self, request: requests.Move, opened: base.OpenFiles) -> None:
         source, target = self.root + request.key, self.root + request.to
@@ -262,10 +259,15 @@ class LocalBackend(base.BlockingBackend):
     def upload(self, key: str, parts: base.Parts) -> None:
         self._store(key, ((None, pieces) for pieces in parts))
 
-    def _store(self, key: str, parts: Iterable[tuple[int | None, Sequence[Bytes]]]) -> fs.FileState:
+    def _store(
+        self,
+        key: str,
+        parts: Iterable[tuple[int | None, Sequence[Bytes]]],
+        give_name: Callable[[str, str], None] | None = None,
+    ) -> fs.FileState:
         """Store pieces at offsets, or one after the other; return the state of the file."""
         durable_below, written = self.root if self._is_durable else None, list[fs.FileState]()
-        with fs.new_file(self.root + key, durable_below, written) as fd:
+        with fs.new_file(self.root + key, durable_below, written, give_name) as fd:
             end = 0
             for offset, pieces in parts:
                 end = end if offset is None else offset  # holes take no room
@@ -274,6 +276,10 @@ class LocalBackend(base.BlockingBackend):
                     end += sum(map(len, some))
             self._end_journal(key)
             index_cache.forget(self.root + key)
+        if not self._root_survives:  # it, or directories above it, may be new
+            with suppress(PermissionError):
+                fs.sync_directories(self.root, os.sep)
+            self._root_survives = True
         return written[0]
 
     def _disturbed(self, key: str, written: fs.FileState) -> _Disturbed:
@@ -281,7 +287,7 @@ class LocalBackend(base.BlockingBackend):
 
         Such an update has its lock file until its file has the name. Then the state is another.
         """
-        path = self.real_root + key
+        path = self.root + key
         if open_shards.is_locked_by_me(path):
             return None
         is_alone = not os.path.lexists(beside(path, LOCK_SUFFIX)) and fs.state_of(path) == written
@@ -289,7 +295,7 @@ class LocalBackend(base.BlockingBackend):
 
     def _end_journal(self, key: str) -> None:
         """Remove the journal of a shard that is about to be replaced or removed."""
-        path = self.real_root + key
+        path = self.root + key
         if path in open_shards.files and open_shards.is_locked_by_me(path):
             open_shards.files[path].end_journal(is_durable=self._is_durable)
 

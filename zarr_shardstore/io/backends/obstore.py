@@ -62,6 +62,7 @@ from zarr_shardstore.io.backends.zarr_store import Listed, ZarrBackend
 from zarr_shardstore.io.concurrency import backoff
 from zarr_shardstore.io.local.cached_files import index_cache
 from zarr_shardstore.io.remote_indexes import RemoteIndexes, Version
+from zarr_shardstore.io.write_epochs import UNSTABLE
 from zarr_shardstore.shards import requests
 from zarr_shardstore.shards.requests import Found, FoundIndex, Recorded, Request
 from zarr_shardstore.telemetry import warn
@@ -195,8 +196,8 @@ class ObstoreBackend(ZarrBackend):
         found = await super()._get_within(key, byte_range)
         if found.value is None or len(found.value) or found.version is not None:
             return found
-        if self._is_web_server:  # its young objects have no version that counts
-            return found
+        if self._is_web_server:  # the object may be young
+            return found._replace(version=UNSTABLE)
         try:  # the range is after the end, and no byte was read
             return await _head(self.store.store, key)
         except FileNotFoundError:
@@ -215,11 +216,11 @@ class ObstoreBackend(ZarrBackend):
             value = await reply.bytes_async()
         except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
             return Found(None, None)
-        version = _version_of(reply.meta, reply.attributes.get(_WRITE_ID))
+        version: Any = _version_of(reply.meta, reply.attributes.get(_WRITE_ID))
         modified = reply.meta["last_modified"]
         if self._is_web_server and modified is not None:
             is_young = time.time() - modified.timestamp() < base.MIN_AGE_ON_WEB_SERVERS_S
-            version = None if is_young else version
+            version = UNSTABLE if is_young else version  # the next request may find another file
         return Found(memoryview(value), version, reply.meta["size"])
 
     async def _get_at_most(self, key: str, max_nbytes: int) -> Found:

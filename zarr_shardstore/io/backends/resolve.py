@@ -30,6 +30,7 @@ from zarr_shardstore.io.backends.base import DEFAULT_OPTIONS, Backend, BackendOp
 from zarr_shardstore.io.backends.fsspec_store import FsspecBackend
 from zarr_shardstore.io.backends.local import LocalBackend
 from zarr_shardstore.io.backends.mapping import MappingBackend
+from zarr_shardstore.io.backends.store_traits import absolute_path as absolute_path
 from zarr_shardstore.io.backends.store_traits import (
     directory_of,
     file_system_of,
@@ -169,7 +170,7 @@ def _store_at(path: Path) -> Store:
             f"there is no zip archive {str(path)!r}: take a directory, or in Python "
             f"zarr.storage.ZipStore({str(path)!r}, mode='w')"
         )
-    return LocalStore(path)
+    return LocalStore(absolute_path(str(path)))
 
 
 def backend_of(store: BaseStore, options: BackendOptions = DEFAULT_OPTIONS) -> Backend:

@@ -6,6 +6,7 @@ import os
 import re
 from collections.abc import Hashable
 from functools import partial
+from pathlib import Path
 from typing import Any, Literal
 from weakref import ref
 
@@ -111,6 +112,12 @@ def _directory(store: Store) -> str | None:
     return None
 
 
+def absolute_path(path: str | os.PathLike[str]) -> str:
+    """Return an absolute path without ``..``, which means another directory after a link."""
+    is_plain = os.pardir not in Path(path).parts
+    return os.path.abspath(path) if is_plain else os.path.realpath(path)
+
+
 _BUCKETS = {"S3Store": ("s3", "bucket"), "GCSStore": ("gs", "bucket")}
 _BUCKETS |= {"AzureStore": ("az", "container_name")}
 """Scheme of URLs, and the option that names the bucket, by the class of a client of obstore."""
@@ -120,7 +127,7 @@ def url_of_store(store: Store) -> str | None:
     """Return the URL below which any program finds the objects of a store, if there is one."""
     directory = directory_of(store)
     if directory is not None:
-        return f"file://{os.path.abspath(directory)}"
+        return f"file://{absolute_path(directory)}"
     if is_in_memory(store) or kind_that_is_only_read(store):
         return None
     if type(store) is FsspecStore:

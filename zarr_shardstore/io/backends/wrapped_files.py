@@ -46,7 +46,7 @@ class WrappedFilesBackend(ZarrBackend):
         root = store_traits.root_of_files(store)
         assert root is not None, "the store is one of local files"
         self._local = LocalBackend(LocalStore(root))
-        self.root = self._local.real_root
+        self.root = self._local.root
         self.max_requests_at_once = None
 
     def lock(self, key: str) -> Lock:

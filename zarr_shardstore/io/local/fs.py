@@ -357,6 +357,13 @@ def replace(source: str, target: str) -> None:
     os.replace(source, target)
 
 
+def give_new_name(source: str, target: str) -> None:
+    """As `replace`; raise ``FileExistsError`` if another file has the name."""
+    os.link(source, target)
+    with suppress(OSError):
+        os.unlink(source)
+
+
 @retried
 def unlink(path: str) -> None:
     os.unlink(path)
@@ -409,7 +416,10 @@ def state_of(file: str | int) -> FileState:
 
 @contextmanager
 def new_file(
-    path: str, durable_below: str | None = None, written: list[FileState] | None = None
+    path: str,
+    durable_below: str | None = None,
+    written: list[FileState] | None = None,
+    give_name: Callable[[str, str], None] | None = None,
 ) -> Iterator[int]:
     """Open a new file, which replaces the file of `path` in one step when the block has ended.
 
@@ -437,7 +447,7 @@ def new_file(
         if durable_below is not None:
             sync(fds[0])  # first: otherwise the name may survive, and the bytes not
         os.close(fds.pop())  # once: afterwards another thread's file may have the number
-        replace(temporary, path)
+        (give_name or replace)(temporary, path)
         if durable_below is not None:
             sync_directories(path, durable_below)
     except BaseException:

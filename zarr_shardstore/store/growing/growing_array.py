@@ -59,7 +59,7 @@ class GrowingArray:
             raise ShardConflictError(busy)
         try:
             if isinstance(backend, LocalBackend) and store._engine.options.locking == "os":
-                lock = KeptLock(backend.real_root + self._node.chunk_prefix + FRAMES_LOCK)
+                lock = KeptLock(backend.root + self._node.chunk_prefix + FRAMES_LOCK)
                 lock.acquire(0, busy)
                 self._lock = lock
             self._end_buffering()

@@ -409,7 +409,7 @@ class _Notes(AbstractContextManager["_Notes"]):
     def __init__(self, path: str | Path, base: BaseStoreHandle, head: dict[str, Any]) -> None:
         self._path = Path(path)
         real = os.path.realpath(path)
-        if isinstance(base.backend, LocalBackend) and real.startswith(base.backend.real_root):
+        if isinstance(base.backend, LocalBackend) and real.startswith(base.backend.root):
             raise SpecError(f"the notes {str(path)!r} lie in the store, where nothing is written")
         first = json.dumps(head).encode()
         raw = self._path.read_bytes() if self._path.exists() else b""

@@ -240,7 +240,7 @@ class _Repair:
             has_locks = base.options.locking == "os" and not self.dry_run
             if has_locks and isinstance(backend, LocalBackend):
                 name = side_files.frames_lock(path)
-                lock, is_there = locks.KeptLock(backend.real_root + name), base.sizes([name])[0]
+                lock, is_there = locks.KeptLock(backend.root + name), base.sizes([name])[0]
                 lock.acquire(0, "a writer appends frames")
                 stack.callback(lock.remove if is_there is None else lock.close)
             now = [checker_of(base, a.node, a.doc) for a in arrays_at(base, path)]

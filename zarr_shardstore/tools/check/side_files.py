@@ -102,7 +102,7 @@ def _is_used(base: BaseStoreHandle, key: str, shard: str, opened: Set[str]) -> b
     backend = base.backend
     if not isinstance(backend, LocalBackend):
         return False
-    path = backend.real_root + shard
+    path = backend.root + shard
     if path in open_shards.files or path in open_shards.replaced:
         return True
     is_open = os.path.realpath(backend.path_of(key)) in opened
@@ -110,7 +110,7 @@ def _is_used(base: BaseStoreHandle, key: str, shard: str, opened: Set[str]) -> b
         return True
     # A writer of many shards closes the files of the oldest, and keeps their journals. A temporary
     # file is closed under the lock of its shard, which is in the same directory.
-    suffix, above = file_keys.JOURNAL_SUFFIX, backend.real_root
+    suffix, above = file_keys.JOURNAL_SUFFIX, backend.root
     if key == shard:
         suffix, above = locks.LOCK_SUFFIX, os.path.dirname(path) + os.sep
     return any(name.endswith(suffix) and name.startswith(above) for name in opened)
