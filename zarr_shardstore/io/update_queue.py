@@ -16,11 +16,11 @@ Theory of operation
    for the worker pool: all workers may be blocked on that lock.
 6. *An event loop never blocks.* It waits for no lock and no disk: a worker thread does the whole
    commit.
-7. *An event loop may end or block.* So a writer elsewhere takes the lead from a leader
-   that waits a turn. Leaders for async base stores are tasks of zarr's loop, which does neither. Where
-   the clients of a base store belong to the loop of the caller (`Backend.needs_callers_loop`), only
-   the commit is a task there: if that loop ends first, the commit fails. A caller that blocks a loop that the commit of the shard needs is refused: its
-   wait would never end.
+7. *An event loop may end or block.* So a writer elsewhere takes the lead from a leader that waits a
+   turn. Leaders for async base stores are tasks of zarr's loop, which does neither. Where the
+   clients of a base store belong to the loop of the caller (`Backend.needs_callers_loop`), only the
+   commit is a task there: if that loop ends first, the commit fails. A caller that blocks a loop
+   that the commit of the shard needs is refused: its wait would never end.
 8. *Cancelled callers.* A caller that is cancelled does not cancel the commit of its update.
 9. *Signals.* They interrupt the main thread also inside the standard library. Conditions and pools
    are written in Python, so an interrupt may leave their locks taken. Therefore a caller that
