@@ -1343,3 +1343,17 @@ except RuntimeError as error:
         check=False,
     )
     assert done.stdout == "4000\n", done.stderr
+
+
+@pytest.mark.parametrize("view", ["chunks", "shards"])
+@pytest.mark.parametrize("base", [dict, MemoryStore, Path])
+def test_a_loader_sees_what_a_batch_has_buffered(view: Any, base: Any, tmp_path: Path) -> None:
+    """Also one that was made before the batch began."""
+    store = ShardingStore(tmp_path if base is Path else base(), chunks_per_shard=4, view=view)
+    z = zarr.create_array(store, name="x", shape=(16,), chunks=(2,), dtype="u1")
+    z[:] = 1
+    loader = ShardLoader(store, "x", batch_size=16)
+    assert next(iter(loader)).sum() == 16
+    with store.batch():
+        z[:2] = 7
+        np.testing.assert_array_equal(next(iter(loader)), z[:])

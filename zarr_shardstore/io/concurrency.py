@@ -22,8 +22,9 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from contextvars import copy_context
 from functools import cache, partial
+from queue import SimpleQueue
 from random import SystemRandom
-from typing import Any, Generic, ParamSpec, TypeVar
+from typing import Any, Generic, ParamSpec, TypeAlias, TypeVar
 from weakref import WeakKeyDictionary
 
 from zarr.core.config import config
@@ -71,7 +72,56 @@ def _pool(use: str, n: int) -> ThreadPoolExecutor:
     return ThreadPoolExecutor(n, thread_name_prefix=f"zarr-shardstore-{use}")
 
 
-for _each in (worker_pool, _pool):
+def run_apart_from_signals(work: Callable[[], None], stop: Callable[[], object] = int) -> None:
+    """Call a function; from the main thread in another one, whose locks no signal interrupts.
+
+    An interrupt calls `stop`, and waits until the function has ended.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        work()
+        return
+    try:
+        queue = _for_main_thread()
+    except RuntimeError:  # no thread can be started
+        work()
+        return
+    ended, last = SimpleQueue[list[BaseException]](), SimpleQueue[list[BaseException]]()
+    try:
+        queue.put((partial(copy_context().run, work), ended))
+        errors = ended.get()  # or the process might end before
+    except BaseException:
+        stop()
+        queue.put((int, last))  # after the function, if that was put
+        last.get()
+        raise
+    if errors:
+        raise errors.pop()
+
+
+_Jobs: TypeAlias = "SimpleQueue[tuple[Callable[[], Any], SimpleQueue[list[BaseException]]]]"
+
+
+@cache
+def _for_main_thread() -> _Jobs:
+    """Return the queue of a thread that works for the main thread."""
+    queue: _Jobs = SimpleQueue()
+
+    def run() -> None:
+        while True:
+            work, ended = queue.get()
+            errors = list[BaseException]()
+            try:
+                work()
+            except BaseException as error:
+                errors.append(error)
+            ended.put(errors)
+            del work, ended, errors
+
+    threading.Thread(target=run, name="zarr-shardstore-main", daemon=True).start()
+    return queue
+
+
+for _each in (worker_pool, _pool, _for_main_thread):
     in_forked_child(_each.cache_clear)  # the child has none of its parent's threads
 
 

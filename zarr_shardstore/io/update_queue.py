@@ -33,7 +33,6 @@ from __future__ import annotations
 
 import asyncio
 import atexit
-import threading
 from collections.abc import Callable, Coroutine, Hashable, Sequence
 from concurrent.futures import Future
 from contextlib import nullcontext, suppress
@@ -47,7 +46,12 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from zarr.core.sync import loop as loop_of_zarr
 
 from zarr_shardstore.errors import ShardConflictError
-from zarr_shardstore.io.concurrency import let_clients_leave, worker_pool, zarrs_loop
+from zarr_shardstore.io.concurrency import (
+    let_clients_leave,
+    run_apart_from_signals,
+    worker_pool,
+    zarrs_loop,
+)
 from zarr_shardstore.shards.requests import EntryUpdate, Flow, UpdateShard
 from zarr_shardstore.synchronized import in_forked_child, synchronized
 
@@ -108,7 +112,7 @@ def commit(driver: Driver, request: UpdateShard) -> None:
             for group in _groups(_take(scope, update)):
                 _commit(group)
             if others := _take(scope, update):
-                _run_apart_from_signals(partial(_lead_in_thread, scope, update, others))
+                run_apart_from_signals(partial(_lead_in_thread, scope, update, others))
     except BaseException:
         _abandon(scope, update)
         raise
@@ -182,38 +186,6 @@ def _lead_in_thread(scope: Hashable, leader: object, taken: Sequence[QueuedUpdat
     except BaseException:
         _abandon(scope, leader)
         raise
-
-
-def _run_apart_from_signals(work: Callable[[], None]) -> None:
-    """Call a function; from the main thread in another one, whose locks no signal interrupts."""
-    if threading.current_thread() is not threading.main_thread():
-        work()
-        return
-    try:
-        queue = _for_main_thread()
-    except RuntimeError:  # no thread can be started
-        work()
-        return
-    ended: SimpleQueue[None] = SimpleQueue()
-    queue.put((work, ended))
-    ended.get()  # or the process might end before
-
-
-@cache
-def _for_main_thread() -> SimpleQueue[tuple[Callable[[], None], SimpleQueue[None]]]:
-    """Return the queue of a thread that works for the main thread."""
-    queue: SimpleQueue[tuple[Callable[[], None], SimpleQueue[None]]] = SimpleQueue()
-
-    def run() -> None:
-        while True:
-            work, ended = queue.get()
-            with suppress(Exception):  # its callers know already
-                work()
-            ended.put(None)
-            del work, ended
-
-    threading.Thread(target=run, name="zarr-shardstore-lead", daemon=True).start()
-    return queue
 
 
 async def _lead_async(scope: Hashable, former: object) -> None:
@@ -403,5 +375,4 @@ def running_loop() -> _Loop | None:
         return None
 
 
-for _forget in (_queues.clear, _for_main_thread.cache_clear):
-    in_forked_child(_forget)  # the child has none of the leaders and threads
+in_forked_child(_queues.clear)  # the child has none of the leaders

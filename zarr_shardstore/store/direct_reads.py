@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from reprlib import repr as short
 from typing import Any, Literal, TypeVar, cast
 
@@ -33,7 +34,7 @@ from zarr_shardstore.errors import ShardConflictError, SpecError, UnsupportedErr
 from zarr_shardstore.format.arguments import array_path
 from zarr_shardstore.format.box_grid import BoxGrid
 from zarr_shardstore.format.keys import Coords
-from zarr_shardstore.io.concurrency import codec_pool, to_the_end
+from zarr_shardstore.io.concurrency import codec_pool, run_apart_from_signals, to_the_end
 from zarr_shardstore.io.local.fs import min_age_ns, state_of
 from zarr_shardstore.metadata.documents import Node, document_key
 from zarr_shardstore.operations.locate import array_at
@@ -126,12 +127,27 @@ class ChunkReader:
 
     def read(self, get: Callable[[list[str]], Values], coords: Any, out: Any) -> None:
         """Read chunks in units, and decode each unit into `out` while the next one is read."""
-        keys = self.keys(coords)
+        keys, stopped = self.keys(coords), list[bool]()
+        read = partial(self._read_units, get, keys, out, stopped)
+        if len(keys) * self._nbytes <= _RUN_NBYTES:
+            read()
+        else:
+            run_apart_from_signals(read, lambda: stopped.append(True))
+
+    def _read_units(
+        self,
+        get: Callable[[list[str]], Values],
+        keys: list[str],
+        out: Any,
+        stopped: list[bool],
+    ) -> None:
         length = max(1, _UNIT_NBYTES // self._nbytes)
         jobs: list[Future[None]] = []
         try:
             for start in range(0, len(keys), length):
                 unit = slice(start, start + length)
+                if stopped:
+                    break
                 values = get(keys[unit])
                 for job in jobs:
                     job.result()

@@ -37,6 +37,8 @@ class EntryReader(NamedTuple):
     layout: ArrayLayout | None
     """``None``: no shards are known, so each chunk counts as one."""
     stored: StoredArray
+    given: ShardingEngine
+    """Engine of the store that was given, whose batches buffer values."""
 
     @classmethod
     def of(cls, store: DirectReads, path: str) -> EntryReader:
@@ -47,17 +49,22 @@ class EntryReader(NamedTuple):
         is_known = layout is not None and layout.grid_shape == reader.grid_shape
         engine = by_chunks._engine
         stored, _ = engine.chunk_readers[reader.node.path]
-        return cls(engine, reader, layout if is_known else None, stored)
+        return cls(engine, reader, layout if is_known else None, stored, store._engine)
 
     @property
     def can_block(self) -> bool:
         """Whether `read` leaves zarr's event loop alone."""
         return self.engine.driver.backend.mode != "async"
 
+    @property
+    def _reads_by_key(self) -> bool:
+        """Whether shards are not known, or a batch may have newer values of their chunks."""
+        return self.layout is None or self.engine.operations.buffer.is_active
+
     def read(self, parts: Sequence[EntryPart]) -> Values:
         """Return the encoded chunks of all parts, ``None`` for missing ones."""
         engine = self.engine
-        if self.layout is None:
+        if self._reads_by_key:
             return engine.get_many_blocking(self._keys(parts))
         values = [*chain.from_iterable(engine.get_groups_blocking(self._groups(parts)))]
         if engine.root is not None:
@@ -79,7 +86,7 @@ class EntryReader(NamedTuple):
         False: the chunks must be read otherwise, and the buffers may have any bytes.
         """
         engine, left = self.engine, iter(buffers)
-        if self.layout is None or engine.root is None or not hasattr(os, "preadv"):
+        if self._reads_by_key or engine.root is None or not hasattr(os, "preadv"):
             return False
 
         def pread(fd: int, stored_nbytes: int, offset: int) -> Sequence[Any]:
@@ -93,13 +100,16 @@ class EntryReader(NamedTuple):
 
     def shape_now(self) -> tuple[int, ...]:
         """Return the shape in the document: of a local file as stored now, else as last read here.
+        With ``view="shards"`` an open batch stores first what it has buffered.
 
         Raises
         ------
         ShardConflictError
             If the array is another one now.
         """
-        engine, node = self.engine, self.chunks.node
+        engine, node, given = self.engine, self.chunks.node, self.given
+        if given is not engine:  # its buffer is not looked into
+            given.driver.run(given.operations.flusher.flush_array(node))
         if engine.root is not None:
             store: Any = self.chunks.array.store
             store._current_reader_of(node.path)
@@ -113,7 +123,7 @@ class EntryReader(NamedTuple):
         """Begin to `read` in an event loop that runs in another thread."""
 
         async def read() -> Values:
-            if self.layout is None:
+            if self._reads_by_key:
                 return await self.engine.get_many(self._keys(parts))
             return [*chain.from_iterable(await self.engine.get_groups(self._groups(parts)))]
 

@@ -153,6 +153,8 @@ async def test_listings_that_a_client_keeps_are_dropped() -> None:
     names, keys = await backend.perform_async(asked)
     assert (sorted(names), sorted(keys)) == (["a", "b"], ["g/a", "g/b"])
     assert await backend.perform_async([GetSize("g/a")]) == [4]
+    Remote().pipe_file("/keeps/g/a", b"01")
+    assert await backend.perform_async([GetSize("g/a")]) == [2], "sizes alone, too"
 
 
 def test_file_systems_of_two_threads_are_one() -> None:

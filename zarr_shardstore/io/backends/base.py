@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
 from typing import Any, Literal, NamedTuple, NoReturn, TypeAlias, get_args
+from weakref import WeakValueDictionary
 
 import numpy as np
 import numpy.typing as npt
@@ -245,8 +246,8 @@ class BackendOptions:
 
 DEFAULT_OPTIONS = BackendOptions()
 
-growing: dict[Hashable, object] = {}
-"""Writers of frames of this process, by the scope of their array."""
+growing: WeakValueDictionary[Hashable, Any] = WeakValueDictionary()
+"""Writers of frames of this process, by the scope of their array. A dropped one is forgotten."""
 in_forked_child(growing.clear)
 
 MIN_AGE_ON_WEB_SERVERS_S = 2.1

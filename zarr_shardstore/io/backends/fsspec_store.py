@@ -74,7 +74,7 @@ class FsspecBackend(ZarrBackend):
     async def perform_async(self, batch: list[Request]) -> list[Any]:
         if self._has_threads:
             base.check_no_fork(self, self)
-            self._drop_listings()  # reads of whole objects look into them first
+        self._drop_listings()  # reads of whole objects, and of sizes, look into them first
         self._check_changes(batch)
         return await super().perform_async(batch)
 

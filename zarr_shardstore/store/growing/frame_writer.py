@@ -24,6 +24,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Mapping
+from contextlib import suppress
 from functools import cache
 from typing import Any, Self, TypeAlias
 from weakref import WeakSet
@@ -77,8 +78,10 @@ class FrameWriter:
         usual_s = 1.0 if array.appends else 10.0
         self._flush_s = usual_s if given_s is None else given_s
         self._buffer = FrameBuffer(array.first)
-        self._changed = threading.Condition()
-        """Guards the buffer and all below; waits for no I/O."""
+        self._lock = threading.RLock()
+        """Guards the buffer and all below; waits for no I/O. To enter it by a `Condition` is Python
+        code, where an interrupt would leave it locked."""
+        self._changed = threading.Condition(self._lock)
         self._error: BaseException | None = None
         self._is_closed = False
         self._flushed_at = time.monotonic()
@@ -99,7 +102,7 @@ class FrameWriter:
     @property
     def n_appended(self) -> int:
         """Number of frames in the array and in the buffer."""
-        with self._changed:
+        with self._lock:
             return self._buffer.end
 
     def append(self, frame: npt.ArrayLike) -> None:
@@ -122,7 +125,7 @@ class FrameWriter:
         if new.ndim == 0:
             raise SpecError("frames have a first dimension, that of their number")
         self._check_open()
-        with self._changed:
+        with self._lock:
             self._array.check_or_create(new)
             self._changed.wait_for(
                 lambda: self._buffer.nbytes < 2 * self._flush_nbytes or self._error is not None
@@ -130,17 +133,20 @@ class FrameWriter:
             if self._error is not None:
                 self._flush()
             self._check_open()
-            self._buffer.add(new)
             if self._thread is None:
-                thread = threading.Thread(target=self._work, daemon=True)
-                thread.start()
-                self._thread = thread  # a thread that is not alive counts as ended
+                self._thread = threading.Thread(target=self._work, daemon=True)
+                try:
+                    self._thread.start()
+                except BaseException:
+                    self._is_closed = True  # it may run: then it ends, and `close` sees none
+                    raise
+            self._buffer.add(new)
             self._changed.notify_all()
 
     def flush(self) -> None:
         """Store all buffered frames, and the new shape; raises the errors of `extend`."""
         self._check_open()
-        with self._changed:
+        with self._lock:
             self._flush()
 
     def _flush(self) -> None:
@@ -158,11 +164,12 @@ class FrameWriter:
         """
         if os.getpid() != self._pid:  # a fork has copied it, perhaps with its lock taken
             return
-        with self._changed:
+        with self._lock:
             self._is_closed, self._error = True, None  # so the thread tries once more
             self._changed.notify_all()
         if self._thread is not None:
-            self._thread.join()
+            with suppress(RuntimeError):  # an interrupt cut its start off, and it has no frames
+                self._thread.join()
         n_durable, error = self._buffer.n_durable, self._error
         try:
             if not self._array.close(n_durable):
@@ -223,7 +230,7 @@ class FrameWriter:
         """
         buffer = self._buffer
         while True:
-            with self._changed:
+            with self._lock:
                 while (wait_s := self._wait_s()) is None or wait_s > 0:
                     if self._is_closed:
                         return
@@ -235,7 +242,7 @@ class FrameWriter:
                 self._array.append(np.concatenate(parts), start)
             except BaseException as raised:
                 error = raised
-            with self._changed:
+            with self._lock:
                 self._error, self._flushed_at = error, time.monotonic()
                 if error is None:
                     buffer.drop_up_to(stop)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -26,6 +26,9 @@ from zarr_shardstore.metadata.transformer_list import name_of
 from zarr_shardstore.shards.requests import Modify, relay
 from zarr_shardstore.store.engine import ShardingEngine
 from zarr_shardstore.store.upkeep import Upkeep
+from zarr_shardstore.synchronized import synchronized
+
+_synchronized = synchronized()
 
 _MAX_FRAMES = 2**48
 """Frames along the first dimension for the writer alone: more than any acquisition has."""
@@ -55,7 +58,7 @@ class GrowingArray:
         backend = self._engine.driver.backend
         self._scope = backend.scope(path)
         busy = f"frames are appended to {path!r} already: close that writer first"
-        if growing.setdefault(self._scope, self) is not self:
+        if not _is_first(self._scope, self):
             raise ShardConflictError(busy)
         try:
             if isinstance(backend, LocalBackend) and store._engine.options.locking == "os":
@@ -217,3 +220,8 @@ def _form_of(document: bytes | memoryview | None) -> dict[str, Any]:
     """Return the members of a document that say what its chunks are."""
     doc = documents.without_notes(({} if document is None else parse_json(document)) or {})
     return {name: value for name, value in doc.items() if name not in ("shape", "attributes")}
+
+
+@_synchronized
+def _is_first(scope: Hashable, array: GrowingArray) -> bool:
+    return growing.setdefault(scope, array) is array
