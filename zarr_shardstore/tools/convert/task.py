@@ -295,7 +295,7 @@ class StoredValues:
     def rounds(self) -> Iterator[ReadRound]:
         """Read all values in order; a changed size raises `ShardConflictError`."""
         nbytes = self.stops - self.starts
-        for start, stop in _cut(self.base, nbytes):
+        for start, stop in _cut(nbytes):
             part = slice(start, stop)
             if self.is_estimate:
                 found = zip(self.ids[part].tolist(), self.base.values(self.keys[part]), strict=True)
@@ -380,15 +380,12 @@ def _values_in_shards(location: ArrayLocation, region: ArrayRegion) -> StoredVal
     return StoredValues(location.base, keys, of, offsets, offsets + nbytes, ids)
 
 
-def _cut(base: BaseStoreHandle, sizes: _Ints) -> Iterator[tuple[int, int]]:
+def _cut(sizes: _Ints) -> Iterator[tuple[int, int]]:
     """Cut values into rounds; one that is larger than a round is alone."""
-    # Where a request costs little, small rounds stay in the cache of the processor.
-    is_near = base.backend.mode != "async" and base.backend.max_requests_at_once is None
-    nbytes = ROUND_NBYTES // 4 if is_near else ROUND_NBYTES
     ends = np.cumsum(sizes)
     start = 0
     while start < len(ends):
-        limit = int(ends[start] - sizes[start]) + nbytes
+        limit = int(ends[start] - sizes[start]) + ROUND_NBYTES
         stop = min(int(np.searchsorted(ends, limit, side="right")), start + _MAX_ROUND)
         stop = max(stop, start + 1)
         yield start, stop
