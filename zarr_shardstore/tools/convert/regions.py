@@ -12,7 +12,7 @@ For a shard that lies in several regions, its index decides which regions to vis
 from __future__ import annotations
 
 import math
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 
@@ -116,7 +116,7 @@ def regions_to_visit(
     max_regions = min(n_regions // 2, _MAX_INT64 - 1)
     for location in locations:
         n_listed = 0
-        with _listing(location) as rounds:
+        with closing(walks.walk(location.base.run, location.grid)) as rounds:
             for some in rounds:
                 add_regions(location, some, regions, found)
                 n_listed += len(some)
@@ -129,11 +129,6 @@ def _is_dense(location: ArrayLocation, box: Iterable[range]) -> bool:
     """Return whether enough objects of a box are stored, by samples from all over it."""
     keys = [location.grid.key(coords) for coords in random_coords(box, _N_SAMPLES)]
     return sum(size is not None for size in location.base.sizes(keys)) >= _N_DENSE
-
-
-def _listing(location: ArrayLocation) -> closing[Generator[list[walks.Stored], None, None]]:
-    """List the objects of a location in rounds whose indexes fit in memory."""
-    return closing(walks.walk(location.base.run, location.grid))
 
 
 def add_regions(
@@ -177,7 +172,7 @@ def only_stored(location: ArrayLocation, region: ArrayRegion) -> ArrayRegion:
     if location.base.backend.linked_directory(location.grid.prefix):
         return region
     there, n_listed = [np.zeros(0, np.intp)], 0
-    with _listing(location) as rounds:
+    with closing(walks.walk(location.base.run, grid)) as rounds:
         for some in rounds:
             for stored in some:
                 if all(c in r for c, r in zip(stored.coords, ranges, strict=True)):
