@@ -233,7 +233,7 @@ def _convert_native(
             previewed, change = preview()
             convert(previewed, None, dry_run=True)  # what would refuse the conversion does so here
             change.make(base, dry_run=False)
-            report = convert(base, None)
+            report = convert(base, None, is_locked=True)
     notes += change.notes
     if destination is None and (n := len(change.of_v2)):
         notes += (f"{n} arrays of Zarr v2 become v3 in place; {change.way_back}",)

@@ -46,7 +46,6 @@ import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from contextvars import ContextVar
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, TypeAlias
 from uuid import uuid4
@@ -76,33 +75,28 @@ _IS_DIGEST = re.compile("[0-9a-f]{16}")
 
 _KEYS_A_ROUND = 1000
 
-_converted: ContextVar[str] = ContextVar("_converted", default="")
-"""Directory whose lock this call has."""
-
 
 @contextmanager
 def only_conversion(base: BaseStoreHandle) -> Iterator[None]:
     """Lock the conversions of a store on a local disk; other stores are not locked.
 
-    The lock ends with the process that holds it. Nested calls share it.
+    The lock ends with the process that holds it.
     """
     backend = base.backend
-    path = backend.path_of(STAGING) if isinstance(backend, LocalBackend) else ""
-    if not isinstance(backend, LocalBackend) or _converted.get() == path:
+    if not isinstance(backend, LocalBackend):
         yield
         return
+    path = backend.path_of(STAGING)
     if os.path.islink(path.rstrip("/")):
         raise SpecError(f"{path!r} is a link, which nothing of ours is: remove it")
     message = f"a conversion of {base.describe()} goes on already: wait until it has ended"
     lock = locks.KeptLock(os.path.join(path, "lock"))
-    token = _converted.set(path)
     try:
         lock.acquire(0, message)
         yield
         # Killed conversions leave directories, and files that are no object yet.
         backend.tidy(STAGING)
     finally:
-        _converted.reset(token)
         lock.remove()
         with suppress(OSError):
             os.rmdir(path)

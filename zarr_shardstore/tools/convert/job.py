@@ -13,7 +13,7 @@ import uuid
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence, Set
 from concurrent import futures
-from contextlib import closing
+from contextlib import closing, nullcontext
 from dataclasses import dataclass, replace
 from itertools import islice, product
 from operator import add
@@ -65,8 +65,10 @@ def convert_store(
     progress: OnProgress | None = None,
     copy_rest: bool = False,
     estimate: bool = False,
+    is_locked: bool = False,
 ) -> ConversionReport:
-    """Convert a store, in place if there is no destination; `shard_store` has the errors."""
+    """Convert a store, in place if there is no destination; `shard_store` has the errors. The
+    caller has the lock of its conversions if it `is_locked`."""
     begun = time.monotonic()
     check_callables(executor, progress)
     patterns = None if paths is None else arguments.paths_of(paths)
@@ -113,7 +115,7 @@ def convert_store(
             base.seal()  # a shard that is sealed later would count as changed by another writer
             if not is_in_place:  # before the lock, so that a refusal leaves no trace
                 conversion = plan()
-            with in_place.only_conversion(target):
+            with nullcontext() if is_locked else in_place.only_conversion(target):
                 manifests = in_place.read_manifests(target)
                 try:
                     if target.supports_deletes:
