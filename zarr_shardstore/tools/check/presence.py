@@ -20,7 +20,7 @@ from zarr_shardstore.access import (
 )
 from zarr_shardstore.errors import SpecError
 from zarr_shardstore.tools.check.objects import checked_array
-from zarr_shardstore.tools.inspect.find import FoundArray, find_arrays
+from zarr_shardstore.tools.inspect.find import FoundArray, arrays_at, find_arrays
 
 _MAX_ASKED = 4096
 """Objects of a region that are requested one by one; for a larger region the array is listed."""
@@ -79,8 +79,8 @@ def presence(
     for found in find_arrays(base, paths):
         here = _presence_of(base, found, region)
         if replica is not None:
-            others = [each for each in find_arrays(replica) if each.node.path == here.path]
-            there = [_presence_of(replica, each, region).is_stored for each in others]
+            others = arrays_at(replica, here.path)
+            there = [_presence_of(replica, each, region).is_stored for each in others[:1]]
             if not there or there[0].shape != here.is_stored.shape:
                 raise SpecError(f"the source has no array {here.path!r} with the same chunks")
             here = replace(here, is_stored=here.is_stored | ~there[0])
