@@ -13,16 +13,17 @@ from pathlib import Path
 from typing import Any
 
 import fsspec
+import numpy as np
 import pytest
 import zarr
 from fsspec.implementations.asyn_wrapper import AsyncFileSystemWrapper
-from zarr.abc.store import Store
+from zarr.abc.store import RangeByteRequest, Store
 from zarr.core.buffer import Buffer, cpu, default_buffer_prototype
 from zarr.core.sync import sync
 from zarr.storage import FsspecStore, LocalStore, MemoryStore, ObjectStore
 from zarr.testing.store import StoreTests
 
-from zarr_shardstore import ShardingStore, SpecError
+from zarr_shardstore import ShardingMapping, ShardingStore, SpecError
 
 OPTIONS = [{}, {"chunks_per_shard": 4}, {"chunks_per_shard": {"raw/*": 2, "bar": (2, 2)}}]
 
@@ -182,3 +183,57 @@ def test_a_link_to_nothing_is_no_place_for_a_value(tmp_path: Path) -> None:
         sync(store.set_if_not_exists("a", value))
     sync(store.set("a", value))
     assert sync(store.get("a")) == value
+
+
+@pytest.mark.parametrize("separator", [".", "/"])
+def test_arrays_whose_names_begin_with_the_separator(separator: Any) -> None:
+    """The tables of chunk keys of one array take no key of another one."""
+    base: dict[str, bytes] = {}
+    store = ShardingStore(base, chunks_per_shard=4)
+    names = ("old/x", f"{separator.strip('/')}old/x", "x")
+    arrays: dict[str, tuple[Any, int]] = {}
+    options: Any = {"zarr_format": 2, "shape": (8,), "chunks": (1,), "dtype": "u1"}
+    for i, name in enumerate(dict.fromkeys(names)):
+        encoding: Any = {"name": "v2", "separator": separator}
+        z = zarr.create_array(store, name=name, chunk_key_encoding=encoding, **options)
+        z[:] = i + 1
+        arrays[name] = (z, i + 1)
+    for z, value in arrays.values():
+        assert (z[:] == value).all()
+        z[3] = value + 10
+    for z, value in arrays.values():
+        assert z[:].tolist() == [value] * 3 + [value + 10] + [value] * 4
+    store = ShardingStore({}, 4)
+    zarr.create_array(store, **options)[:] = 1
+    with pytest.raises(SpecError):
+        sync(store.set("/3", cpu.Buffer.from_bytes(b"9")))
+
+
+def test_numbers_of_numpy_in_byte_requests() -> None:
+    store = ShardingStore({}, chunks_per_shard=2)
+    value = np.arange(60000, dtype="u2").tobytes()
+    z = zarr.create_array(
+        store, name="z", shape=(120000,), chunks=(60000,), dtype="u2", compressors=None
+    )
+    z[:60000] = np.zeros(60000)
+    z[60000:] = np.arange(60000)
+    start, stop = np.uint16(60000), np.uint16(60004)
+    request = RangeByteRequest(start, stop)  # type: ignore[arg-type]
+    found = sync(store.get("z/c/1", default_buffer_prototype(), request))
+    assert found is not None
+    assert found.to_bytes() == value[60000:60004]
+
+
+@pytest.mark.parametrize("base", [dict, MemoryStore, Path])
+def test_values_that_blocking_calls_take_are_copied(base: Any, tmp_path: Path) -> None:
+    """A buffer with gaps fails no other caller, and a buffer may be used again."""
+    m = ShardingMapping(ShardingStore(tmp_path if base is Path else base(), chunks_per_shard=2))
+    z = zarr.create_array(
+        ShardingStore(m.base), name="z", shape=(4,), chunks=(2,), dtype="u1", compressors=None
+    )
+    wide = bytearray(b"1-2-")
+    m["z/c/0"] = memoryview(wide)[::2]
+    m["other"] = memoryview(wide)[::2]
+    wide[:] = b"9999"
+    assert (m["z/c/0"], m["other"]) == (b"12", b"12")
+    assert z[0] == ord("1")

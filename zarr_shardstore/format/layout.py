@@ -255,9 +255,10 @@ class KeyTable:
     def translate(self, key: str) -> tuple[str, int] | None:
         """Return shard key and entry id of a chunk key; ``None`` for any other key."""
         try:
-            row, _, last = key.rpartition(self._cut)
+            last = key.rpartition(self._cut)[2]
         except (AttributeError, TypeError):  # the key is no text
             return None
+        row = key[: len(key) - len(last)]  # with its separator: a key may begin with one
         start, end = self._rows.get(row), self._last.get(last)
         if start is None or end is None:  # an exception would be slow for keys of other arrays
             return self._parse(key, row, last)

@@ -5,6 +5,8 @@ Buffers on the CPU are not copied.
 
 from __future__ import annotations
 
+from operator import index
+
 import numpy as np
 from zarr.abc.store import ByteRequest, OffsetByteRequest, RangeByteRequest, SuffixByteRequest
 from zarr.core.buffer import Buffer, BufferPrototype, default_buffer_prototype
@@ -52,11 +54,11 @@ def range_of(byte_request: ByteRequest | None) -> ByteRange | None:
         case None:
             return None
         case RangeByteRequest(start, end):
-            return Range(start, end)
+            return Range(index(start), index(end))
         case OffsetByteRequest(offset):
-            return StartFrom(offset)
+            return StartFrom(index(offset))
         case SuffixByteRequest(suffix):
-            return Suffix(suffix)
+            return Suffix(index(suffix))
     raise TypeError(
         f"Unexpected byte_range, got {byte_request!r}. It is one of zarr's byte requests, such as "
         "zarr.abc.store.RangeByteRequest(start, stop), or None; the draft's (start, length) is "

@@ -166,8 +166,7 @@ def compact_shard(shard: ShardRef, *, order: EntryOrder) -> Flow[None]:
     spec = shard.spec
     if size is not None and index.is_packed(size, spec) and len(index.present_ids()):
         return
-    found: requests.Found
-    (found,) = yield [requests.Get(shard.key)]
+    (found,) = yield from read_whole_shards([shard])
     if found.value is None:
         return
     entries = _split(shard, found.value)

@@ -26,6 +26,8 @@ from zarr_shardstore.io.backends.local import LocalBackend
 from zarr_shardstore.io.backends.mapping import MappingBackend
 from zarr_shardstore.io.backends.resolve import BaseStore, BaseStoreLike, backend_of, base_store_of
 from zarr_shardstore.io.driver import Driver
+from zarr_shardstore.io.local.locks import beside
+from zarr_shardstore.io.local.shard_files import JOURNAL_SUFFIX
 from zarr_shardstore.io.seal import seal_all
 from zarr_shardstore.metadata.documents import dump_document, parse_json
 from zarr_shardstore.shards import requests
@@ -75,10 +77,14 @@ class BaseStoreHandle:
     def sizes(self, keys: Sequence[str]) -> list[int | None]:
         return self.perform([requests.GetSize(key) for key in keys])
 
-    def values(self, keys: Sequence[str], *, check: bool = True) -> list[memoryview | None]:
+    def values(
+        self, keys: Sequence[str], *, check: bool = True, consistent: bool = False
+    ) -> list[memoryview | None]:
         """Read whole objects; ``None`` for each that is missing. With `check`, a truncated reply
-        raises `ShardConflictError`; the sizes that replies lack are requested."""
-        founds: list[requests.Found] = self.perform([requests.Get(key) for key in keys])
+        raises `ShardConflictError`; the sizes that replies lack are requested. If they shall be
+        `consistent`, a shard shows no change that a killed writer has cut off."""
+        gets = [requests.Get(k, consistent=consistent and self._has_journal(k)) for k in keys]
+        founds: list[requests.Found] = self.perform(gets)
         if check:
             there = {key: f for key, f in zip(keys, founds, strict=True) if f.value is not None}
             # The size in a mapping's reply is the length of the value itself.
@@ -88,6 +94,12 @@ class BaseStoreHandle:
             for key, found in there.items():
                 check_whole(key, found.value, sizes.get(key, found.size))
         return [found.value for found in founds]
+
+    def _has_journal(self, key: str) -> bool:
+        backend = self.backend
+        return isinstance(backend, LocalBackend) and os.path.exists(
+            beside(backend.path_of(key), JOURNAL_SUFFIX)
+        )
 
     def documents(self, keys: Iterable[str]) -> list[dict[str, Any] | None]:
         """Read documents; ``None`` for each that is missing, or no JSON object."""

@@ -18,7 +18,7 @@ from zarr.storage import MemoryStore
 from zarr_shardstore.errors import ShardConflictError, ShardStoreError
 from zarr_shardstore.format.keys import SHARD_MARK, MarkedKey
 from zarr_shardstore.format.layout import ArrayLayout, ShardRef
-from zarr_shardstore.io.buffers import as_view, buffer_class_of, own_bytes, range_of, to_buffer_of
+from zarr_shardstore.io.buffers import buffer_class_of, own_bytes, range_of, to_buffer_of
 from zarr_shardstore.io.concurrency import one_ahead
 from zarr_shardstore.metadata.declaration import has_sharding_codec
 from zarr_shardstore.metadata.documents import ArrayDocument, Node, node_of_document
@@ -227,7 +227,7 @@ class KeyValues(WholeOperations):
         """Same as `set`, but blocking."""
         self._check_writable()
         run, operations = self._engine_for(value).driver.run, self._engine.operations
-        run(operations.set_many([(key, as_view(value))]))
+        run(operations.set_many([(key, own_bytes(value))]))
         if is_unsafe() and run(operations.is_in_shard(key)):
             warn_of_other_pipeline()
 

@@ -17,7 +17,7 @@ from zarr_shardstore.format.arguments import items_of, whole_number
 from zarr_shardstore.format.keys import check_key, check_prefix
 from zarr_shardstore.format.ranges import ByteRange, Range, StartFrom, Suffix
 from zarr_shardstore.io.backends.resolve import BaseStore, BaseStoreLike
-from zarr_shardstore.io.buffers import as_view
+from zarr_shardstore.io.buffers import own_bytes
 from zarr_shardstore.operations.joint_update import Function
 from zarr_shardstore.operations.listing import raise_first
 from zarr_shardstore.operations.locate import Location, Region, chunks_initialized, locate
@@ -163,7 +163,7 @@ class ShardingMapping(MutableMapping[str, bytes]):
         return bytes(value)
 
     def __setitem__(self, key: str, value: Value) -> None:
-        self._write(self._engine.operations.set_many([(key, as_view(value))]))
+        self._write(self._engine.operations.set_many([(key, own_bytes(value))]))
 
     def __delitem__(self, key: str) -> None:
         self._store._check_writable()
@@ -192,7 +192,7 @@ class ShardingMapping(MutableMapping[str, bytes]):
     def setdefault(self, key: str, default: Value = b"") -> bytes:
         """Return the value of `key`, or store and return `default`."""
         while True:
-            items = [(key, as_view(default))]
+            items = [(key, own_bytes(default))]
             self._write(self._engine.operations.set_many(items, only_if_missing=True))
             value = self._run(self._engine.operations.get(key))
             if value is not None:  # otherwise another writer has erased it meanwhile
@@ -204,7 +204,7 @@ class ShardingMapping(MutableMapping[str, bytes]):
             given = dict(other, **values)
         except (TypeError, ValueError) as error:
             raise SpecError(f"other is a mapping, or pairs of key and value: {error}") from error
-        items = [(key, as_view(value)) for key, value in given.items()]
+        items = [(key, own_bytes(value)) for key, value in given.items()]
         self._write(self._engine.operations.set_many(items))
 
     # ---------------------------------------------------- operations of the draft
@@ -238,7 +238,7 @@ class ShardingMapping(MutableMapping[str, bytes]):
         value overlap, or a piece starts outside its value.
         """
         given = _tuples_of("key_start_values", key_start_values, 3, "(key, start, value)")
-        pieces = [(key, start, as_view(value)) for key, start, value in given]
+        pieces = [(key, start, own_bytes(value)) for key, start, value in given]
         self._write(self._engine.operations.set_partial_values(pieces))
 
     def update_values(self, keys: Iterable[str], function: Function) -> None:

@@ -128,7 +128,8 @@ def transcoder(
         return bytes
     (old, spec), (new, new_spec) = _pipeline(view, shape), _pipeline(to, shape)
     dtypes = [each.dtype.to_native_dtype() for each in (spec, new_spec)]
-    if dtypes[0].newbyteorder("=") != dtypes[1].newbyteorder("="):
+    native = [each if each.kind in "TO" else each.newbyteorder("=") for each in dtypes]
+    if native[0] != native[1]:
         raise SpecError(f"the data type is {dtypes[0]}, and not {dtypes[1]}")
 
     def transcode(value: Any) -> bytes:

@@ -80,10 +80,11 @@ def presence(
         here = _presence_of(base, found, region)
         if replica is not None:
             others = arrays_at(replica, here.path)
-            there = [_presence_of(replica, each, region).is_stored for each in others[:1]]
-            if not there or there[0].shape != here.is_stored.shape:
+            there = [_presence_of(replica, each, region) for each in others[:1]]
+            if not there or there[0].is_stored.shape != here.is_stored.shape:
                 raise SpecError(f"the source has no array {here.path!r} with the same chunks")
-            here = replace(here, is_stored=here.is_stored | ~there[0])
+            errors = here.errors + tuple(f"in the source, {error}" for error in there[0].errors)
+            here = replace(here, is_stored=here.is_stored | ~there[0].is_stored, errors=errors)
         yield here
 
 

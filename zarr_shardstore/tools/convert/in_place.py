@@ -173,7 +173,8 @@ class Manifest:
 
 
 def directory_of(node: metadata.Node) -> str:
-    digest = hashlib.sha256(f"{node.hierarchy}:{node.path}".encode()).hexdigest()[:16]
+    name = f"{node.hierarchy}:{node.path}".encode("utf-8", "surrogateescape")
+    digest = hashlib.sha256(name).hexdigest()[:16]
     return f"{STAGING}{digest}/"
 
 

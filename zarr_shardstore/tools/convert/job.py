@@ -373,7 +373,8 @@ class Conversion:
         new_spec = None if plan.action == "copied" else plan.new_spec
         source = walks.ObjectGrid.of_keys(plan.node.chunk_prefix, *keys, plan.spec)
         target = walks.ObjectGrid.of_keys(prefix, *keys, new_spec)
-        places = ArrayLocation(self.source, source), ArrayLocation(self.target, target)
+        is_copy = plan.action == "copied"
+        places = ArrayLocation(self.source, source, is_copy), ArrayLocation(self.target, target)
         nbytes, run = plan.nominal_nbytes, uuid.uuid4().hex
         return ArrayTask(*places, plan.regions, self.order, nbytes, may_be_there, run)
 

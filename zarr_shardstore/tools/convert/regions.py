@@ -50,6 +50,8 @@ class ArrayLocation:
 
     base: BaseStoreHandle
     grid: walks.ObjectGrid
+    has_copies: bool = False
+    """Whether its objects, perhaps shards, are copied as they are."""
 
 
 @dataclass(frozen=True, slots=True)

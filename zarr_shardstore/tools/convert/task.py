@@ -289,6 +289,7 @@ class StoredValues:
     starts: _Ints
     stops: _Ints
     ids: _Ints
+    has_copies: bool = False
     is_estimate: bool = False
     """True if each value is a whole object, missing or of about this size."""
 
@@ -298,7 +299,8 @@ class StoredValues:
         for start, stop in _cut(nbytes):
             part = slice(start, stop)
             if self.is_estimate:
-                found = zip(self.ids[part].tolist(), self.base.values(self.keys[part]), strict=True)
+                values = self.base.values(self.keys[part], consistent=self.has_copies)
+                found = zip(self.ids[part].tolist(), values, strict=True)
                 if there := {i: value for i, value in found if value is not None}:
                     yield _whole_values([*there], [*there.values()])
             elif nbytes[start] > ROUND_NBYTES:
@@ -328,7 +330,10 @@ def _find_values(
         return _whole_objects(location.base, keys, region.ids)
     sizes = np.full(len(keys), nominal_nbytes, dtype=np.int64)
     which = np.arange(len(keys))
-    return StoredValues(location.base, keys, which, 0 * which, sizes, region.ids, is_estimate=True)
+    base, zeros = location.base, 0 * which
+    return StoredValues(
+        base, keys, which, zeros, sizes, region.ids, location.has_copies, is_estimate=True
+    )
 
 
 def _whole_objects(base: BaseStoreHandle, keys: Sequence[str], ids: _Ints) -> StoredValues:
@@ -402,7 +407,7 @@ def read_object(base: BaseStoreHandle, key: str, entry_id: int = 0) -> Iterator[
         stops, ids = zero + size, zero + entry_id
         yield from StoredValues(base, [key], zero, zero, stops, ids).rounds()
         return
-    (found,) = base.perform([requests.Get(key)])
+    (found,) = base.perform([requests.Get(key, consistent=True)])  # it may be a shard
     yield _whole_values([entry_id], [index_reads.check_whole(key, found.value, size)])
 
 
@@ -416,7 +421,8 @@ def _pieces_of_range(wanted: StoredValues, i: int) -> Iterator[ReadRound]:
     first, last = int(wanted.starts[i]), int(wanted.stops[i])
     for start in range(first, last, ROUND_NBYTES):
         stop = min(start + ROUND_NBYTES, last)
-        (found,) = wanted.base.perform([requests.Get(key, byte_ranges.Range(start, stop))])
+        get = requests.Get(key, byte_ranges.Range(start, stop), consistent=True)
+        (found,) = wanted.base.perform([get])
         piece = index_reads.check_whole(key, found.value, stop - start)
         size = np.array([len(piece)])
         yield ReadRound(ids, size, [piece], continues=start > first, has_more=stop < last)

@@ -21,6 +21,7 @@ from zarr_shardstore.tools.check.salvage.damaged_shard import (
     orders_of,
 )
 
+_MAX_FETCHED = 2**24  # chunks of a shard that a replica is asked for
 _MAX_LOST = 1 << 16
 """Entries that are named as lost for a shard of fewer bytes than entries."""
 
@@ -49,7 +50,8 @@ def salvage(
     spec = shard.spec
     if spec.n_entries > max(_MAX_LOST, len(data)):  # a document of a few bytes may declare millions
         text = f"of its index of {spec.n_entries} entries hardly anything is there"
-        return Salvage(text=text)
+        is_small = shard.n_grid_entries <= _MAX_FETCHED
+        return Salvage(lost=shard.entries_of().tolist() if is_small else [], text=text)
     damaged = DamagedShard(checker, shard, data)
     for index, form in _valid_indexes(spec, data):
         if form.index.checksum or form != spec or damaged.is_in_place(index.fields):
