@@ -83,7 +83,9 @@ class BaseStoreHandle:
         """Read whole objects; ``None`` for each that is missing. With `check`, a truncated reply
         raises `ShardConflictError`; the sizes that replies lack are requested. If they shall be
         `consistent`, a shard shows no change that a killed writer has cut off."""
-        gets = [requests.Get(k, consistent=consistent and self._has_journal(k)) for k in keys]
+        gets = [
+            requests.Get(k, consistent=consistent and _has_journal(self.backend, k)) for k in keys
+        ]
         founds: list[requests.Found] = self.perform(gets)
         if check:
             there = {key: f for key, f in zip(keys, founds, strict=True) if f.value is not None}
@@ -94,12 +96,6 @@ class BaseStoreHandle:
             for key, found in there.items():
                 check_whole(key, found.value, sizes.get(key, found.size))
         return [found.value for found in founds]
-
-    def _has_journal(self, key: str) -> bool:
-        backend = self.backend
-        return isinstance(backend, LocalBackend) and os.path.exists(
-            beside(backend.path_of(key), JOURNAL_SUFFIX)
-        )
 
     def documents(self, keys: Iterable[str]) -> list[dict[str, Any] | None]:
         """Read documents; ``None`` for each that is missing, or no JSON object."""
@@ -295,3 +291,9 @@ def _refuse_update(
     request: requests.UpdateShard, _groups: Sequence[Sequence[EntryUpdate]]
 ) -> requests.Flow[Any]:
     raise TypeError(f"the tools write whole objects, not {request!r}")
+
+
+def _has_journal(backend: Backend, key: str) -> bool:
+    return isinstance(backend, LocalBackend) and os.path.exists(
+        beside(backend.path_of(key), JOURNAL_SUFFIX)
+    )
