@@ -190,7 +190,7 @@ class FrameWriter:
 
     def _check_open(self) -> None:
         # The thread of a parent has ended in a forked child.
-        if self._is_closed or (self._thread is not None and not self._thread.is_alive()):
+        if self._is_closed or (self._thread is not None and os.getpid() != self._pid):
             raise SpecError(f"the writer of frames of {self._array.path!r} is closed")
 
     def _warn_of_lost_frames(self) -> None:
