@@ -165,6 +165,13 @@ def _can_ask() -> bool:
     return sys.stdin.isatty()
 
 
+def is_same(source: str, destination: str) -> bool:
+    one, other = resolve.local_path(source), resolve.local_path(destination)
+    if one is not None and other is not None:
+        return os.path.realpath(one) == os.path.realpath(other)
+    return source.rstrip("/") == destination.rstrip("/")
+
+
 @contextmanager
 def working(workers: int | None, processes: bool, dask: str | None) -> Iterator[dict[str, Any]]:
     """Make the arguments of a tool that runs tasks: an executor, and a display of progress."""

@@ -17,7 +17,7 @@ import typer
 import zarr_shardstore
 from zarr_shardstore.access import ShardingMapping, ShardingStore, open_base
 from zarr_shardstore.cli import output
-from zarr_shardstore.cli.arguments import Work, confirm
+from zarr_shardstore.cli.arguments import Work, confirm, is_same
 from zarr_shardstore.errors import SpecError
 from zarr_shardstore.tools.inspect import shard_map
 from zarr_shardstore.tools.inspect.find import arrays_at
@@ -41,7 +41,7 @@ def _convert(
         arguments.insert(1, options.pop("chunks_per_shard"))
     convert = getattr(zarr_shardstore, tool)
     warnings, other_ways = [], []
-    if destination is None:
+    if destination is None or is_same(source, destination):
         warnings = [
             f"the stored objects of {source!r} are replaced, after they were verified; meanwhile, "
             "or if it is killed then, no program reads the array"
@@ -60,6 +60,7 @@ def _convert(
         output.say_what_is_left(options["paths"], source, copies_rest=options["copy_rest"])
     with work() as workers:
         report = convert(*arguments, **options, **workers, estimate=options["dry_run"])
+    output.check_arrays(report.arrays, source)
     output.print_report(as_json, report.as_dict(), output.conversion_text(report))
     output.fail_if_left(report.n_left)
 

@@ -390,14 +390,23 @@ def test_an_error_ends_the_workers() -> None:
 
 
 @pytest.mark.parametrize(
-    "command",
-    [*CONVERSIONS, "to-native", "from-native"],
+    ("command", "destination"),
+    [
+        *((command, where) for command in CONVERSIONS for where in ([], ["./volume.zarr"])),
+        ("to-native", []),
+        ("from-native", []),
+    ],
 )
 def test_without_a_terminal_objects_are_replaced_only_if_yes_is_said(
-    command: str, tools: StandIn
+    command: str, destination: list[str], tools: StandIn
 ) -> None:
     """Exit code 2 says so; with --yes, and with --dry-run, it goes on."""
-    args = [command, "volume.zarr", *(["--chunks-per-shard", "2"] * (command[0] == "r"))]
+    args = [
+        command,
+        "volume.zarr",
+        *destination,
+        *(["--chunks-per-shard", "2"] * (command[0] == "r")),
+    ]
     result = run(*args)
     assert result.exit_code == 2
     assert "--yes" in result.stderr
@@ -483,9 +492,12 @@ def test_a_source_that_is_not_there_is_not_made(tools: StandIn, here: Path) -> N
 def test_a_store_without_arrays_is_said(tools: StandIn, here: Path) -> None:
     """Exit code 1: most often it is a path that was mistyped."""
     (here / "empty").mkdir()
-    tools.native_report = NativeReport(())
+    tools.report, tools.native_report = ConversionReport(()), NativeReport(())
     for args in (["info"], ["to-native", "--yes"], ["from-native", "--yes"]):
         one_sentence(run(*args, "empty"), says="no array in 'empty': pass the directory")
+    result = run("shard", "empty", "new.zarr")
+    assert result.exit_code == 1
+    assert result.stderr.splitlines()[-1].startswith("error: there is no array in 'empty': ")
 
 
 @pytest.mark.parametrize(
