@@ -58,6 +58,7 @@ MEMBERS_OF_V3 = {
     "zarr_format", "node_type", "shape", "data_type", "chunk_grid", "chunk_key_encoding", "codecs",
     "fill_value", "attributes", "dimension_names", "storage_transformers", MARKER,
 }  # fmt: skip
+"""Members of array documents that are known here."""
 _SCANNED = ("storage_transformers", "codecs", "filters", "compressor", "extensions")
 """Members that may declare sharding, or have the marker of a conversion."""
 

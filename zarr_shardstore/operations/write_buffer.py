@@ -171,7 +171,8 @@ class WriteBuffer:
         self._shards[shard.key] = buffered
         buffered.shard = shard
         self._add(buffered, new)
-        if self._max_nbytes is None:  # the garbage collector ended the last block just now
+        if self._max_nbytes is None:  # the garbage collector ended the last block just now: so the
+            # updates are dropped, and their sums with them, before the caller stores them itself
             self._shards[shard.key] = buffered
             self.drop("")
             return False

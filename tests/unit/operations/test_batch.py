@@ -22,6 +22,7 @@ from zarr_shardstore.format.shard import (
     build_shard,
     split_shard,
 )
+from zarr_shardstore.operations import write_buffer
 from zarr_shardstore.operations.batch import Batch
 from zarr_shardstore.operations.write_buffer import (
     WriteBuffer,
@@ -273,3 +274,20 @@ def test_parts_that_are_written_while_the_batch_ends(n_shards: int) -> None:
         z[2:4] = 2
         batch._run(batch._flush(keys))
     assert np.asarray(z[:4]).tolist() == [1, 1, 2, 2]
+
+
+def test_a_block_that_is_collected_during_a_write_keeps_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The write is not buffered, or it would come back over newer values."""
+    buffer = open_buffer()
+    nbytes_of = write_buffer._nbytes_of
+
+    def collecting(state: Any) -> int:
+        while _blocks and buffer.has_open(_blocks[-1]):
+            buffer.end(_blocks.pop())
+        return nbytes_of(state)
+
+    monkeypatch.setattr(write_buffer, "_nbytes_of", collecting)
+    assert not buffer.put(shard_of(), [set_entry(0, b"new")])
+    assert (buffer.is_active, buffer.nbytes, buffer.get(KEY), buffer.due()) == (False, 0, None, [])

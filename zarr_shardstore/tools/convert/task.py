@@ -290,6 +290,7 @@ class StoredValues:
     stops: _Ints
     ids: _Ints
     has_copies: bool = False
+    """As in `ArrayLocation`."""
     is_estimate: bool = False
     """True if each value is a whole object, missing or of about this size."""
 

@@ -21,7 +21,9 @@ from zarr_shardstore.tools.check.salvage.damaged_shard import (
     orders_of,
 )
 
-_MAX_FETCHED = 2**17  # chunks of a shard that a replica is asked for
+_MAX_FETCHED = 1 << 17
+"""Chunks of a shard with hardly any index that a replica is asked for."""
+
 _MAX_LOST = 1 << 16
 """Entries that are named as lost for a shard of fewer bytes than entries."""
 
