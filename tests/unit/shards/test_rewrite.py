@@ -535,3 +535,15 @@ def test_compaction_removes_a_shard_without_entries_and_leaves_a_missing_one() -
     gone = Recorder({KEY: shard}, between=lambda n: gone.objects.clear() if n == 2 else None)
     gone.run(compact_shard(shard_of(), order="C"))
     assert gone.objects == {}
+
+
+@pytest.mark.parametrize("tells_size", [True, False])
+@pytest.mark.parametrize("byte", [b"\xff", b"\0"])
+def test_compaction_of_a_shard_that_is_cut_off_on_its_way(byte: bytes, tells_size: bool) -> None:
+    """What came of it looks like an index of missing, or of empty, entries."""
+    old = {0: byte * 100, 1: byte * 90, 3: byte * 80}
+    shard = build_shard(old, DRAFT_SPEC)
+    shard = shard[:-64] + b"dead" + shard[-64:]
+    recorder = Recorder({KEY: shard}, tells_size=tells_size, cut={3})
+    recorder.run(compact_shard(shard_of(), order="C"))
+    assert recorder.objects == {KEY: build_shard(old, DRAFT_SPEC, "C")}
