@@ -10,6 +10,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -83,3 +84,14 @@ def test_who_can_open_no_more_files(
     assert open_files(tmp_path) == []
     m.update(dict.fromkeys(keys, b"b"))
     assert dict(m) == dict.fromkeys(keys, b"b")
+
+
+def test_stores_with_lock_files_keep_no_file_open(tmp_path: Path) -> None:
+    """A client of a network file system learns of writes of others when it opens a file."""
+    for locking, n_open in (("lockfile", 0), ("os", 1)):
+        m = ShardingMapping(tmp_path / locking, chunks_per_shard=4, locking=locking)
+        m["data/root/c0"] = b"a"
+        time.sleep(0.1)  # younger files are not cached
+        assert [m["data/root/c0"] for _ in range(2)] == [b"a"] * 2
+        assert len(open_files(tmp_path / locking)) >= n_open
+        assert n_open or not open_files(tmp_path / locking)

@@ -33,7 +33,8 @@ from zarr_shardstore.io.backends.fsspec_store import FsspecBackend
 from zarr_shardstore.io.backends.local import LocalBackend
 from zarr_shardstore.io.backends.mapping import MappingBackend
 from zarr_shardstore.io.backends.obstore import ObstoreBackend
-from zarr_shardstore.io.backends.resolve import backend_of, base_store_of
+from zarr_shardstore.io.backends.resolve import backend_of, base_store_of, stores_above
+from zarr_shardstore.io.backends.store_traits import scope_of_store
 from zarr_shardstore.io.backends.wrapped_files import WrappedFilesBackend, WrappedFsspecBackend
 from zarr_shardstore.store.base_handle import open_base
 
@@ -365,3 +366,17 @@ def test_a_url_with_one_slash_is_refused(tmp_path: Path, monkeypatch: pytest.Mon
     Path("s3:/there").mkdir(parents=True)
     assert isinstance(base_store_of("s3:/there"), LocalStore)
     assert isinstance(base_store_of("c:/x"), LocalStore)
+
+
+@pytest.mark.parametrize("kind", ["fsspec", "obstore"])
+def test_directories_above_a_store(kind: str) -> None:
+    """Each up to the bucket, with the client and the options of the store."""
+    expected = [("a/b/", "c"), ("a/", "b/c"), ("", "a/b/c")]
+    if kind == "fsspec":
+        store: Any = base_store_of("memory://a/b/c")
+    else:
+        client = pytest.importorskip("obstore.store").S3Store
+        store = ObjectStore(client("bucket", prefix="a/b/c", region="x", skip_signature=True))
+    above = [(*scope_of_store(each), path) for each, path in stores_above(store)]
+    place = scope_of_store(store)[0]
+    assert above == [(place, prefix, path) for prefix, path in expected]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
@@ -21,12 +22,14 @@ from zarr_shardstore import (
     ShardingMapping,
     ShardingStore,
     ShardStoreError,
+    UnsupportedError,
     check_store,
     reshard,
     shard_store,
     to_native,
     unshard_store,
 )
+from zarr_shardstore.io.local import locks
 from zarr_shardstore.operations import values as values_module
 from zarr_shardstore.shards import requests
 from zarr_shardstore.tools.convert import in_place
@@ -277,3 +280,41 @@ def test_a_directory_that_may_not_be_changed_leaves_the_array_there(
     reshard(tmp_path, 4)
     assert (values(tmp_path) == VALUES.reshape(4, 4)).all()
     assert check_store(tmp_path).findings == ()
+
+
+def test_a_killed_conversion_of_a_part_is_finished_for_the_part(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its notes lie in the part: a conversion of the whole store leaves the array, and says so."""
+    make(tmp_path / "g")
+    killed(monkeypatch, requests, "Move", kill, tmp_path / "g", paths="a")
+    report = shard_store(tmp_path, chunks_per_shard=2)
+    assert report.n_left == 1
+    assert "for a part of the store" in report.arrays[0].reason
+    shard_store(tmp_path / "g", chunks_per_shard=2)
+    assert np.array_equal(values(tmp_path, "g/a"), VALUES)
+
+
+def test_lock_files_are_the_locks_of_conversions_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """File systems that need them have no others. A killed conversion leaves its own."""
+
+    def refuse(*_: object) -> bool:
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+
+    make(tmp_path)
+    monkeypatch.setattr(locks, "_set_lock", refuse)
+    with pytest.raises(UnsupportedError, match="locking='lockfile'"):
+        shard_store(tmp_path, chunks_per_shard=4)
+    with ShardingStore(tmp_path, locking="lockfile") as store:
+        shard_store(store, chunks_per_shard=4)
+        lock = tmp_path / ".zarr_shardstore/lock"
+        lock.parent.mkdir()
+        lock.touch()
+        with pytest.raises(ShardConflictError, match=f"was killed: then remove '{lock}'"):
+            reshard(store, chunks_per_shard=2)
+        lock.unlink()
+        reshard(store, chunks_per_shard=2)
+    assert not lock.exists()
+    assert np.array_equal(values(tmp_path), VALUES)

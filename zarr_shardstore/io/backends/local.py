@@ -141,7 +141,8 @@ class LocalBackend(base.BlockingBackend):
         read = found_index(request, self.get(index_get(request), opened))
         reader = opened.get(shard.key)
         if reader is not None and read.decoded is not None and request.cache:
-            cached_files.cache_file(path, read.decoded, shard, reader)
+            keeps = self.keeps_handles
+            cached_files.cache_file(path, read.decoded, shard, reader, keeps_handle=keeps)
         return read
 
     def _get_consistent(

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import re
 import zipfile
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Iterator, Mapping, MutableMapping
 from inspect import signature
 from pathlib import Path
 from reprlib import repr as short
@@ -141,22 +141,47 @@ def _below(store: Store, path: str) -> Store:
     """Return a store of the objects below a path, with the locks and caches of `store`."""
     if not path:
         return store
-    directory = directory_of(store)
-    if directory is not None:
-        return LocalStore(os.path.join(directory, path), read_only=store.read_only)
-    if type(store) is FsspecStore:
-        below = f"{store.path.rstrip('/')}/{path}" if store.path else path
-        return FsspecStore(store.fs, store.read_only, below, store.allowed_exceptions)
+    place = _place_of(store)
+    if place is None:
+        raise SpecError(
+            f"of {store} no part can be wrapped, here {path!r}: wrap the whole store, and pass the "
+            "path to zarr"
+        )
+    return _at(store, f"{place}/{path}" if place else path)
+
+
+def stores_above(store: Store) -> Iterator[tuple[Store, str]]:
+    """Yield a store of each directory above a store, and the path of the store there."""
+    root, store = root_of_files(store), innermost(store)
+    store = store if root is None else LocalStore(root)
+    parent, below = _place_of(store) or "", ""
+    while "/" in parent or (parent and type(store) is ObjectStore):
+        parent, _, name = parent.rpartition("/")
+        below = f"{name}/{below}".rstrip("/")
+        yield _at(store, parent), below
+
+
+def _place_of(store: Store) -> str | None:
+    """Return the path of a store in its client, without a slash at the end; ``None``: unknown."""
+    place = directory_of(store)
+    if place is None and type(store) is FsspecStore:
+        place = store.path
     client: Any = store.store if type(store) is ObjectStore else None
     if type(client).__name__ in ("S3Store", "GCSStore", "AzureStore"):
-        args, options = client.__getnewargs_ex__()
-        below = f"{client.prefix or ''}/{path}".lstrip("/")
-        client = type(client)(*args, **{**options, "prefix": below})
-        return ObjectStore(client, read_only=store.read_only)
-    raise SpecError(
-        f"of {store} no part can be wrapped, here {path!r}: wrap the whole store, and pass the "
-        "path to zarr"
-    )
+        place = str(client.prefix or "").lstrip("/")
+    return None if place is None else place.rstrip("/")
+
+
+def _at(store: Store, place: str) -> Store:
+    """Return a store at another path of the client of `store`."""
+    if directory_of(store) is not None:
+        return LocalStore(place or "/", read_only=store.read_only)
+    if isinstance(store, FsspecStore):
+        return FsspecStore(store.fs, store.read_only, place, store.allowed_exceptions)
+    client: Any = store.store  # type: ignore[attr-defined]
+    args, options = client.__getnewargs_ex__()
+    client = type(client)(*args, **{**options, "prefix": place or None})
+    return ObjectStore(client, read_only=store.read_only)
 
 
 def _store_at(path: Path) -> Store:

@@ -199,12 +199,12 @@ class CachedShardFile(CachedIndex):
     size: int
 
     def __init__(
-        self, index: ShardIndex, shard: ShardRef, handle: FileHandle, status: os.stat_result
+        self, index: ShardIndex, shard: ShardRef, handle: FileHandle | None, status: os.stat_result
     ) -> None:
         spec = shard.spec
         super().__init__(index, spec, None, status.st_size)
         self.document = shard.layout.document
-        self.handle: FileHandle | None = handle
+        self.handle = handle
         self._entries = index.fields.data.cast("B").cast("Q")
         is_at_start = spec.index.location == "start"
         self._data_start = spec.index_nbytes if is_at_start else 0
@@ -316,15 +316,16 @@ _open: OrderedDict[str, None] = OrderedDict()
 """Paths of the cached files whose descriptor stays open, the oldest first."""
 
 
-def cache_file(path: str, index: ShardIndex, shard: ShardRef, reader: ShardFileReader) -> None:
+def cache_file(
+    path: str, index: ShardIndex, shard: ShardRef, reader: ShardFileReader, *, keeps_handle: bool
+) -> None:
     """Cache a file and the index that was read from it, unless it is too young (rule 4)."""
     changed_ns = max(reader.status.st_mtime_ns, reader.status.st_ctime_ns)
     if reader.opened_ns - changed_ns >= max(fs.min_age_ns(changed_ns), fs.MIN_AGE_OF_CACHED_NS):
-        file = CachedShardFile(index, shard, reader.handle, reader.status)
-        if not fs.IS_POSIX:
-            file.handle = None
-        index_cache.put(path, file)
-        keep_open(path)
+        handle = reader.handle if keeps_handle else None
+        index_cache.put(path, CachedShardFile(index, shard, handle, reader.status))
+        if keeps_handle:
+            keep_open(path)
 
 
 @_synchronized

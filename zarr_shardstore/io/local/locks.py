@@ -101,17 +101,19 @@ class KeptLock:
                     return
                 time.sleep(pause_s)
             busy = f"another process holds {self._name!r} for {MAX_WAIT_S:.0f} s and hangs"
-            raise ShardConflictError(message or busy + self._hint)
+            raise ShardConflictError((message or busy) + self._hint.format(self._name))
         except BaseException:
             self.close()
             raise
 
     def _try(self) -> bool:
         """Take the lock if it is free. Close the file if it has lost its name (rule 2)."""
+        is_new = False
         if not self._fds:
             if self._is_shared:
                 _open_into(self._name, self._fds, os.O_RDONLY)
             else:
+                is_new = not os.path.exists(self._name)
                 _make_into(self._fds, self._name, os.O_RDWR)
         try:
             if not _set_lock(self._fds[0], "LOCK_SH" if self._is_shared else "LOCK_EX"):
@@ -123,6 +125,8 @@ class KeptLock:
                 os.unlink(self._name)  # rule 4
         except OSError as error:
             if error.errno in _NO_LOCKS:
+                if is_new:  # to a store with lock files it would be a lock
+                    _unlink(self._fds, self._name)
                 message = f"the file system has no locks for {self._name!r} ({error.strerror}); "
                 raise UnsupportedError(f"{message}stores take locking='lockfile' there") from error
             if error.errno != errno.ESTALE:  # another host has removed the file
@@ -163,7 +167,7 @@ class _FileAsLock(KeptLock):
     """A lock by the existence of a file: `close` removes the file, or it would stay locked."""
 
     __slots__ = ()
-    _hint = ", or was killed: then remove that file"
+    _hint = ", or was killed: then remove {!r}"
 
     def _try(self) -> bool:
         with suppress(FileExistsError):
@@ -300,13 +304,17 @@ def _set_lock(fd: int, kind: _Kind) -> bool:
     return True
 
 
+def lock_kind(locking: Locking) -> type[KeptLock]:
+    return _FileAsLock if locking == "lockfile" else KeptLock
+
+
 @contextmanager
 def locked(path: str, locking: Locking) -> Iterator[None]:
     """Lock a shard file, which need not exist, blocking; remove the lock's file at the end."""
     if locking == "none":
         yield
         return
-    lock = (KeptLock if locking == "os" else _FileAsLock)(beside(path, LOCK_SUFFIX))
+    lock = lock_kind(locking)(beside(path, LOCK_SUFFIX))
     try:
         lock.acquire()
         yield

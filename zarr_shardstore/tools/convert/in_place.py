@@ -80,7 +80,7 @@ _KEYS_A_ROUND = 1000
 def only_conversion(base: BaseStoreHandle) -> Iterator[None]:
     """Lock the conversions of a store on a local disk; other stores are not locked.
 
-    The lock ends with the process that holds it.
+    The lock ends with the process that holds it, but not with ``locking="lockfile"``.
     """
     backend = base.backend
     if not isinstance(backend, LocalBackend):
@@ -90,7 +90,7 @@ def only_conversion(base: BaseStoreHandle) -> Iterator[None]:
     if os.path.islink(path.rstrip("/")):
         raise SpecError(f"{path!r} is a link, which nothing of ours is: remove it")
     message = f"a conversion of {base.describe()} goes on already: wait until it has ended"
-    lock = locks.KeptLock(os.path.join(path, "lock"))
+    lock = locks.lock_kind(base.options.locking)(os.path.join(path, "lock"))
     try:
         lock.acquire(0, message)
         yield

@@ -279,7 +279,11 @@ class Conversion:
         if plan.action == "skipped":
             if plan.is_chosen:
                 in_place.forget(self.target, plan.node)
-            return _report_of(plan)
+            report = _report_of(plan)
+            if plan.is_hidden and plan.is_chosen:  # the store's own are finished by now
+                why = "its conversion was begun for a part of the store: run it for that part again"
+                return replace(report, reason=why, is_left=True)
+            return report
         manifest = self._manifest(plan)
         report = self._convert_values(plan, manifest)
         n_objects = Counter[str]()

@@ -7,12 +7,11 @@ chunks: an array of any size costs the few requests of its documents.
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
+
+from zarr.abc.store import Store
 
 from zarr_shardstore.access import (
     STAGING,
@@ -22,8 +21,10 @@ from zarr_shardstore.access import (
     byte_ranges,
     chunk_keys,
     metadata,
+    open_base,
     policies,
     requests,
+    resolve,
     stored_arrays,
 )
 from zarr_shardstore.errors import SpecError, UnsupportedError
@@ -295,18 +296,21 @@ def _add(found: StoreContents, node: metadata.Node, reply: requests.Found) -> bo
 
 
 def check_copies_above(base: BaseStoreHandle) -> None:
-    """Refuse a part of a local hierarchy whose documents a group above the part has copies of."""
-    root = (base.root_of_files or "").rstrip(os.sep)
-    for above in Path(root).parents if root else ():
-        if not any((above / name).is_file() for name in ("zarr.json", ".zgroup")):
+    """Refuse a part of a hierarchy whose documents a group above the part has copies of."""
+    stores = resolve.stores_above(base.store) if isinstance(base.store, Store) else ()
+    for store, path in stores:
+        above = open_base(store)
+        try:
+            docs = above.documents(["zarr.json", ".zmetadata", ".zgroup"])
+        except Exception:  # a server refuses in its own way who may read a part alone
             return
-        path = Path(root).relative_to(above).as_posix()
-        for name in ("zarr.json", ".zmetadata"):
-            with suppress(OSError):
-                doc = metadata.parse_json((above / name).read_bytes()) or {}
-                if any(f"{n}/".startswith(f"{path}/") for n in metadata.all_members(doc)):
-                    raise SpecError(
-                        f"the consolidated metadata of {str(above)!r} would keep the former "
-                        f"documents of {path!r}; nothing was written: convert {str(above)!r}, of "
-                        f"which paths={path!r} (--path) chooses a part"
-                    )
+        members = [name for doc in docs for name in metadata.all_members(doc or {})]
+        if any(f"{name}/".startswith(f"{path}/") for name in members):
+            place = above.root_of_files or above.url or above.describe()
+            raise SpecError(
+                f"the consolidated metadata of {place} would keep the former documents of "
+                f"{path!r}; nothing was written: convert {place}, of which paths={path!r} (--path) "
+                "chooses a part"
+            )
+        if docs[0] is docs[2] is None:
+            return
