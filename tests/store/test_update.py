@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -102,6 +103,8 @@ def test_what_is_refused() -> None:
         result = new
         with pytest.raises(SpecError, match="the function returns"):
             m.update_values([KEYS[0]], lambda _: result)  # noqa: B023
+    with pytest.raises(SpecError, match=r"sys\.exit\(no more\)"):  # it would end zarr's event loop
+        m.update_values([KEYS[0]], lambda _: sys.exit("no more"))
     for keys in ([KEYS[0], KEYS[0]], ["zarr.json"], ["a/.zarray"], ["meta/root/a.array.json"]):
         with pytest.raises(SpecError):
             m.update_values(keys, lambda old: [b"new"] * len(old))

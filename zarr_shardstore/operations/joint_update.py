@@ -37,7 +37,13 @@ class JointUpdate:
 
     def apply(self, values: Sequence[bytes | None]) -> list[bytes | None]:
         """Return the new values of all keys."""
-        new = self._function(list(values))
+        try:
+            new = self._function(list(values))
+        except SystemExit as error:  # it would end zarr's event loop, and all calls would hang
+            raise SpecError(
+                f"the function called sys.exit({error}), which ends no program from a thread of "
+                "zarr: let it raise another exception"
+            ) from error
         if not isinstance(new, list | tuple) or len(new) != len(values):
             raise SpecError(
                 f"the function returns a list of {len(values)} values, one for each key, and None "
