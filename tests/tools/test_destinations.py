@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import tracemalloc
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -355,3 +356,25 @@ def test_an_array_of_v2_is_visible_with_its_attributes(convert: str) -> None:
     calls[convert]()
     order = [to.keys_set.index(f"g/{name}") for name in ("a/.zattrs", "a/.zarray", ".zgroup")]
     assert order == sorted(order)
+
+
+def test_large_values_of_no_array_are_compared_in_pieces(tmp_path: Path) -> None:
+    """A second run compares what is there; a movie beside the arrays may not fit into memory."""
+    source, target, movie = tmp_path / "source", tmp_path / "target", "movie.bin"
+    zarr.create_array(source, name="a", shape=(4,), chunks=(1,), dtype="u1")[:] = 1
+    nbytes = 96 << 20
+    (source / movie).touch()
+    os.truncate(source / movie, nbytes)  # a hole, which takes no room
+    shard_store(source, target, chunks_per_shard=2)
+    tracemalloc.start()
+    try:
+        shard_store(source, target, chunks_per_shard=2)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < nbytes // 2
+    with (target / movie).open("r+b") as file:
+        file.seek(nbytes // 2)
+        file.write(b"!")
+    with pytest.raises(SpecError, match="another 'movie"):
+        shard_store(source, target, chunks_per_shard=2)

@@ -98,8 +98,12 @@ class OtherKeys:
                     raise _another(key)
                 there.add(key)
         for key in _stored(self.target, self.keys):
-            found, new = b"".join(_pieces(self.target, key)), b"".join(self._new_pieces(key))
-            if found != new and not _is_same(found, new, self._is_above(key)):
+            found, new = _pieces(self.target, key), self._new_pieces(key)
+            if not self._is_edited(key):
+                is_same = _digest(found) == _digest(new)
+            else:
+                is_same = _is_same(b"".join(found), b"".join(new), self._is_above(key))
+            if not is_same:
                 raise _another(key)
             there.add(key)
         return there
@@ -137,7 +141,7 @@ class OtherKeys:
                 self._refuse_copy(key, known)
 
     def _copy_large(self, key: str, size: int, known: Set[str]) -> None:
-        written = found = 0
+        written = 0
 
         def parts() -> Iterator[Sequence[bytes | memoryview]]:
             nonlocal written
@@ -146,9 +150,7 @@ class OtherKeys:
                 yield [piece]
 
         self.target.backend.upload(key, parts())
-        for piece in _pieces(self.target, key):
-            found = crc32c.crc32c(piece, found)
-        if found != written:
+        if _digest(_pieces(self.target, key))[1] != written:
             self._refuse_copy(key, known)
 
     def _refuse_copy(self, key: str, known: Set[str]) -> NoReturn:
@@ -183,9 +185,19 @@ class OtherKeys:
         return self.part is not None and self.part.is_above(key)
 
 
+def _digest(pieces: Iterable[bytes | memoryview]) -> tuple[int, int]:
+    """Return the size and the crc32c of a value that may be larger than memory."""
+    nbytes = checksum = 0
+    for piece in pieces:
+        nbytes, checksum = nbytes + len(piece), crc32c.crc32c(piece, checksum)
+    return nbytes, checksum
+
+
 def _is_same(found: bytes, new: bytes, is_above: bool) -> bool:
     """Compare documents; a group that a part of a store was copied to has no consolidated
     metadata, or newer one."""
+    if found == new:
+        return True
     one, other = metadata.parse_json(found), metadata.parse_json(new)
     if one is None or other is None:
         return False
