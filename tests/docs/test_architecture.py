@@ -43,17 +43,17 @@ def test_each_name_in_the_page_exists() -> None:
 
 
 ROOMS = {
-    "core": 22_422,
+    "core": 22_428,
     "core/format": 1_768,
     "core/metadata": 1_240,
     "core/shards": 2_450,
     "core/arrays": 1_929,
-    "core/operations": 2_428,
+    "core/operations": 2_434,
     "core/io": 6_276,
     "core/zarr_hooks": 1_990,
     "core/store": 3_814,  # 86 lines read entries for the loader
-    "tools": 9_388,  # 190 lines estimate what a conversion costs, 100 convert a part of a store
-    "cli": 1_362,  # 100 lines: first screen, exit codes, tables of groups, estimates as text
+    "tools": 9_428,  # 190 lines estimate what a conversion costs, 100 convert a part of a store
+    "cli": 1_363,  # 100 lines: first screen, exit codes, tables of groups, estimates as text
     "interop": 6_553,  # 1,830 lines are the loader
 }
 """Lines that each room may have. The core is what is neither `tools`, `cli` nor `interop`."""

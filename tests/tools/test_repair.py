@@ -420,6 +420,27 @@ def test_a_cut_shard_that_was_full(order: Any, codec: Any) -> None:
         repair_store(check_store(base), order="morton code")  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("has_replica", [False, True])
+def test_a_wrong_checksum_below_the_shards_alone(has_replica: bool) -> None:
+    """Any chunk may have the wrong byte: none gets a right checksum, unless a replica has it."""
+    base: dict[str, bytes] = {}
+    store = ShardingStore(base, chunks_per_shard=4, storage_transformers=["sharding", "crc32c"])
+    zarr.create_array(store, shape=(4,), chunks=(1,), dtype="u1", compressors=None)[:] = 1
+    replica = dict(base) if has_replica else None
+    base["c/0"] = bytes([65]) + base["c/0"][1:]
+    damaged = dict(base)
+    if replica is not None:
+        del ShardingMapping(replica)["c/0"]
+    report = check_store(base, level="decode")
+    (action,) = repair_store(report, source=replica, dry_run=False).actions
+    n_unproved = 1 if has_replica else 4
+    assert (action.did, len(action.lost), base) == ("left", n_unproved, damaged)
+    (action,) = repair_store(report, source=replica, keep="drop", dry_run=False).actions
+    assert (action.n_kept, action.n_fetched, len(action.lost)) == (4 - n_unproved, 0, n_unproved)
+    found: Any = zarr.open_array(ShardingStore(base), mode="r")[:]
+    assert found.tolist() == [0, *[int(has_replica)] * 3]
+
+
 @pytest.mark.parametrize("has_checksum", [False, True])
 def test_a_wrong_checksum_below_the_shards_and_a_replica(
     tmp_path: Path, has_checksum: bool

@@ -22,8 +22,14 @@ from zarr_shardstore import (
 
 def filled(path: Path, values: Any, n: int, **options: Any) -> None:
     with ShardingStore(path, chunks_per_shard=n) as store:
-        options = {"shape": (len(values),), "chunks": (1,), **options}
+        options = {"shape": np.shape(values), "chunks": (1,), **options}
         zarr.create_array(store, name="a", **options)[:] = values
+
+
+def fsck(path: Path, *args: str) -> Any:
+    pytest.importorskip("typer")
+    command = [sys.executable, "-m", "zarr_shardstore", "fsck", *args]
+    return subprocess.run(command, cwd=path, capture_output=True, text=True)
 
 
 def test_a_shard_of_many_entries_comes_from_the_replica(tmp_path: Path) -> None:
@@ -48,17 +54,37 @@ def test_a_replica_of_strings_with_other_codecs(tmp_path: Path) -> None:
 
 def test_damage_of_the_source_is_named(tmp_path: Path) -> None:
     """Otherwise its chunks count as not missing."""
-    pytest.importorskip("typer")
     for name in ("here", "source"):
         filled(tmp_path / name, np.ones(16), 4, dtype="u1")
     (tmp_path / "here/a/c/1").unlink()
     with (tmp_path / "source/a/c/1").open("r+b") as file:
         file.seek(-3, 2)
         file.write(b"xxx")
-    command = [sys.executable, "-m", "zarr_shardstore", "fsck", "here", "--missing"]
-    found = subprocess.run([*command, "--source", "source"], cwd=tmp_path, capture_output=True)
+    found = fsck(tmp_path, "here", "--missing", "--source", "source")
     assert found.returncode == 1
-    assert b"in the source, shard 'a/c/1'" in found.stdout + found.stderr
+    assert "in the source, shard 'a/c/1'" in found.stdout + found.stderr
+
+
+def test_chunks_of_a_replica(tmp_path: Path) -> None:
+    """Stored are those here, missing those that only the replica has."""
+    zeros = np.zeros(4)
+    for name, chunk in (("here", 0), ("replica", 1)):
+        filled(tmp_path / name, zeros, 2, dtype="u1")
+        zarr.open_array(ShardingStore(tmp_path / name), path="a")[chunk] = 1
+    for flag, listed in ("--chunks", "a  0  stored\n"), ("--missing", "a  1  missing\n"):
+        found = fsck(tmp_path, "here", flag, "--source", "replica")
+        assert found.stdout == listed
+        assert "1 of 4 chunks stored" in found.stderr
+
+
+@pytest.mark.parametrize("options", [{"chunks": (4,)}, {"shape": (12,)}, {"chunks": (1,)}])
+def test_a_replica_with_other_chunks(tmp_path: Path, options: Any) -> None:
+    """The same numbers of chunks, or a region that both have, do not make them comparable."""
+    filled(tmp_path / "here", 1, 2, **{"dtype": "u1", "shape": (11,), "chunks": (5,)})
+    filled(tmp_path / "there", 1, 2, **{"dtype": "u1", "shape": (11,), "chunks": (5,), **options})
+    found = fsck(tmp_path, "here", "--missing", "--region", "0:3", "--source", "there")
+    assert (found.returncode, found.stdout) == (2, "")
+    assert "no array 'a' with the same chunks" in found.stderr
 
 
 def test_names_that_are_no_text(tmp_path: Path) -> None:

@@ -48,9 +48,10 @@ def failures_as_sentences(*, debug: bool, resume: bool = False, status: int = 1)
         yield
     except (typer.Exit, typer.Abort, typer.BadParameter, BrokenPipeError):
         raise
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as error:
         hint = ": run the same command again to resume" if resume else ""
-        typer.echo(f"interrupted{hint}", err=True)
+        notes = "".join(f"; {note}" for note in getattr(error, "__notes__", ()))  # of a repair
+        typer.echo(printable(f"interrupted{hint}{notes}"), err=True)
         raise typer.Exit(_INTERRUPTED) from None
     except Exception as error:
         if debug:

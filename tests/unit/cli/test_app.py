@@ -528,7 +528,11 @@ def test_an_interrupted_conversion_says_how_to_go_on(tools: StandIn) -> None:
     tools.error = KeyboardInterrupt()
     result = run("shard", "volume.zarr", "new.zarr")
     assert result.exit_code == 130
-    assert result.stderr.splitlines()[-1] == "interrupted: run the same command again to resume"
+    says = "interrupted: run the same command again to resume"
+    assert result.stderr.splitlines()[-1] == says
+    tools.error.add_note("repaired so far: 'c/0'; originals: …")  # otherwise nobody says it
+    result = run("shard", "volume.zarr", "new.zarr")
+    assert result.stderr.splitlines()[-1] == f"{says}; repaired so far: 'c/0'; originals: …"
 
 
 # ------------------------------------------------------------- what is printed

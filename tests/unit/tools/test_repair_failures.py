@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -31,6 +32,7 @@ from zarr_shardstore import (
 from zarr_shardstore.io.local import fs
 from zarr_shardstore.tools.check import repair
 from zarr_shardstore.tools.check.check_store import _Check
+from zarr_shardstore.zarr_hooks.chunk_codec import ChunkCodec
 
 
 class CutReplies(WrapperStore[MemoryStore]):
@@ -283,3 +285,21 @@ def test_an_array_that_becomes_a_group_during_a_repair(tmp_path: Path) -> None:
         actions = repair_store(report, keep="drop", dry_run=False).actions
     assert [(a.key, a.did) for a in actions] == [("a/c/1", "removed"), ("b/c/1", "left")]
     assert "not known here" in actions[1].message
+
+
+def test_too_little_memory_is_no_damage(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A chunk that another machine decodes stays."""
+
+    def decompress(_: Any) -> Any:
+        raise MemoryError
+
+    base: dict[str, bytes] = {}
+    zarr.create_array(ShardingStore(base, 4), name="z", shape=(4,), chunks=(1,), dtype="u1")[:] = 1
+    before = dict(base)
+    with monkeypatch.context() as patched:
+        codec = SimpleNamespace(plain=lambda _: SimpleNamespace(decompress=decompress))
+        patched.setattr(ChunkCodec, "of", lambda *_: codec)
+        report = check_store(base, level="decode")
+        assert [each.kind for each in report.findings] == ["unreadable"]
+        repair_store(report, dry_run=False)
+    assert base == before

@@ -165,6 +165,8 @@ def decoder(view: dict[str, Any], shape: chunk_keys.Coords) -> Callable[[Any], P
                 (chunk,) = sync(pipeline.decode([(buffer, spec)]))
             if chunk.shape != shape:
                 return "chunk_size", f"it decodes to the shape {chunk.shape}, not {shape}"
+        except MemoryError:  # no damage
+            raise
         except Exception as error:
             return "chunk_undecodable", f"{type(error).__name__}: {error}"
         return None

@@ -242,6 +242,8 @@ class ArrayChecker:
                 value = transformer.decode(key, value)
         except CorruptValueError as error:
             return "chunk_checksum", error.message
+        except MemoryError:  # no damage
+            raise
         except Exception as error:
             return "chunk_undecodable", f"{type(error).__name__}: {error}"
         if self.codecs is None:  # not known: any bytes may be a chunk

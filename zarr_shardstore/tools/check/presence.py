@@ -40,12 +40,17 @@ class ArrayPresence:
     """One element for each chunk of the region."""
     errors: tuple[str, ...] = ()
     """One for each damaged shard index: the chunks of the shard count as missing."""
+    in_source: npt.NDArray[np.bool_] | None = None
+    """The chunks that the source has: only these count as missing."""
 
     def chunks(self, *, stored: bool) -> Iterator[chunk_keys.Coords]:
         """Yield the coordinates of the stored chunks, or of the missing ones."""
         flat, shape = self.is_stored.reshape(-1), self.is_stored.shape or (1,)
         for first in range(0, flat.size, _CHUNKS_AT_ONCE):
-            ids = first + np.flatnonzero(flat[first : first + _CHUNKS_AT_ONCE] == stored)
+            is_wanted = flat[first : first + _CHUNKS_AT_ONCE] == stored
+            if self.in_source is not None and not stored:
+                is_wanted &= self.in_source.reshape(-1)[first : first + _CHUNKS_AT_ONCE]
+            ids = first + np.flatnonzero(is_wanted)
             for row in zip(*np.unravel_index(ids, shape), strict=True):
                 yield tuple(int(n) + start for n, start in zip(row, self.start, strict=False))
 
@@ -79,13 +84,20 @@ def presence(
     for found in find_arrays(base, paths):
         here = _presence_of(base, found, region)
         if replica is not None:
-            others = arrays_at(replica, here.path)
-            there = [_presence_of(replica, each, region) for each in others[:1]]
-            if not there or there[0].is_stored.shape != here.is_stored.shape:
+            others = arrays_at(replica, here.path)[:1]
+            if not others or not _have_same_chunks(found, others[0]):
                 raise SpecError(f"the source has no array {here.path!r} with the same chunks")
-            errors = here.errors + tuple(f"in the source, {error}" for error in there[0].errors)
-            here = replace(here, is_stored=here.is_stored | ~there[0].is_stored, errors=errors)
+            there = _presence_of(replica, others[0], region)
+            errors = here.errors + tuple(f"in the source, {error}" for error in there.errors)
+            here = replace(here, in_source=there.is_stored, errors=errors)
         yield here
+
+
+def _have_same_chunks(one: FoundArray, other: FoundArray) -> bool:
+    mine, theirs = (checked_array(each).document.geometry for each in (one, other))
+    if mine is None or theirs is None or mine.shape != theirs.shape:
+        return False
+    return mine.chunks.has_same_boxes(theirs.chunks, mine.shape)
 
 
 def _presence_of(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack, nullcontext, suppress
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
@@ -19,7 +19,6 @@ from zarr_shardstore.access import (
     chunk_keys,
     file_keys,
     index_reads,
-    journals,
     layouts,
     locks,
     requests,
@@ -300,24 +299,17 @@ class _Repair:
     ) -> RepairAction:
         data: _Bytes = old
         if not isinstance(self.base.backend, LocalBackend):  # which has read it by the journal
-            data = _without_cut_change(old, *self.base.values([key + file_keys.JOURNAL_SUFFIX]))
+            data = side_files.without_cut_change(
+                old, *self.base.values([key + file_keys.JOURNAL_SUFFIX])
+            )
         data, text = _decoded(checker.grid.below, key, data)
         kept = salvage(checker, shard, memoryview(data), **self._evidence(checker, shard))
-        n_kept = len(kept.entries)
-        if text and self.replica is not None and not checker.has_checksum:
-            doubtful = self.replica.differing(checker, shard, kept.entries)
-            if doubtful and self.keep == "salvage":
-                text += f"{len(doubtful)} differ from the replica, whose chunks keep='drop' takes"
-                return RepairAction(key, "left", text)
-            kept.entries |= doubtful
-            n_kept -= len(doubtful)
-        for i in (*kept.lost, *kept.older) if self.replica is not None else ():
-            coords = coords_of_entry(shard, i)
-            fetched = self.replica.chunk(checker, shard.chunk_key(i), coords)  # type: ignore[union-attr]
-            if fetched is not None:
-                n_kept -= i in kept.entries
-                kept.entries[i] = memoryview(fetched)
-        n_fetched = len(kept.entries) - n_kept
+        if text and not checker.has_checksum and (why := self._drop_unproved(checker, shard, kept)):
+            lost = tuple(coords_of_entry(shard, i) for i in kept.lost)
+            return RepairAction(key, "left", text + why, lost=lost)
+        fetched = self._fetch(checker, shard, [*kept.lost, *kept.older])
+        n_fetched, n_kept = len(fetched), len(kept.entries.keys() - fetched.keys())
+        kept.entries |= fetched
         lost = tuple(coords_of_entry(shard, i) for i in kept.lost if i not in kept.entries)
         text += kept.text
         more: dict[str, Any] = {"n_kept": n_kept, "n_fetched": n_fetched, "lost": lost}
@@ -334,6 +326,25 @@ class _Repair:
             new = shard_format.build_shard(kept.entries, shard.spec, "morton")
             new = _encoded(checker, key, new)
         return self._exchange(key, new, text, old, **more)
+
+    def _drop_unproved(self, checker: ArrayChecker, shard: layouts.ShardRef, kept: Any) -> str:
+        """Drop chunks to which the wrong checksum of the shard may be due, or say why it stays."""
+        theirs = self._fetch(checker, shard, kept.entries)
+        differ = [i for i, new in theirs.items() if new != kept.entries[i]]
+        # Damage that a codec has found is taken for the reason.
+        unproved = [] if differ or kept.lost else [i for i in kept.entries if i not in theirs]
+        for i in differ + unproved:
+            del kept.entries[i]
+            kept.lost.append(i)
+        if differ and self.keep == "salvage":
+            return f"{len(differ)} differ from the replica, whose chunks keep='drop' takes"
+        if unproved and self.keep == "salvage":
+            return f"{len(unproved)} have none: a replica proves them, keep='drop' drops them"
+        return ""
+
+    def _fetch(self, checker: ArrayChecker, shard: Any, ids: Iterable[int]) -> dict[int, Any]:
+        """Return chunks of the replica, if there is one, by entry id."""
+        return {} if self.replica is None else self.replica.chunks(checker, shard, ids)
 
     def _evidence(self, checker: ArrayChecker, shard: layouts.ShardRef) -> dict[str, Any]:
         """Return the keyword arguments of `salvage`, also from the consolidated index."""
@@ -483,15 +494,3 @@ def _decoded(below: Sequence[Any], key: str, data: _Bytes) -> tuple[_Bytes, str]
             data = memoryview(data)[:-4]
             text = "the checksum of the shard is wrong: chunks without their own may differ; "
     return data, text
-
-
-def _without_cut_change(data: _Bytes, stored: _Bytes | None) -> _Bytes:
-    """Undo a change of a shard that was copied together with its journal."""
-    journal = None if stored is None else journals.decode_journal(bytes(stored))
-    found = journals.find_repair(journal, len(data), lambda at, n: bytes(data[at : at + n]))
-    if found is None:
-        return data
-    whole = bytearray(data)
-    for offset, piece in found.writes:
-        whole[offset : offset + len(piece)] = piece
-    return bytes(whole[: found.size])

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable
 from contextlib import suppress
 from functools import cache
-from typing import Any
 
 from zarr_shardstore.access import StoreLike, chunk_keys, layouts, open_base, requests, stacks
 from zarr_shardstore.errors import ShardStoreError
@@ -41,19 +40,18 @@ class Replica:
                 new = transcoder(theirs.view, checker.view, other.chunks.lengths(coords))(value)
                 for each in checker.above:
                     new = bytes(each.encode(key, new))
+            except MemoryError:
+                raise
             except Exception:  # it is damaged: codecs raise errors of many types
                 continue
             if checker.problem_of(key, new) is None:
                 return new
         return None
 
-    def differing(
-        self, checker: ArrayChecker, shard: layouts.ShardRef, entries: Mapping[int, Any]
+    def chunks(
+        self, checker: ArrayChecker, shard: layouts.ShardRef, entry_ids: Iterable[int]
     ) -> dict[int, memoryview]:
-        """Return the chunks of the replica that are not as these entries of a shard."""
-        found: dict[int, memoryview] = {}
-        for i, value in entries.items():
-            new = self.chunk(checker, shard.chunk_key(i), coords_of_entry(shard, i))
-            if new is not None and new != value:
-                found[i] = memoryview(new)
-        return found
+        """Return the chunks of the replica for entries of a shard, as `chunk` does."""
+        keys = {i: (shard.chunk_key(i), coords_of_entry(shard, i)) for i in entry_ids}
+        found = {i: self.chunk(checker, *at) for i, at in keys.items()}
+        return {i: memoryview(value) for i, value in found.items() if value is not None}

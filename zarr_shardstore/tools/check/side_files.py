@@ -19,6 +19,7 @@ from zarr_shardstore.access import (
     locks,
     metadata,
     open_shards,
+    shard_format,
 )
 from zarr_shardstore.tools.check.findings import Finding, finding
 from zarr_shardstore.tools.inspect.conversions import is_locked
@@ -123,3 +124,17 @@ def _open_files() -> set[str]:
         with suppress(OSError):
             found.add(os.readlink(descriptor))
     return found
+
+
+def without_cut_change(
+    data: shard_format.Bytes, stored: shard_format.Bytes | None
+) -> shard_format.Bytes:
+    """Undo a change of a shard that was copied together with its journal."""
+    journal = None if stored is None else journals.decode_journal(bytes(stored))
+    found = journals.find_repair(journal, len(data), lambda at, n: bytes(data[at : at + n]))
+    if found is None:
+        return data
+    whole = bytearray(data)
+    for offset, piece in found.writes:
+        whole[offset : offset + len(piece)] = piece
+    return bytes(whole[: found.size])
