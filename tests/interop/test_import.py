@@ -7,6 +7,7 @@ import ctypes
 import json
 import lzma
 import os
+import pickle
 import re
 import shutil
 import subprocess
@@ -29,6 +30,7 @@ from zarr.storage import MemoryStore, ZipStore
 
 from tests.support.base_stores import Place, served
 from tests.support.processes import s3_server
+from tests.support.stops import InCaller
 from zarr_shardstore import (
     ConversionReport,
     ShardConflictError,
@@ -932,6 +934,10 @@ def test_a_reference_that_is_no_chunk_is_refused() -> None:
         with pytest.raises(SpecError, match=f"{key}' is no chunk of its array.* 'g/x/0.0'"):
             import_store(wrong, MemoryStore())
         import_store(wrong, MemoryStore(), paths=["g/y"])
+    array = zarr.create_array({}, shape=(2, 2), chunks=(1, 2), dtype="u1", compressors=None)
+    refs = {"x/zarr.json": json.dumps(array.metadata.to_dict()), "x/c.0.0": "ab"}
+    with pytest.raises(SpecError, match=r"c.0.0' is no chunk of its array.* 'x/c/0/0'"):
+        import_store({"version": 1, "refs": refs}, MemoryStore())
 
 
 def test_references_that_are_generated_are_refused() -> None:
@@ -1022,6 +1028,61 @@ def test_a_file_that_is_changed_meanwhile_is_refused(hdf5: Path, tmp_path: Path)
 
     with pytest.raises(ShardConflictError, match="was changed while it was imported"):
         import_store(hdf5, tmp_path / "out.zarr", progress=change, **ALL)
+
+
+@pytest.mark.parametrize("kind", ["tiff", "kerchunk"])
+def test_a_file_that_is_changed_while_its_chunks_are_encoded_again(
+    kind: str, tmp_path: Path
+) -> None:
+    """The library of the format reads it: the result would be of two versions."""
+    path = tmp_path / "source"
+    if kind == "tiff":
+        tifffile = pytest.importorskip("tifffile")
+        tifffile.imwrite(path, np.arange(64 * 64).reshape(64, 64).astype("u2"), rowsperstrip=7)
+        source: Any = path
+    else:
+        path.write_bytes(b"".join(base64.b64encode(bytes([i] * 24)) for i in range(64)))
+        doc = {"zarr_format": 2, "shape": [64 * 24], "chunks": [24], "dtype": "|u1", "order": "C"}
+        doc |= {"fill_value": 0, "compressor": None, "filters": [{"id": "base64"}]}
+        refs = {f"a/{i}": [str(path), 32 * i, 32] for i in range(64)}
+        head = {".zgroup": '{"zarr_format":2}', "a/.zarray": json.dumps(doc)}
+        source = {"version": 1, "refs": {**head, **refs}}
+
+    def change(_: Any) -> None:
+        os.utime(path, ns=(1, 1))
+
+    options: Any = {"recode": True, "chunks_per_shard": (1, 1) if kind == "tiff" else 1}
+    with pytest.raises(ShardConflictError, match="was changed while it was imported"):
+        import_store(source, tmp_path / "out.zarr", progress=change, **options)
+
+
+class Pickling(InCaller):
+    """Sends each task as to another process."""
+
+    def submit(self, fn: Any, /, *args: Any, **kwargs: Any) -> Any:
+        return super().submit(*pickle.loads(pickle.dumps((fn, *args))), **kwargs)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_source_that_was_made_again_between_two_imports(tmp_path: Path) -> None:
+    """A worker that lives on keeps no places of chunks. Of many chunks some are missing."""
+    pytest.importorskip("fastparquet")
+    from kerchunk.df import refs_to_dataframe
+
+    (tmp_path / "raw").write_bytes(bytes(range(128)))
+    doc = {"zarr_format": 2, "shape": [64], "chunks": [4], "dtype": "|u1", "order": "C"}
+    doc |= {"fill_value": 0, "compressor": None, "filters": None}
+    source = tmp_path / "refs.parq"
+    for first in (0, 64):
+        refs: dict[str, Any] = {f"x/{i}": [f"{tmp_path}/raw", first + 4 * i, 4] for i in range(16)}
+        del refs["x/5"]
+        head = {".zgroup": '{"zarr_format":2}', "x/.zarray": json.dumps(doc)}
+        shutil.rmtree(source, ignore_errors=True)
+        refs_to_dataframe({"version": 1, "refs": {**head, **refs}}, str(source))
+        import_store(source, out := tmp_path / f"{first}", executor=Pickling(), chunks_per_shard=4)
+        expected = np.arange(first, first + 64)
+        expected[20:24] = 0
+        np.testing.assert_array_equal(zarr.open_array(out, path="x", mode="r")[:], expected)
 
 
 def test_processes_read_the_file_themselves(hdf5: Path, tmp_path: Path) -> None:

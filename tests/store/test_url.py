@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import multiprocessing
 import os
@@ -19,6 +20,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import fsspec
 import numpy as np
@@ -131,6 +133,12 @@ def test_writes(tmp_path: Path) -> None:
     assert fs.ls("notes", detail=False) == ["notes/w.txt", "notes/x.txt", "notes/y.txt"]
     with pytest.raises(FileExistsError):
         fs.pipe_file("notes/w.txt", b"", mode="create")
+    array: Any = zarr.create_array({}, shape=(8,), chunks=(2,), dtype="u1")
+    document = json.dumps(array.metadata.to_dict()).encode()
+    fs = fsspec.filesystem("shard", fo=f"{tmp_path}/s", chunks_per_shard=2)
+    fs.pipe_file("new/zarr.json", document, mode="create")  # the store writes it in its own words
+    with pytest.raises(FileExistsError):
+        fs.pipe_file("new/zarr.json", document, mode="create")
     fs.rm("notes/w.txt")
     with pytest.raises(FileNotFoundError):
         fs.rm_file("notes/w.txt")
@@ -246,6 +254,10 @@ def test_files(tmp_path: Path) -> None:
     assert fs.cat_file("x.txt") == b"abc"
     # Some callers, such as pandas with fastparquet, pass the URL on.
     assert fs.cat_file(f"shard://x.txt::file://{tmp_path}/s") == b"abc"
+    with mock.patch.object(fs, "cat_file", side_effect=OSError), pytest.raises(OSError):  # noqa: PT011
+        fs.open("x.txt", "ab")
+    gc.collect()
+    assert fs.cat_file("x.txt") == b"abc", "a file that could not be opened stores nothing"
     with fs.open("y.txt", "xb") as file:
         file.write(b"y")
     with pytest.raises(FileExistsError):

@@ -15,6 +15,7 @@ import obstore
 import pytest
 import zarr
 from fsspec.implementations.local import LocalFileSystem
+from fsspec.implementations.reference import LazyReferenceMapper
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from zarr.core.sync import sync
@@ -252,6 +253,37 @@ def test_stale_references_are_named(name: str, way: str, tmp_path: Path) -> None
     z[:2, :2] = 3
     z[4:8, 4:] = 3
     assert stale_references(store, references) == ["g/z/c/0/0", "g/z/c/1/1"]
+
+
+def test_a_single_shard_of_the_same_size_is_stale_too() -> None:
+    store = ShardingStore(BASES["obstore"](), chunks_per_shard=4)
+    z = zarr.create_array(store, name="x", shape=(4,), chunks=(1,), dtype="u1", compressors=None)
+    z[:] = 1
+    references = to_references(store, url=URL)
+    z[:] = 2
+    assert stale_references(store, references) == ["x/c/0"]
+
+
+def test_names_in_urls_of_web_servers_are_quoted() -> None:
+    """A client would take the % in a name for its own."""
+    store = ShardingStore({}, chunks_per_shard=4)
+    zarr.create_array(store, name="a%20b", shape=(1,), chunks=(1,), dtype="u1")[:] = 1
+    for url, name in (("http://h", "a%2520b"), ("s3://h", "a%20b")):
+        refs = to_references(store, url=url)["refs"]
+        assert refs["a%20b/0"][0] == f"{url}/{name}/c/0"
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_missing_chunks_of_large_shards_in_parquet(tmp_path: Path) -> None:
+    pytest.importorskip("fastparquet")
+    store = ShardingStore({}, chunks_per_shard=32)
+    z = zarr.create_array(store, name="x", shape=(64,), chunks=(1,), dtype="u1")
+    z[:7], z[8:] = 1, 1
+    out = to_references(store, to="kerchunk-parquet", out=tmp_path / "out", url=URL)
+    found = LazyReferenceMapper(str(out), fs=LocalFileSystem())
+    assert found["x/6"][0] == f"{URL}/x/c/0"
+    with pytest.raises(KeyError):
+        found["x/7"]
 
 
 def test_what_was_not_made_here_tells_no_states(store: ShardingStore, tmp_path: Path) -> None:

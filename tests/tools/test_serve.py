@@ -485,6 +485,14 @@ def test_clients_that_take_nothing(large: Any, server: Server) -> None:
 # --------------------------------------------------------------- page and command
 
 
+def test_the_picture_of_an_array_at_the_root(tmp_path: Path) -> None:
+    """Its path is empty."""
+    store = ShardingStore(tmp_path / "v.zarr", chunks_per_shard=2)
+    zarr.create_array(store, shape=(8, 8), chunks=(2, 2), dtype="u1")[:] = 3
+    with serving(tmp_path / "v.zarr") as alone:
+        assert alone.ask("/?array=&at=0,0&axes=0,1").headers["x-slice"] == "8 8 3 3"
+
+
 def test_slices_are_bounded(server: Server, directory: Path) -> None:
     """Each is a byte for an element, from the darkest to the brightest; a wrong one is refused."""
     reply = server.ask("/?array=g/raw&at=3,8,10&axes=0,2")

@@ -161,7 +161,7 @@ def _form(array: FileArray) -> dict[str, Any]:
 
 
 def _parse(path: str, dataset: str | None) -> _Parsed:
-    kind = format_of(partial(SourceFiles().read, path))
+    kind = format_of(partial(SourceFiles().read, path), os.path.getsize(path))
     parsers = {"hdf5": _parse_hdf5, "tiff": _parse_tiff, "npy": _parse_npy, "wkw": _parse_wkw}
     if kind not in parsers:
         raise UnsupportedError("it is none of HDF5, NetCDF-4, TIFF, .npy and WKW")

@@ -18,6 +18,7 @@ from os import fspath
 from os.path import isdir
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 from zarr_shardstore.access import StoreLike
 from zarr_shardstore.errors import (
@@ -188,7 +189,7 @@ def _kind_of(source: Any, files: SourceFiles) -> str:
         _refuse_other_files(path)
         return "icechunk" if is_icechunk else "zarr"
     try:
-        kind = format_of(partial(files.read, url))
+        kind = format_of(partial(files.read, url), files.size(url))
     except (FileNotFoundError, ShardConflictError):
         if path is not None:
             raise SpecError(f"there is no {url!r}") from None
@@ -251,14 +252,15 @@ def _open_references(
             f"these arrays cannot be imported as they are, and nothing was written: {each}. "
             f"{'Name' if recode else advice} others by paths (--path)"
         )
-    recipe = pickle.dumps((source, kind, files.options, dict(files.states), paths, recode))
+    what_is_known = files.options, dict(files.states)
+    recipe = pickle.dumps((uuid4().bytes, source, kind, *what_is_known, paths, recode))
     return SourceBackend(parsed, files, lambda: (_reopen, (recipe,)))
 
 
 @lru_cache(maxsize=4)
 def _reopen(recipe: bytes) -> SourceBackend:
-    """Parse a source in a worker, once for all tasks; a changed file is refused."""
-    source, kind, options, states, paths, recode = pickle.loads(recipe)
+    """Parse a source in a worker, once for all tasks of an import; a changed file is refused."""
+    _, source, kind, options, states, paths, recode = pickle.loads(recipe)
     files = SourceFiles(options)
     files.states.update(states)
     return _open_references(source, kind, files, paths, recode=recode)

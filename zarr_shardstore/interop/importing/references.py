@@ -24,7 +24,7 @@ from fsspec.implementations.reference import LazyReferenceMapper, ReferenceFileS
 from zarr.abc.store import Store
 from zarr.storage import FsspecStore
 
-from zarr_shardstore.access import chunk_keys, layouts, metadata, resolve
+from zarr_shardstore.access import layouts, metadata, resolve
 from zarr_shardstore.errors import ShardStoreError, SpecError, UnsupportedError
 from zarr_shardstore.interop.importing.hdf5 import ZSTD
 from zarr_shardstore.interop.importing.source import (
@@ -77,15 +77,21 @@ class _References:
                     f"the Parquet file with {key!r} is damaged: copy it again"
                 ) from error
             return None  # ValueError: the key ends in no chunk, such as a group's
+        is_bytes = isinstance(value, str | bytes)
+        if not is_bytes and not isinstance(value[0], str):  # NaN in a column of categories
+            return None
+        url = "" if is_bytes else self._files.url_of(value[0])
         if self.recoded and self._is_recoded(key):
+            self._files.note(url)
             return RECODED
         if isinstance(value, str):
             value = value.encode()
         if isinstance(value, bytes):
             text = value.removeprefix(b"base64:")
             return base64.b64decode(text) if len(text) < len(value) else value
-        url = self._files.url_of(value[0])
         start, nbytes = (0, self._files.size(url)) if len(value) == 1 else map(int, value[1:])
+        if min(start, nbytes) < 0:
+            raise SpecError(f"the reference {key!r} has a negative offset or size: correct it")
         return url, start, nbytes
 
     def _is_recoded(self, key: str) -> bool:
@@ -161,10 +167,10 @@ def check_keys(parsed: ParsedSource) -> None:
     missing."""
     arrays = {}
     for key, doc in parsed.documents.items():
-        if key.rpartition("/")[2] == ".zarray":
-            separator = doc.get("dimension_separator") or "."
-            encoding = chunk_keys.ChunkKeyEncoding("v2", separator)
-            arrays[key.removesuffix(".zarray")] = encoding, len(doc["shape"])
+        node = metadata.node_of_document(key)
+        geometry = node and metadata.plain_geometry(node.hierarchy, doc) if "shape" in doc else None
+        if node is not None and geometry is not None:
+            arrays[node.chunk_prefix] = geometry.encoding, len(geometry.shape)
     # References in Parquet have the numbers of chunks.
     are_named = getattr(parsed.references, "is_mapping", False)
     for key in parsed.references if are_named else ():
@@ -196,7 +202,8 @@ def parse_tiff(files: SourceFiles, url: str, *, recode: bool) -> ParsedSource:
     tifffile = library("tifffile", "tiff", repr(url))
     path = file_path(url)
     directory, _, name = (url if path is None else resolve.absolute_path(path)).rpartition("/")
-    files.size(f"{directory}/{name}")  # notes the state of the file before its first read
+    opened = f"{directory}/{name}"
+    files.note(opened)  # before its first read
 
     def open_file() -> Any:
         return tifffile.TiffFile(files.open(url) if path is None else path, name=name)
@@ -221,9 +228,9 @@ def parse_tiff(files: SourceFiles, url: str, *, recode: bool) -> ParsedSource:
                 documents, chunks, paths = _recoded_arrays(store)
             recoded = dict.fromkeys(paths, str(error))
             is_local = path is not None
-            return ParsedSource(documents, chunks, decoded, {}, recoded, notes, is_local)
+            return ParsedSource(documents, chunks, decoded, {}, recoded, notes, is_local, opened)
     parsed = parse_references(files, references, recode=recode)
-    return replace(parsed, decoded=decoded, notes=notes)
+    return replace(parsed, decoded=decoded, notes=notes, opened=opened)
 
 
 def tiff_references(tif: Any, directory: str, **chosen: Any) -> dict[str, Any]:

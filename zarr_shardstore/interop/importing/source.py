@@ -85,10 +85,12 @@ def library(name: str, extra: str, user: str) -> Any:
         ) from error
 
 
-def format_of(read: Callable[[int, int], bytes | memoryview]) -> str | None:
-    """Return the format of a file, given a function that reads from start to stop."""
+def format_of(read: Callable[[int, int], bytes | memoryview], size: int) -> str | None:
+    """Return the format of a file of `size` bytes, which a function reads from start to stop."""
     for offset in (0, 512, 1024, 2048, 4096):  # HDF5 may begin after a user block
-        head = bytes(read(offset, offset + 8)).lstrip()
+        if offset >= size:
+            break
+        head = bytes(read(offset, min(offset + 8, size))).lstrip()
         found = next((name for sign, name in _SIGNATURES.items() if head.startswith(sign)), None)
         if found == "hdf5" or (found is not None and offset == 0):
             return found
@@ -194,6 +196,11 @@ class SourceFiles:
         self._check(path, found)
         return found.st_size
 
+    def note(self, url: str) -> None:
+        """Note the state of a local file, if there is one; refuse it if it has changed since."""
+        if url and file_path(url) is not None:
+            self.size(url)
+
     def open(self, url: str) -> BinaryIO:
         """Open a file for a library that reads its format."""
         size = self.size(url)
@@ -232,6 +239,8 @@ class ParsedSource:
     """Paths of arrays of which chunks are encoded again, and why."""
     notes: Sequence[str] = ()
     is_local: bool = True
+    opened: str = ""
+    """The file that the library of the format opens by itself."""
 
 
 class ChunkTable(NamedTuple):
@@ -412,17 +421,16 @@ class SourceBackend(backends.BlockingBackend):
             own = ((name, self._documents.get(prefix + name)) for name in {*names, ".zattrs"})
             # At the root: zarr spells some paths in another way.
             store = MemoryStore({name: cpu.Buffer.from_bytes(doc) for name, doc in own if doc})
-            with zarr.config.set({"array.write_empty_chunks": True}):
-                array = zarr.open_array(store)
-                coords = [*map(int, re.findall("[0-9]+", key[len(prefix) :]))][: array.ndim]
-                bounds = zip(coords, array.chunks, array.shape, strict=True)
-                box = tuple(slice(c * n, min((c + 1) * n, size)) for c, n, size in bounds)
-                with faults_named():
-                    values = self._array_at(prefix.rstrip("/"))[
-                        box
-                    ]  # a netCDF variable may end earlier
-                starts = zip(box, np.shape(values), strict=True)
-                array[tuple(slice(b.start, b.start + n) for b, n in starts)] = values
+            array = zarr.open_array(store).with_config({"write_empty_chunks": True})
+            coords = [*map(int, re.findall("[0-9]+", key[len(prefix) :]))][: array.ndim]
+            bounds = zip(coords, array.chunks, array.shape, strict=True)
+            box = tuple(slice(c * n, min((c + 1) * n, size)) for c, n, size in bounds)
+            with faults_named():  # a netCDF variable may end earlier
+                values = self._array_at(prefix.rstrip("/"))[box]
+            self._files.note(self.parsed.opened)
+            self.parsed.references.get(key)  # which notes the file of the chunk, as before
+            starts = zip(box, np.shape(values), strict=True)
+            array[tuple(slice(b.start, b.start + n) for b, n in starts)] = values
             value = store._store_dict[key[len(prefix) :]].to_bytes()
             self._recent = (key, value)
             return value

@@ -146,7 +146,8 @@ class References:
         for array in self.arrays:
             for keys, coords, offsets, sizes, version in array.ranges:
                 shown = array.chunk_keys(coords)
-                urls = [f"{self.url}/{key}" for key in keys]
+                quoted = map(quote, keys) if self.url.startswith("http") else keys
+                urls = [f"{self.url}/{key}" for key in quoted]
                 if version is None:
                     yield from zip(shown, ([url] for url in urls), strict=True)
                     continue
@@ -231,7 +232,9 @@ def _to_parquet(found: References, out: str | os.PathLike[str]) -> str:
     for name in ("kerchunk.df", "fastparquet"):
         _library(name)
     with _published(out, replaces=False) as (fs, path):
-        references = LazyReferenceMapper.create(path, fs=fs, record_size=_AT_ONCE)
+        # Of a column of categories fsspec cannot read a missing chunk.
+        options = {"record_size": _AT_ONCE, "categorical_threshold": 1 << 62}
+        references = LazyReferenceMapper.create(path, fs=fs, **options)
         for key, value in found.of_kerchunk():
             references[key] = value or b""
         references.flush()

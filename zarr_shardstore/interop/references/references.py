@@ -166,7 +166,7 @@ def stale_references(
     noted = read_versions(references)
     base = open_base(store, storage_options)
     base.seal()
-    directory = posixpath.commonpath([f"{key}/" for key in noted]) if noted else ""
+    directory = posixpath.commonpath(map(posixpath.dirname, noted)) if noted else ""
     version_of = _versions_below(base, f"{directory}/".lstrip("/"))
     versions = {key: version_of(key) for key in noted}
     return [key for key, now in versions.items() if now is None or not now.may_be(noted[key])]

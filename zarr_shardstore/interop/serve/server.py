@@ -135,7 +135,7 @@ class ChunkServer:
             return _refusal(500, f"the store could not be read: {type(error).__name__}")
 
     async def _page(self, query: str) -> Reply:
-        asked = dict(parse_qsl(query))
+        asked = dict(parse_qsl(query, keep_blank_values=True))  # the root has an empty path
         if "array" in asked:
             pixels, described = await asyncio.to_thread(draw_slice, self._served.store, asked)
             kind = {"content-type": "application/octet-stream", "x-slice": described}

@@ -267,7 +267,10 @@ class ShardFileSystem(AsyncFileSystem):  # type: ignore[misc]
         is_there = await store.exists(key)
         if not is_there:  # another writer may be faster
             await store.set_if_not_exists(key, value)
-            is_there = await self._cat_file(key) != value
+            found = await self._cat_file(key)
+            # A document says in its own words how the array is sharded.
+            parse = metadata.parse_json if metadata.is_document(key) else bytes
+            is_there = found != value and parse(found) != parse(value)
         if is_there:
             raise FileExistsError(path)
 
@@ -326,7 +329,8 @@ class ShardFileSystem(AsyncFileSystem):  # type: ignore[misc]
     ) -> None:
         """Move files and directories: all are copied, documents first, then all are removed.
 
-        A pattern, or a list, moves into the directory `path2`. Only what was copied is removed.
+        A pattern, or a list, moves into the directory `path2`. With a directory all that it has
+        by then is removed.
         """
         moves = moves_of(self, path1, path2, maxdepth=maxdepth)
         moves.sort(key=lambda move: not metadata.is_document(self._strip_protocol(move[0])))
@@ -374,9 +378,11 @@ class ShardFileSystem(AsyncFileSystem):  # type: ignore[misc]
             options["size"] = info["size"]
         if mode == "xb" and self.exists(path):
             raise FileExistsError(path)
+        # Read first: a file that is dropped stores what it has by then.
+        stored = self.cat_file(path) if mode == "ab" and self.exists(path) else None
         file = _ShardFile(self, path, mode, block_size, **options)
-        if mode == "ab" and self.exists(path):
-            file.write(self.cat_file(path))
+        if stored is not None:
+            file.write(stored)
         return file
 
 
