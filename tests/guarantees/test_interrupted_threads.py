@@ -5,7 +5,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
+import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -17,6 +19,7 @@ from typing import Any
 import numpy as np
 import pytest
 import zarr
+from zarr.storage import MemoryStore, WrapperStore
 
 from zarr_shardstore import ShardingStore
 
@@ -56,6 +59,45 @@ def ends(work: Callable[[], object]) -> bool:
 
 
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+
+
+class Hanging(WrapperStore[MemoryStore]):
+    """Replies when it is let. The first request that it holds is interrupted once."""
+
+    is_held = has_interrupted = False
+
+    async def get(self, *args: Any, **options: Any) -> Any:
+        if self.is_held and not self.has_interrupted:
+            self.has_interrupted = True
+            main = threading.main_thread().ident, signal.SIGINT
+            threading.Timer(0.1, signal.pthread_kill, main).start()
+        while self.is_held:
+            await asyncio.sleep(0.01)
+        return await super().get(*args, **options)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="has no pthread_kill")
+def test_a_base_store_that_does_not_reply_holds_nobody() -> None:
+    """One interrupt ends a read of chunks. The next read has threads of its own."""
+    base = Hanging(MemoryStore())
+    store = ShardingStore(base, chunks_per_shard=8)
+    options: Any = {"chunks": (64 << 10,), "dtype": "u1", "compressors": None}
+    zarr.create_array(store, name="x", shape=(2 << 20,), **options)[:] = 7
+    coords = [(i,) for i in range(32)]
+    store.read_chunks("x", coords)
+    base.is_held = True
+
+    def release() -> None:
+        base.is_held = False
+
+    give_up = threading.Timer(20, release)
+    give_up.start()
+    with pytest.raises(KeyboardInterrupt):
+        store.read_chunks("x", coords)
+    assert base.is_held, "it waited for the reply"
+    give_up.cancel()
+    release()
+    assert (store.read_chunks("x", coords) == 7).all()
 
 
 @pytest.mark.parametrize("event", ["call", "return"])

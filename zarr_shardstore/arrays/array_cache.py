@@ -175,7 +175,7 @@ class ArrayCache:
         self._policy = policy
         self._state_of = state_of
         self._generation = Generation(_n_changes)
-        self.erased: dict[Node, ArrayLayout] = {}
+        self.erased: dict[Node, StoredArray] = {}
         """Arrays whose document this store erased alone. One counts while its place is absent."""
         self.under_erasure: set[Node] = set()
         """Places whose document this store is erasing; no other process is blamed."""
@@ -288,11 +288,11 @@ class ArrayCache:
                 except ShardStoreError:
                     pass  # reading it shows this
 
-    def document_erased(self, node: Node, layout: ArrayLayout | None) -> None:
+    def document_erased(self, node: Node, array: CachedArray) -> None:
         """Note that the document of `node` was erased alone; its chunks may still be there."""
         self.documents_changed(node)
-        if layout is not None:
-            self.erased[node] = layout
+        if isinstance(array, StoredArray) and array.stack:
+            self.erased[node] = array
             while len(self.erased) > _MAX_ERASED:
                 self.erased.pop(next(iter(self.erased)), None)
 

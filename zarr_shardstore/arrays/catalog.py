@@ -92,15 +92,16 @@ class Catalog:
                 raise chunks[i]
         return chunks
 
-    def chunk_without_document(self, key: str) -> ChunkRef | None:
-        """Return the chunk that a key named before this store erased the document of its array.
+    def erased_array(self, key: str) -> StoredArray | None:
+        """Return the array that a key named a chunk of before this store erased its document.
         Callers that erase an array key by key may begin with the document."""
-        absent = self.arrays.current().absent
-        for nodes, _ in self._candidates(key):
-            for node in nodes:
-                layout = self.arrays.erased.get(node) if node in absent else None
-                if layout is not None:
-                    return layout.chunk_of_key(key)
+        absent, path = self.arrays.current().absent, key
+        while path:
+            path = path.rpartition("/")[0]
+            for node in flat_nodes(path, or_draft=True):
+                array = self.arrays.erased.get(node) if node in absent else None
+                if array is not None and array.coords_of(key) is not None:
+                    return array
         return None
 
     def documents_above(self, keys: Iterable[str]) -> dict[str, ArrayLayout | None]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from zarr_shardstore.format.shard import IndexDamageError, index_of_shard, is_empty_index
 from zarr_shardstore.metadata.documents import Geometry, Node
@@ -22,12 +22,14 @@ _N_LOOKS = 64
 """Most objects that are read to find a chunk."""
 
 
-def find_chunk(node: Node, geometry: Geometry, *, keeps_empty: bool) -> Flow[memoryview | None]:
+def find_chunk(
+    node: Node, geometry: Geometry, keeps: Callable[[memoryview], bool]
+) -> Flow[memoryview | None]:
     """Return an object under a chunk key of a new array, or ``None``.
 
-    Unless it `keeps_empty` ones, shards without entries are removed: object stores keep them of an
-    array that was erased key by key. A reader of the new array would take them for chunks. The
-    removal has no condition, so no writer may have chunks there yet. Cost: usually one listing.
+    Shards without entries are removed, unless the caller `keeps` the first: object stores keep them
+    of an array that was erased key by key. A reader of the new array would take them for chunks.
+    The removal has no condition, so no writer may have chunks there yet. Cost: usually one listing.
     """
     prefix, encoding, ndim = node.chunk_prefix, geometry.encoding, len(geometry.shape)
     try:
@@ -41,7 +43,7 @@ def find_chunk(node: Node, geometry: Geometry, *, keeps_empty: bool) -> Flow[mem
         return None
     keys = [key for key in keys if encoding.decode(key[len(prefix) :], ndim) is not None]
     found = yield from _read_first(keys)
-    if found is None or keeps_empty or not is_empty_index(found):
+    if found is None or keeps(found) or not is_empty_index(found):
         return found
     sizes = yield [GetSize(key) for key in keys]
     same = [key for key, nbytes in zip(keys, sizes, strict=True) if nbytes == len(found)]

@@ -19,7 +19,7 @@ from zarr_shardstore.arrays.policy import Dimensions, ShardingPolicy
 from zarr_shardstore.arrays.stored_array import ArrayReader, StoredArray
 from zarr_shardstore.errors import ShardStoreError, SpecError, UnshardedWarning, UnsupportedError
 from zarr_shardstore.format.keys import draft_candidate
-from zarr_shardstore.format.shard import Bytes
+from zarr_shardstore.format.shard import CHECKSUM_NBYTES, Bytes, is_empty_index
 from zarr_shardstore.metadata import declaration, documents
 from zarr_shardstore.metadata.declaration import Declared, View
 from zarr_shardstore.metadata.documents import Geometry, Node, document_key, node_of_document
@@ -40,6 +40,8 @@ class _Stored(NamedTuple):
 
     doc: Document | None
     array: StoredArray | None
+    erased: StoredArray | None = None
+    """Array whose document this store has just erased alone."""
 
 
 class MetadataView:
@@ -102,13 +104,18 @@ class MetadataView:
     # ------------------------------------------------------------- to store
 
     def to_store(
-        self, key: str, data: memoryview, stored: memoryview | None
+        self,
+        key: str,
+        data: memoryview,
+        stored: memoryview | None,
+        erased: StoredArray | None = None,
     ) -> Flow[tuple[Bytes, StoredArray | None, bool]]:
         """Return the document to store for `data`, which replaces `stored`, its array, and whether
         keys have changed their meaning. An array with the same chunks as before stays as it is
         declared. Any other array follows the policy."""
         node = node_of_document(key)
         old = _Stored(None, None) if node is None else self._parsed(node, stored)
+        old = old._replace(erased=erased)
         doc = documents.parse_json(data)
         if doc is None:
             return data, None, old.doc is not None
@@ -179,7 +186,7 @@ class MetadataView:
         if other is not None:
             declared = self._policy.declare(node, other.document.transformers, geometry)
         else:
-            declared = yield from self._declared_as_new(node, doc, geometry, dims)
+            declared = yield from self._declared_as_new(node, doc, geometry, dims, old.erased)
             if declared is None and self._warns:
                 self._warns = False
                 if not (yield from _holds_arrays(node)):
@@ -300,7 +307,12 @@ class MetadataView:
         return array if has_same else None
 
     def _declared_as_new(
-        self, node: Node, doc: Document, geometry: Geometry, dims: Dimensions
+        self,
+        node: Node,
+        doc: Document,
+        geometry: Geometry,
+        dims: Dimensions,
+        erased: StoredArray | None,
     ) -> Flow[Declared | None]:
         policy, ndim = self._policy, len(geometry.shape)
         dims = dims if len(dims) == ndim else ()
@@ -311,12 +323,22 @@ class MetadataView:
             by_rule = policy.declaration_without_metadata(node, ndim)
         if declared is None or declared == by_rule:
             return declared
-        # By a rule writers may store chunks before the document.
-        found = yield from find_chunk(node, geometry, keeps_empty=by_rule is not None)
-        if found is not None and by_rule is not None:
-            return by_rule  # chunks that were written before their document are in shards
-        if found is None or is_shard(found, declared.transformers, ndim):
-            return declared  # its document may have been erased, and comes back
+
+        def keeps(found: memoryview) -> bool:  # by a rule writers may store chunks before it
+            return by_rule is not None or _may_be_chunk(found, doc, geometry)
+
+        found = yield from find_chunk(node, geometry, keeps)
+        before = None if erased is None else erased.document
+        if found is not None and before is not None and geometry.has_same_chunks(before.geometry):
+            return policy.declare(node, before.transformers, geometry)  # its document comes back
+        if found is None:
+            return declared
+        fits = is_shard(found, declared.transformers, ndim)  # its document was erased elsewhere
+        if by_rule is not None and not (len(declared.transformers) == 1 and fits):
+            # Chunks that were written before their document are in shards.
+            return declared if is_empty_index(found) else by_rule
+        if fits:
+            return declared
         warn(
             f"the array {node.path!r} has chunks in this store already, each an object of its own, "
             "so it stays unsharded; to write an array through this store, write its metadata "
@@ -427,6 +449,14 @@ def _number_type(document: documents.ArrayDocument) -> tuple[str, int] | None:
     except (TypeError, ValueError):
         return None
     return (dtype.kind, dtype.itemsize) if dtype.kind in "biufc" else None
+
+
+def _may_be_chunk(found: memoryview, doc: Document, geometry: Geometry) -> bool:
+    """Whether an object like a shard without entries may be a chunk of ones, and its checksum."""
+    nbytes, size = documents.chunk_nbytes(doc, geometry.chunk_shape), len(found) - CHECKSUM_NBYTES
+    if nbytes is None or "crc32c" not in str((doc.get("codecs"), doc.get("filters"))):
+        return False
+    return size == nbytes or (geometry.sides is not None and size < nbytes)
 
 
 def _has_chunks(node: Node, doc: Document, geometry: Geometry) -> bool:

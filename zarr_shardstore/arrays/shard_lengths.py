@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import accumulate, chain, pairwise
+from operator import index
 from typing import Any
 
 from zarr_shardstore.errors import SpecError
@@ -119,6 +121,8 @@ def _number_at(chunks: BoxGrid, dim: int, end: int, n: int) -> int:
 
 
 def _parse_side(given: Any, are_ends: bool) -> Side:
+    with suppress(TypeError):
+        given = index(given)
     given = [given] if are_ends and isinstance(given, int) else given
     if isinstance(given, Iterable) and not isinstance(given, str | bytes):
         lengths = [-1 if isinstance(n, bool) else n for n in given]

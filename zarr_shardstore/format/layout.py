@@ -187,6 +187,13 @@ class ShardRef:
         """Return the ascending ids of the entries in the array whose key begins with `prefix`."""
         return self.layout.spec.boxes.ids_in(self.coords, *self.boxes_with(prefix))
 
+    def ids_to_erase(self, prefix: str) -> Sequence[int]:
+        """Return the entries below a prefix; of a whole array also those beyond its edge."""
+        if self.layout.prefix.startswith(prefix):
+            return range(self.spec.n_entries)
+        found: list[int] = self.entries_with(prefix).tolist()
+        return found
+
     def boxes_with(self, prefix: str) -> list[Box]:
         """Return ascending boxes of the chunks in the array whose key begins with `prefix`."""
         layout = self.layout

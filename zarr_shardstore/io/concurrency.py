@@ -18,9 +18,10 @@ from collections.abc import (
     Iterator,
     Sequence,
 )
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from contextvars import copy_context
+from dataclasses import dataclass, field
 from functools import cache, partial
 from queue import SimpleQueue
 from random import SystemRandom
@@ -72,10 +73,28 @@ def _pool(use: str, n: int) -> ThreadPoolExecutor:
     return ThreadPoolExecutor(n, thread_name_prefix=f"zarr-shardstore-{use}")
 
 
-def run_apart_from_signals(work: Callable[[], None], stop: Callable[[], object] = int) -> None:
+@dataclass(slots=True)
+class StateApart:
+    """State of a read apart from signals, which an interrupt may stop."""
+
+    waits: bool = False
+    """Whether it waits for values. If it is stopped then, it decodes them no more."""
+    is_stopped: bool = False
+    jobs: list[Future[None]] = field(default_factory=list)
+
+    def stop(self) -> bool:
+        self.is_stopped = True
+        return self.waits and all(job.done() for job in self.jobs)
+
+
+_LOOK_S = 0.001  # between two looks of an interrupted caller
+
+
+def run_apart_from_signals(work: Callable[[], None], may_leave: Callable[[], bool] = bool) -> None:
     """Call a function; from the main thread in another one, whose locks no signal interrupts.
 
-    An interrupt calls `stop`, and waits until the function has ended.
+    An interrupt waits until the function has ended, or `may_leave` returns true: then it waits for
+    something that may never come, and will change nothing.
     """
     if threading.current_thread() is not threading.main_thread():
         work()
@@ -90,9 +109,11 @@ def run_apart_from_signals(work: Callable[[], None], stop: Callable[[], object] 
         queue.put((partial(copy_context().run, work), ended))
         errors = ended.get()  # or the process might end before
     except BaseException:
-        stop()
         queue.put((int, last))  # after the function, if that was put
-        last.get()
+        while last.empty() and not may_leave():
+            time.sleep(_LOOK_S)
+        if last.empty():
+            _for_main_thread.cache_clear()
         raise
     if errors:
         raise errors.pop()

@@ -123,7 +123,7 @@ def node_of_document(key: str) -> Node | None:
         return Node("v2", path)
     if key == _DRAFT_META + _DRAFT_SUFFIX:
         return Node("draft", "")
-    if key.startswith(f"{_DRAFT_META}/") and key.endswith(_DRAFT_SUFFIX):
+    if key.startswith(f"{_DRAFT_META}/") and key.endswith(_DRAFT_SUFFIX) and name != _DRAFT_SUFFIX:
         return Node("draft", key[len(_DRAFT_META) + 1 : -len(_DRAFT_SUFFIX)])
     return None
 

@@ -236,6 +236,9 @@ class Flusher:
                     for state in (*buffered.snapshot.values(), *buffered.updates.values())
                 ):
                     node = node_of_document(layout.document_key)
+                    if erased := self.catalog.arrays.erased.get(node) if node else None:
+                        commits.append(UpdateShard(buffered.shard, (), erased.sharding[1]))
+                        continue
                     there = (yield from self.catalog.arrays.lookup([node])) if node else {}
                     if not any(there.values()):  # the array was removed, as was wanted
                         self.buffer.forget(buffered)

@@ -86,7 +86,8 @@ class Documents:
         node = node_of_document(key)
         if node is not None and found.value is None:
             yield from self._flusher.flush_array(node)  # the view looks for stored chunks
-        stored, array, is_changed = yield from self._view.to_store(key, data, found.value)
+        erased = None if node is None else self._arrays.erased.get(node)
+        stored, array, is_changed = yield from self._view.to_store(key, data, found.value, erased)
         if node is None:
             yield [request(key, stored)]
             return
@@ -108,14 +109,13 @@ class Documents:
         arrays = yield from self._arrays.lookup(nodes)
         for node in nodes:
             yield from self._flusher.flush_array(node)
-        layouts = {n: a.layout for n, a in arrays.items() if isinstance(a, StoredArray)}
         self._arrays.under_erasure.update(nodes)
         try:
             if keys:
                 yield [requests.Delete(key) for key in keys]
         finally:
             for node in nodes:
-                self._arrays.document_erased(node, layouts.get(node))
+                self._arrays.document_erased(node, arrays[node])
             self._arrays.under_erasure.difference_update(nodes)
 
     def of_array(self, node: Node) -> Flow[tuple[bytes, memoryview, StoredArray] | None]:

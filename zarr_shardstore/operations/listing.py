@@ -22,7 +22,7 @@ from typing import Literal, TypeAlias
 
 from zarr_shardstore.arrays.catalog import Catalog, TransformedKey, flat_nodes, layouts_of
 from zarr_shardstore.arrays.stored_array import StoredArray
-from zarr_shardstore.errors import CorruptShardError, ShardConflictError, ShardStoreError
+from zarr_shardstore.errors import CorruptShardError, ShardStoreError
 from zarr_shardstore.format.keys import check_prefix
 from zarr_shardstore.format.layout import ShardRef
 from zarr_shardstore.format.ranges import Range
@@ -132,12 +132,18 @@ class KeyStream:
     def _next_page(self) -> Flow[list[Located]]:
         page = yield from self._pages.next_page()
         names = yield from self._catalog.shards_of(page)
+        has_newer = False
+        for document, layout in layouts_of(names).items():
+            try:
+                has_newer |= yield from self._catalog.arrays.confirm({document: layout})
+            except ShardStoreError as error:
+                self.errors.append(error)
+        if has_newer:
+            names = yield from self._catalog.shards_of(page)
         try:
-            if (yield from self._catalog.arrays.confirm(layouts_of(names))):
-                names = yield from self._catalog.shards_of(page)
             if not self._pages.has_more:  # a conversion may have removed what was listed before
                 yield from self._catalog.arrays.check_not_hidden(self.prefix)
-        except ShardConflictError as error:
+        except ShardStoreError as error:
             self.errors.append(error)
         located = zip(page, page.versions, names, strict=True)
         return [item for item in located if _may_hold(item[0], item[2], self.prefix)]

@@ -431,7 +431,7 @@ class Operations:
                     s, tuple(zip(ids, repeat(requests.Delete(s.key)), strict=False))
                 )
                 for s in part
-                if (ids := s.entries_with(prefix).tolist())
+                if (ids := s.ids_to_erase(prefix))
             ]
             if updates:
                 yield updates
@@ -442,10 +442,12 @@ class Operations:
     def _owners(self, keys: Sequence[str], *, are_values: bool = True) -> Flow[list[Owner]]:
         """Return the owners of keys, also in an array whose document this store has just erased."""
         owners = yield from self.catalog.chunks_of(keys, are_values=are_values)
-        if self.arrays.erased:
-            for i, key in enumerate(keys):
-                if owners[i] is None:
-                    owners[i] = self.catalog.chunk_without_document(key)
+        for i, owner in enumerate(owners if self.arrays.erased else ()):
+            is_by_rule = isinstance(owner, ChunkRef) and owner.shard.layout.grid_shape is None
+            array = self.catalog.erased_array(keys[i]) if is_by_rule or owner is None else None
+            if array is not None:
+                layout, key = array.layout, keys[i]
+                owners[i] = layout.chunk_of_key(key) if layout else TransformedKey(key, array)
         return owners
 
     def _confirm_arrays(self, keys: Iterable[str], owners: Iterable[Owner] = ()) -> Flow[None]:
@@ -460,7 +462,11 @@ class Operations:
         for owner in owners:
             if isinstance(owner, InvalidChunkKey):
                 raise SpecError(owner.message)
-        yield from self._confirm_arrays(k for k, o in zip(keys, owners, strict=True) if not o)
+        unowned = [k for k, o in zip(keys, owners, strict=True) if not o]
+        yield from self._confirm_arrays(unowned)
+        named = map(self.catalog.erased_array, unowned if self.arrays.erased else ())
+        for array in filter(None, named):  # what is written now is none of its chunks
+            self.arrays.erased.pop(array.node, None)
         return owners
 
     def _perform(self, pairs: Sequence[_Asked], *, may_buffer: bool = True) -> Flow[list[Any]]:

@@ -34,7 +34,12 @@ from zarr_shardstore.errors import ShardConflictError, SpecError, UnsupportedErr
 from zarr_shardstore.format.arguments import array_path
 from zarr_shardstore.format.box_grid import BoxGrid
 from zarr_shardstore.format.keys import Coords
-from zarr_shardstore.io.concurrency import codec_pool, run_apart_from_signals, to_the_end
+from zarr_shardstore.io.concurrency import (
+    StateApart,
+    codec_pool,
+    run_apart_from_signals,
+    to_the_end,
+)
 from zarr_shardstore.io.local.fs import min_age_ns, state_of
 from zarr_shardstore.metadata.documents import Node, document_key
 from zarr_shardstore.operations.locate import array_at
@@ -127,35 +132,33 @@ class ChunkReader:
 
     def read(self, get: Callable[[list[str]], Values], coords: Any, out: Any) -> None:
         """Read chunks in units, and decode each unit into `out` while the next one is read."""
-        keys, stopped = self.keys(coords), list[bool]()
-        read = partial(self._read_units, get, keys, out, stopped)
+        keys, state = self.keys(coords), StateApart()
+        read = partial(self._read_units, get, keys, out, state)
         if len(keys) * self._nbytes <= _RUN_NBYTES:
             read()
         else:
-            run_apart_from_signals(read, lambda: stopped.append(True))
+            run_apart_from_signals(read, state.stop)
 
     def _read_units(
-        self,
-        get: Callable[[list[str]], Values],
-        keys: list[str],
-        out: Any,
-        stopped: list[bool],
+        self, get: Callable[[list[str]], Values], keys: list[str], out: Any, state: StateApart
     ) -> None:
         length = max(1, _UNIT_NBYTES // self._nbytes)
-        jobs: list[Future[None]] = []
         try:
             for start in range(0, len(keys), length):
                 unit = slice(start, start + length)
-                if stopped:
-                    break
+                state.waits = True
                 values = get(keys[unit])
-                for job in jobs:
+                state.waits = False
+                for job in state.jobs:
                     job.result()
-                jobs = self._decode(keys[unit], values, out[unit], is_last=unit.stop >= len(keys))
-            for job in jobs:
+                if state.is_stopped:
+                    break
+                is_last = unit.stop >= len(keys)
+                state.jobs = self._decode(keys[unit], values, out[unit], is_last=is_last)
+            for job in state.jobs:
                 job.result()
         finally:
-            wait(jobs)  # no thread writes into `out` after an error
+            wait(state.jobs)  # no thread writes into `out` after an error
 
     def _decode(
         self, keys: Sequence[str], values: Values, out: npt.NDArray[Any], *, is_last: bool

@@ -157,6 +157,48 @@ async def test_listings_that_a_client_keeps_are_dropped() -> None:
     assert await backend.perform_async([GetSize("g/a")]) == [2], "sizes alone, too"
 
 
+class Listing(Remote):
+    """It looks for objects in listings, as the client of ``ftp://`` does."""
+
+    protocol = "listing"
+    n_listed = 0
+
+    def info(self, path: str, **_: Any) -> Any:
+        parent = self._parent(path)
+        if parent not in self.dircache:
+            self.n_listed += 1
+            self.dircache[parent] = super().ls(parent, detail=True)
+        for found in self.dircache[parent]:
+            if found["name"] == path:
+                return found
+        raise FileNotFoundError(path)
+
+    def cat_file(self, path: str, start: Any = None, end: Any = None, **_: Any) -> bytes:
+        size = self.info(path)["size"]
+        data: bytes = super().cat_file(path)[:size][start:end]
+        return data
+
+    def invalidate_cache(self, path: str | None = None) -> None:
+        self.dircache.clear()
+
+
+async def test_a_listing_serves_many_reads_of_parts() -> None:
+    """It is dropped before reads of whole objects, and where something is missing."""
+    fs = Listing()
+    backend = FsspecBackend(FsspecStore(AsyncFileSystemWrapper(fs, asynchronous=True), path="/l"))
+    for i in range(9):
+        fs.pipe_file(f"/l/{i}", b"01")
+    for i in range(9):
+        (found,) = await backend.perform_async([Get(f"{i}", Range(1, 2))])
+        assert bytes(found.value) == b"1"
+    assert fs.n_listed == 1
+    Remote().pipe_file("/l/9", b"01")
+    Remote().pipe_file("/l/8", b"0123")
+    for key, byte_range, value in (("9", Range(0, 2), b"01"), ("8", None, b"0123")):
+        (found,) = await backend.perform_async([Get(key, byte_range)])
+        assert bytes(found.value) == value
+
+
 def test_file_systems_of_two_threads_are_one() -> None:
     """fsspec's own are equal within a thread: writers in two would not exclude each other."""
     both = threading.Barrier(2)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,38 @@ def test_an_interrupt_after_a_block_is_appended() -> None:
     assert np.concatenate(buffer.frames_up_to(11))[:, 0].tolist() == [0, 0, 0, 1, 1, 1]
     buffer.drop_up_to(11)
     assert (buffer.end, buffer.n_durable, buffer.nbytes) == (11, 11, 0)
+
+
+def test_an_error_anywhere_in_the_thread_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And nobody waits for a thread that has ended. The frames are stored at the next attempt."""
+    real, n_left = FrameBuffer.frames_up_to, 1
+
+    def frames_up_to(self: FrameBuffer, stop: int) -> Any:
+        nonlocal n_left
+        n_left -= 1
+        if n_left == 0:
+            raise MemoryError
+        return real(self, stop)
+
+    monkeypatch.setattr(FrameBuffer, "frames_up_to", frames_up_to)
+    store = ShardingStore({}, (2, 1))
+    with store.append_frames("a", chunks=(1, 1), flush_s=60) as frames:
+        frames.append(np.ones(1, "u1"))
+        errors: list[MemoryError] = []
+
+        def flush() -> None:
+            try:
+                frames.flush()
+            except MemoryError as error:
+                errors.append(error)
+
+        thread = threading.Thread(target=flush, daemon=True)
+        thread.start()
+        thread.join(20)
+        assert errors
+        frames.append(np.ones(1, "u1"))
+        frames.flush()
+        assert frames.n_durable == 2
 
 
 class Flaky(OtherMapping):

@@ -35,6 +35,20 @@ _one_call = threading.Lock()
 in_forked_child(_one_call._at_fork_reinit)  # type: ignore[attr-defined]
 
 
+def _is_of_part(request: Request) -> bool:
+    """Whether a read takes a part of a shard: a former size of the shard would show there."""
+    match request:
+        case requests.Get():
+            return request.byte_range is not None and not request.consistent
+        case requests.GetIndex():
+            return not (request.revalidate or request.consistent or request.with_data)
+    return False
+
+
+def _is_there(reply: requests.Found | requests.FoundIndex) -> bool:
+    return (reply.value if isinstance(reply, Found) else reply.decoded) is not None
+
+
 @cache
 def _warn_of_other_writers() -> None:
     warn(
@@ -74,8 +88,13 @@ class FsspecBackend(ZarrBackend):
     async def perform_async(self, batch: list[Request]) -> list[Any]:
         if self._has_threads:
             base.check_no_fork(self, self)
-        self._drop_listings()  # reads of whole objects, and of sizes, look into them first
         self._check_changes(batch)
+        # Dropped before each chunk, its directory would be listed for each anew.
+        if self._keeps_listings and all(map(_is_of_part, batch)):
+            replies = await super().perform_async(batch)
+            if all(map(_is_there, replies)):
+                return replies
+        self._drop_listings()
         return await super().perform_async(batch)
 
     def _check_changes(self, batch: Sequence[Request]) -> None:
@@ -149,9 +168,15 @@ class FsspecBackend(ZarrBackend):
         root = getattr(self._inner, "path", "").rstrip("/")
         return f"{root}/{key}" if root else key
 
+    @property
+    def _keeps_listings(self) -> bool:
+        """Whether a client without async methods, such as that of ``ftp://``, has some now."""
+        client: Any = getattr(getattr(self._inner, "fs", None), "sync_fs", None)
+        return len(getattr(client, "dircache", ())) > 0
+
     def _drop_listings(self) -> None:
-        """Let the next reply come from the base store: its client keeps listings for ever, and
-        what another process stores later counts as missing."""
+        """Let the next reply come from the base store: its client keeps listings for ever. By these
+        what another process stores later is missing, or has its former size."""
         fs: Any = getattr(self._inner, "fs", None)
         if fs is not None and not self._read_only_kind:
             getattr(fs, "sync_fs", fs).invalidate_cache()

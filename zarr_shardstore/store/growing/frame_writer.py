@@ -230,15 +230,15 @@ class FrameWriter:
         """
         buffer = self._buffer
         while True:
-            with self._lock:
-                while (wait_s := self._wait_s()) is None or wait_s > 0:
-                    if self._is_closed:
-                        return
-                    self._changed.wait(wait_s)
-                start, stop = buffer.n_durable, self._next_stop()
-                parts = buffer.frames_up_to(stop)
             error: BaseException | None = None
             try:
+                with self._lock:
+                    while (wait_s := self._wait_s()) is None or wait_s > 0:
+                        if self._is_closed:
+                            return
+                        self._changed.wait(wait_s)
+                    start, stop = buffer.n_durable, self._next_stop()
+                    parts = buffer.frames_up_to(stop)
                 self._array.append(np.concatenate(parts), start)
             except BaseException as raised:
                 error = raised
