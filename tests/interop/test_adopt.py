@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+import crc32c
 import h5py
 import netCDF4
 import numcodecs
@@ -697,6 +698,50 @@ def test_places_that_are_taken(tmp_path: Path) -> None:
     assert (tmp_path / "own.zarr" / "zarr.json").exists()
 
 
+def test_an_adoption_cuts_no_index_of_another_one(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Two processes adopt a file: the one that comes late is refused, and takes its part back. And
+    a file whose first index a program has cut off may be adopted again."""
+    path, first, second = tmp_path / "a.h5", tmp_path / "first.zarr", tmp_path / "second.zarr"
+    hdf5(INTS, chunks=(16, 16))(path)
+    make_link = os.link
+
+    def late_link(source: str, target: str) -> None:
+        monkeypatch.undo()
+        adopt(path, first)
+        make_link(source, target)
+
+    monkeypatch.setattr(os, "link", late_link)
+    with pytest.raises(SpecError, match="was changed since it was read"):
+        adopt(path, second)
+    assert not second.exists()
+    assert np.array_equal(read("zarr", first), INTS)
+    h5py.File(path, "r+").close()
+    adopt(path, second)
+    with pytest.raises(ShardConflictError, match="changed by another program"):
+        undo_adoption(first)
+    assert np.array_equal(read("zarr", second), INTS)
+
+
+def test_an_adoption_of_a_former_version_is_undone(tmp_path: Path) -> None:
+    """Its marks have zeros for the id, and its note has none."""
+    path, dest = tmp_path / "a.npy", tmp_path / "a.zarr"
+    np.save(path, INTS)
+    original = path.read_bytes()
+    adopt(path, dest)
+    document = json.loads((dest / "zarr.json").read_text())
+    document["zarr_shardstore_adopted"].pop("id", None)
+    (dest / "zarr.json").write_text(json.dumps(document))
+    mark = bytearray(path.read_bytes()[len(original) :][:32])
+    mark[12:16] = bytes(4)
+    with path.open("r+b") as file:
+        file.seek(len(original))
+        file.write(mark + crc32c.crc32c(bytes(mark)).to_bytes(4, "little"))
+    undo_adoption(dest)
+    assert path.read_bytes() == original
+
+
 def test_an_adoption_that_another_process_finishes_stays(tmp_path: Path) -> None:
     """The second one waits for the first, and takes nothing back."""
     paths, values = mosaic(tmp_path)
@@ -769,13 +814,24 @@ def test_an_undone_adoption_leaves_no_consolidated_index(tmp_path: Path) -> None
     assert not store.exists()
 
 
-def test_a_moved_destination_takes_its_files_back(tmp_path: Path) -> None:
-    """A copy of it takes nothing from the first one."""
+@pytest.mark.parametrize(
+    ("link", "options"),
+    [
+        ("hard", {}),
+        ("hard", {"copy_function": os.link}),
+        ("symbolic", {"symlinks": True}),
+    ],
+)
+def test_a_moved_destination_takes_its_files_back(
+    link: Link, options: dict[str, Any], tmp_path: Path
+) -> None:
+    """A copy of it, also one of links, takes nothing from the first one."""
     paths, values = mosaic(tmp_path)
     originals = [path.read_bytes() for path in paths]
-    adopt(paths, tmp_path / "m.zarr")
-    shutil.copytree(tmp_path / "m.zarr", tmp_path / "copy.zarr")
-    undo_adoption(tmp_path / "copy.zarr", discard=True)
+    adopt(paths, tmp_path / "m.zarr", link=link)
+    shutil.copytree(tmp_path / "m.zarr", tmp_path / "copy.zarr", **options)
+    with pytest.raises(SpecError, match=r"is a copy of '.*m.zarr'"):
+        undo_adoption(tmp_path / "copy.zarr", discard=True)
     assert np.array_equal(read("zarr", tmp_path / "m.zarr"), values)
     (tmp_path / "m.zarr").rename(tmp_path / "moved.zarr")
     undo_adoption(tmp_path / "moved.zarr")

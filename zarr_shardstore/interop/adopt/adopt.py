@@ -4,15 +4,16 @@
 
     c/0/0/0    ├── a.h5 as it was ──┤ mark ┤ shard index ┤      also by its own name, if linked
 
-    mark       │ magic │ nbytes of the file before │ nbytes of mark and index │ crc32c │
+    mark       │ magic │ id │ nbytes of the file before │ nbytes of mark and index │ crc32c │
 
 1. The document is the journal. It has the sizes of all files, and is synced under the name
    ``.zarr.json.adopting`` before anything is linked or written. It becomes ``zarr.json`` when
    all files have their index: until then there is no array.
 2. A file is written after its end only, in order. So a cut at its noted size gives the original,
    byte for byte.
-3. It is cut only if the mark, or its beginning, follows that size. Otherwise another program has
-   written there, and the file is left.
+3. It is cut only if the mark, or its beginning, follows that size. Otherwise another program, or
+   another adoption, has written there, and the file is left. The id is random; former versions
+   wrote zeros, and noted none.
 4. *Kill.* Before the document has its name, the next `adopt` into the same destination, or
    `undo_adoption`, takes all back. Afterwards the files are adopted. `undo_adoption` first takes
    the name of the document away, so the next call finishes an undo that was killed.
@@ -55,10 +56,11 @@ Path: TypeAlias = str | os.PathLike[str]
 
 _DOCUMENT, _STAGED = "zarr.json", ".zarr.json.adopting"
 
-_MAGIC = b"\x89ZSADOPT\r\n\x1a\n\0\0\0\0"
+_MAGIC = b"\x89ZSADOPT\r\n\x1a\n"
+_ID_NBYTES = 4
 _MIN_MAGIC = 4  # bytes of a cut magic at the end of a file that show a stopped adoption
 
-_MARK = struct.Struct(f"<{len(_MAGIC)}sQQ")
+_MARK = struct.Struct(f"<{len(_MAGIC)}s{_ID_NBYTES}sQQ")
 _MARK_NBYTES = _MARK.size + 4
 _MAX_END_NBYTES = shard_format.MAX_ENTRIES * shard_format.ENTRY_NBYTES + _MARK_NBYTES + 4
 
@@ -158,6 +160,7 @@ def adopt(
     added_nbytes = _MARK_NBYTES + spec.index_nbytes
     note = {
         "must_understand": False,
+        "id": os.urandom(_ID_NBYTES).hex(),
         "link": link,
         "destination": root,
         "added_nbytes": added_nbytes,
@@ -236,6 +239,9 @@ def _undo(
             raise SpecError(f"the array in {root!r} was not adopted")
         open_base(root).seal()
         adoption = _Adoption(root, doc)
+        if adoption.is_copied():
+            first = doc[metadata.ADOPTED]["destination"]
+            raise SpecError(f"{root!r} is a copy of {first!r}, which has the files: undo that one")
         written = adoption.written() if is_whole else []
         if written and not discard:
             raise SpecError(
@@ -274,7 +280,8 @@ def _adopt(
             for array, target in zip(arrays, adoption.targets, strict=True):
                 index = array.index(spec.chunks_per_shard).encode(spec.index)
                 state = array.state if link != "copy" else fs.state_of(target)
-                _append(os.path.realpath(target), array, state, index)
+                end = adoption.mark_of(array.state[1]) + index
+                _append(os.path.realpath(target), array, state, end)
             fs.sync_directories(adoption.targets[0], root)
             fs.replace(staged, os.path.join(root, _DOCUMENT))
             fs.sync_directories(staged, os.path.dirname(root))
@@ -283,6 +290,10 @@ def _adopt(
                 with suppress(ShardStoreError, OSError):  # then the next call takes it back
                     adoption.take_back()
             raise
+
+
+def _is_same(path: str, other: str) -> bool:
+    return os.path.exists(path) and os.path.exists(other) and os.path.samefile(path, other)
 
 
 def _remove_empty(root: str) -> None:
@@ -303,10 +314,17 @@ class _Adoption:
         note = doc[metadata.ADOPTED]
         self.root, self.link, self.files = root, note["link"], note["files"]
         self.added_nbytes = int(note["added_nbytes"])
-        self._is_in_place = os.path.realpath(root) == os.path.realpath(note["destination"])
+        self._note = note
+        self._is_in_place = _is_same(root, note["destination"])
+        self._id = bytes.fromhex(note.get("id", "00" * _ID_NBYTES))
         zeros = ["0"] * (len(doc["shape"]) - 1)
         self.targets = [os.path.join(root, "c", str(i), *zeros) for i in range(len(self.files))]
         """Path of the shard of each file."""
+
+    def mark_of(self, nbytes: int) -> bytes:
+        """Return the mark of a file that had so many bytes."""
+        data = _MARK.pack(_MAGIC, self._id, nbytes, self.added_nbytes)
+        return data + crc32c.crc32c(data).to_bytes(4, "little")
 
     def bring(self, path: str, target: str) -> None:
         """Give a file its place in the destination."""
@@ -321,6 +339,15 @@ class _Adoption:
                 f"{path!r} cannot be brought to {target!r} by link={self.link!r}: "
                 f"{error.strerror}; nothing was changed{advice}"
             ) from error
+
+    def is_copied(self) -> bool:
+        """Whether the noted destination is another directory that still has this adoption."""
+        for name in () if self._is_in_place else (_DOCUMENT, _STAGED):
+            path = os.path.join(self._note["destination"], name)
+            with suppress(OSError), open(path, "rb") as file:
+                doc = metadata.parse_json(file.read()) or {}
+                return bool(doc.get(metadata.ADOPTED) == self._note)
+        return False
 
     def written(self) -> list[str]:
         """Return the files in the destination that a store has written or changed."""
@@ -397,9 +424,8 @@ class _Adoption:
             size = os.fstat(fd).st_size
             if size == old:
                 return []
-            mark = _mark(old, self.added_nbytes)
             behind = bytes(fs.read_at(fd, old, old + _MARK_NBYTES))
-            is_ours = size > old and mark.startswith(behind)
+            is_ours = size > old and self.mark_of(old).startswith(behind)
             if size > old + self.added_nbytes:
                 is_ours = is_ours and self._index_of(path) is not None
             if not is_ours:
@@ -412,15 +438,14 @@ class _Adoption:
         return []
 
 
-def _append(path: str, array: FileArray, state: fs.FileState, index: bytes) -> None:
+def _append(path: str, array: FileArray, state: fs.FileState, end: bytes) -> None:
     # An interrupt also closes it.
     with open(fs.open_to_change(path), "r+b", buffering=0) as file:
         fd = file.fileno()
         _check_unlocked(fd, array.path)
         if state is None or fs.state_of(fd) != state:
             raise SpecError(f"{array.path!r} was changed since it was read: let its writer end")
-        mark = _mark(state[1], _MARK_NBYTES + len(index))
-        fs.write_at(fd, [mark, index], state[1])
+        fs.write_at(fd, [end], state[1])
         fs.sync(fd)
 
 
@@ -428,11 +453,6 @@ def _noted(array: FileArray, spec: shard_format.ShardingSpec) -> dict[str, Any]:
     _, nbytes, time_ns = array.state
     checksum = array.index(spec.chunks_per_shard).encode(spec.index)[-4:].hex()
     return {"path": array.path, "nbytes": nbytes, "time_ns": time_ns, "index_crc32c": checksum}
-
-
-def _mark(nbytes: int, added_nbytes: int) -> bytes:
-    data = _MARK.pack(_MAGIC, nbytes, added_nbytes)
-    return data + crc32c.crc32c(data).to_bytes(4, "little")
 
 
 def _check_unlocked(fd: int, path: str) -> None:
