@@ -27,7 +27,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:Numcodecs codecs are not")
 N_KILLS = int(os.environ.get("ZARR_SHARDSTORE_KILLS", "16"))
 VALUES = np.arange(2 * 12 * 10, dtype="i4").reshape(24, 10)
 MOST = {"call": 40, "line": 260, "interrupt": 260}
-"""Calls that open or change a file, and lines of the module, of an adoption of two files."""
+"""Calls that open or change a file, and lines of the modules, of an adoption of two files."""
 
 
 @contextmanager

@@ -494,6 +494,83 @@ def test_the_last_copy_goes_back(link: Link, tmp_path: Path) -> None:
     assert path.read_bytes() == original
 
 
+@pytest.mark.parametrize("link", ["hard", "move", "copy"])
+def test_the_last_copy_goes_back_without_its_directory(link: Link, tmp_path: Path) -> None:
+    """The directory is made again. What was written since is not discarded unasked."""
+    path, dest = tmp_path / "raw" / "a.npy", tmp_path / "a.zarr"
+    path.parent.mkdir()
+    np.save(path, INTS)
+    original = path.read_bytes()
+    adopt(path, dest, link=link)
+    shutil.rmtree(path.parent)
+    with ShardingStore(dest) as store:
+        write_part(zarr.open_array(store))
+    with pytest.raises(SpecError, match="were written since: 'c/0/0'"):
+        undo_adoption(dest)
+    undo_adoption(dest, discard=True)
+    assert path.read_bytes() == original
+
+
+def other_file(path: Path) -> None:
+    np.save(path, INTS + 1)
+
+
+def link_to_nothing(path: Path) -> None:
+    path.symlink_to("nothing")
+
+
+@pytest.mark.parametrize("take", [other_file, Path.mkdir, link_to_nothing])
+@pytest.mark.parametrize("link", ["hard", "move", "copy"])
+def test_the_last_copy_stays_if_its_name_is_taken(
+    link: Link, take: Callable[[Path], None], tmp_path: Path
+) -> None:
+    """It is refused, and the array stays one, also with `discard`."""
+    path, dest = tmp_path / "a.npy", tmp_path / "a.zarr"
+    np.save(path, INTS)
+    original = path.read_bytes()
+    adopt(path, dest, link=link)
+    path.unlink(missing_ok=True)
+    take(path)
+    for discard in (False, True):
+        with pytest.raises(SpecError, match=r"a\.npy' is another file"):
+            undo_adoption(dest, discard=discard)
+    assert np.array_equal(read("zarr", dest), INTS)
+    path.rename(tmp_path / "other")
+    undo_adoption(dest)
+    assert path.read_bytes() == original
+
+
+@pytest.mark.parametrize("link", ["move", "copy"])
+def test_a_killed_writer_has_written(link: Link, tmp_path: Path) -> None:
+    """Its journal counts: the index may be a torn one."""
+    path, dest = tmp_path / "a.npy", tmp_path / "a.zarr"
+    np.save(path, INTS)
+    original = path.read_bytes()
+    adopt(path, dest, link=link)
+    shard, journal = dest / "c" / "0" / "0", dest / "c" / "0" / "0.__journal"
+    with ShardingStore(dest) as store:
+        write_part(zarr.open_array(store))
+        left = journal.read_bytes()
+    journal.write_bytes(left)
+    shard.write_bytes(shard.read_bytes()[:-4] + bytes(4))
+    with pytest.raises(SpecError, match="were written since: 'c/0/0'"):
+        undo_adoption(dest)
+    undo_adoption(dest, discard=True)
+    assert path.read_bytes() == original
+
+
+def test_an_array_that_was_made_after_a_stopped_adoption_stays(tmp_path: Path) -> None:
+    path, dest = tmp_path / "a.npy", tmp_path / "a.zarr"
+    np.save(path, INTS)
+    adopt(path, dest)
+    (dest / "zarr.json").rename(dest / ".zarr.json.adopting")
+    zarr.create_array(dest, data=INTS + 1, chunks=INTS.shape)
+    for undo in (undo_adoption, lambda dest: adopt(path, dest)):
+        with pytest.raises(SpecError, match="an array was made in"):
+            undo(dest)
+    assert np.array_equal(read("zarr", dest), INTS + 1)
+
+
 # ----------------------------------------------------------------------- refusals
 
 
@@ -836,3 +913,18 @@ def test_a_moved_destination_takes_its_files_back(
     (tmp_path / "m.zarr").rename(tmp_path / "moved.zarr")
     undo_adoption(tmp_path / "moved.zarr")
     assert [path.read_bytes() for path in paths] == originals
+
+
+def test_a_moved_destination_names_the_files_that_it_has_no_more(tmp_path: Path) -> None:
+    """They keep their index: the destination may be a copy of one that was moved too."""
+    path = tmp_path / "a.npy"
+    np.save(path, INTS)
+    nbytes = path.stat().st_size
+    adopt(path, tmp_path / "m.zarr")
+    (tmp_path / "m.zarr").rename(tmp_path / "moved.zarr")
+    with ShardingStore(tmp_path / "moved.zarr") as store:
+        write_part(zarr.open_array(store))
+    says = f"a.npy' may have its index after {nbytes} bytes"
+    with pytest.raises(ShardConflictError, match=says):
+        undo_adoption(tmp_path / "moved.zarr", discard=True)
+    assert not (tmp_path / "moved.zarr").exists()

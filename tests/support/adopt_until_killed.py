@@ -18,7 +18,7 @@ from tests.support.processes import fork_for_each_line
 from tests.support.write_until_killed import stop_at
 from zarr_shardstore import adopt, undo_adoption
 
-MODULE = os.path.join("interop", "adopt", "adopt.py")
+MODULES = tuple(os.path.join("interop", "adopt", name) for name in ("adopt.py", "undo.py"))
 
 
 def kill() -> None:
@@ -30,11 +30,11 @@ def interrupt() -> None:
 
 
 def stop_at_line(n: int, stop: Any) -> None:
-    """Kill the process, or raise Ctrl-C, before the n-th line of the module of adoptions."""
+    """Kill the process, or raise Ctrl-C, before the n-th line of the modules of adoptions."""
 
     def trace(frame: FrameType, event: str, _: Any) -> Any:
         nonlocal n
-        if not frame.f_code.co_filename.endswith(MODULE):
+        if not frame.f_code.co_filename.endswith(MODULES):
             return None
         if event == "line":
             n -= 1

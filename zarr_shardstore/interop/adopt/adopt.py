@@ -26,43 +26,41 @@ from __future__ import annotations
 
 import os
 import stat
-import struct
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, TypeAlias
 
-import crc32c
-
 from zarr_shardstore.access import (
     arguments,
-    consolidated_index,
     declarations,
-    file_keys,
     fs,
     locks,
     metadata,
-    open_base,
     resolve,
     shard_format,
     transformer_list,
 )
-from zarr_shardstore.errors import ShardConflictError, ShardStoreError, SpecError
+from zarr_shardstore.errors import ShardStoreError, SpecError
 from zarr_shardstore.interop.adopt.file_arrays import FileArray, read_file_array, tiles_of
+from zarr_shardstore.interop.adopt.undo import (
+    DOCUMENT,
+    ID_NBYTES,
+    MAGIC,
+    MARK_NBYTES,
+    MIN_MAGIC,
+    STAGED,
+    Adoption,
+    check_unlocked,
+    names_in,
+    undo,
+)
 from zarr_shardstore.tools.inspect import readers
 
 Link: TypeAlias = Literal["hard", "symbolic", "move", "copy"]
 Path: TypeAlias = str | os.PathLike[str]
 
-_DOCUMENT, _STAGED = "zarr.json", ".zarr.json.adopting"
-
-_MAGIC = b"\x89ZSADOPT\r\n\x1a\n"
-_ID_NBYTES = 4
-_MIN_MAGIC = 4  # bytes of a cut magic at the end of a file that show a stopped adoption
-
-_MARK = struct.Struct(f"<{len(_MAGIC)}s{_ID_NBYTES}sQQ")
-_MARK_NBYTES = _MARK.size + 4
-_MAX_END_NBYTES = shard_format.MAX_ENTRIES * shard_format.ENTRY_NBYTES + _MARK_NBYTES + 4
+_MAX_END_NBYTES = shard_format.MAX_ENTRIES * shard_format.ENTRY_NBYTES + MARK_NBYTES + 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,11 +143,11 @@ def adopt(
     arguments.check_choice("link", link, Link)
     given = [files] if isinstance(files, str | os.PathLike) else list(files)
     root = _local_directory(dest)
-    if os.path.exists(os.path.join(root, _STAGED)):
+    if os.path.exists(os.path.join(root, STAGED)):
         if dry_run:
             raise SpecError(f"an adoption into {root!r} was stopped: adopt again, or undo it")
-        _undo(root, only_stopped=True)
-    if os.path.lexists(root) and (not os.path.isdir(root) or _names_in(root)):
+        undo(root, only_stopped=True)
+    if os.path.lexists(root) and (not os.path.isdir(root) or names_in(root)):
         raise SpecError(f"{root!r} is not empty: name another destination, or undo its adoption")
     arrays = tiles_of([read_file_array(path, dataset) for path in given])
     first = arrays[0]
@@ -157,10 +155,10 @@ def adopt(
     for array in arrays:
         _check_file(array, link)
     shape = (sum(array.shape[0] for array in arrays), *first.shape[1:])
-    added_nbytes = _MARK_NBYTES + spec.index_nbytes
+    added_nbytes = MARK_NBYTES + spec.index_nbytes
     note = {
         "must_understand": False,
-        "id": os.urandom(_ID_NBYTES).hex(),
+        "id": os.urandom(ID_NBYTES).hex(),
         "link": link,
         "destination": root,
         "added_nbytes": added_nbytes,
@@ -213,51 +211,7 @@ def undo_adoption(dest: Path, *, discard: bool = False, dry_run: bool = False) -
         If another program has changed a file after its old end, or it is gone. Such files are
         left as they are; all others have their old bytes again.
     """
-    return _undo(_local_directory(dest), discard=discard, dry_run=dry_run)
-
-
-def _undo(
-    root: str, *, discard: bool = False, dry_run: bool = False, only_stopped: bool = False
-) -> list[str]:
-    """Undo an adoption; with `only_stopped` a finished array stays."""
-    staged, document = os.path.join(root, _STAGED), os.path.join(root, _DOCUMENT)
-    if not (os.path.isfile(staged) or os.path.isfile(document)):
-        if not os.path.isdir(root) or _names_in(root) or not os.listdir(root):
-            raise SpecError(f"there is no adoption in {root!r}")
-        _remove_empty(root)  # the adoption was stopped before its document
-        return []
-    with locks.locked(staged, "os"):
-        is_whole = not os.path.isfile(staged)  # perhaps another process has just finished it
-        if is_whole and (only_stopped or not os.path.isfile(document)):
-            return []
-        with open(document if is_whole else staged, "rb") as file:
-            doc = metadata.parse_json(file.read())
-        if doc is None:
-            raise SpecError(f"{file.name!r} is no document of an array")
-        noted = metadata.adopted_files(doc)
-        if not noted:
-            raise SpecError(f"the array in {root!r} was not adopted")
-        open_base(root).seal()
-        adoption = _Adoption(root, doc)
-        if adoption.is_copied():
-            first = doc[metadata.ADOPTED]["destination"]
-            raise SpecError(f"{root!r} is a copy of {first!r}, which has the files: undo that one")
-        written = adoption.written() if is_whole else []
-        if written and not discard:
-            raise SpecError(
-                f"in {root!r} were written since: {', '.join(map(repr, written[:5]))}. Copy the "
-                "array first, or discard that (discard=True, --yes); nothing was changed"
-            )
-        if not dry_run:
-            if is_whole:
-                fs.replace(document, staged)
-                fs.sync_directories(staged, root)
-            left = adoption.take_back()
-    if not dry_run:
-        _remove_empty(root)
-        if left:
-            raise ShardConflictError("; ".join(left) + ": left as it is")
-    return [each["path"] for each in noted]
+    return undo(_local_directory(dest), discard=discard, dry_run=dry_run)
 
 
 def _adopt(
@@ -267,23 +221,23 @@ def _adopt(
     spec: shard_format.ShardingSpec,
     link: Link,
 ) -> None:
-    staged = os.path.join(root, _STAGED)
+    staged = os.path.join(root, STAGED)
     with locks.locked(staged, "os"):
-        if _names_in(root):
+        if names_in(root):
             raise SpecError(f"another process has written into {root!r}: nothing was changed")
-        adoption = _Adoption(root, doc)
+        adoption = Adoption(root, doc)
         try:
             with fs.new_file(staged, os.path.dirname(root)) as fd:
                 fs.write_at(fd, [metadata.dump_document(doc)], 0)
             for array, target in zip(arrays, adoption.targets, strict=True):
-                adoption.bring(array.path, target)
+                _bring(array.path, target, link)
             for array, target in zip(arrays, adoption.targets, strict=True):
                 index = array.index(spec.chunks_per_shard).encode(spec.index)
                 state = array.state if link != "copy" else fs.state_of(target)
                 end = adoption.mark_of(array.state[1]) + index
                 _append(os.path.realpath(target), array, state, end)
             fs.sync_directories(adoption.targets[0], root)
-            fs.replace(staged, os.path.join(root, _DOCUMENT))
+            fs.replace(staged, os.path.join(root, DOCUMENT))
             fs.sync_directories(staged, os.path.dirname(root))
         except BaseException:
             if os.path.exists(staged):  # otherwise it is adopted
@@ -292,157 +246,26 @@ def _adopt(
             raise
 
 
-def _is_same(path: str, other: str) -> bool:
-    return os.path.exists(path) and os.path.exists(other) and os.path.samefile(path, other)
-
-
-def _remove_empty(root: str) -> None:
-    file_keys.tidy(root)
-    with suppress(OSError):
-        os.rmdir(root)
-
-
-def _names_in(root: str) -> list[str]:
-    """Return the names in a directory, without the temporary files of a killed process."""
-    return [name for name in os.listdir(root) if not file_keys.is_side_file(name)]
-
-
-class _Adoption:
-    """The files of an adoption, and their way there and back."""
-
-    def __init__(self, root: str, doc: dict[str, Any]) -> None:
-        note = doc[metadata.ADOPTED]
-        self.root, self.link, self.files = root, note["link"], note["files"]
-        self.added_nbytes = int(note["added_nbytes"])
-        self._note = note
-        self._is_in_place = _is_same(root, note["destination"])
-        self._id = bytes.fromhex(note.get("id", "00" * _ID_NBYTES))
-        zeros = ["0"] * (len(doc["shape"]) - 1)
-        self.targets = [os.path.join(root, "c", str(i), *zeros) for i in range(len(self.files))]
-        """Path of the shard of each file."""
-
-    def mark_of(self, nbytes: int) -> bytes:
-        """Return the mark of a file that had so many bytes."""
-        data = _MARK.pack(_MAGIC, self._id, nbytes, self.added_nbytes)
-        return data + crc32c.crc32c(data).to_bytes(4, "little")
-
-    def bring(self, path: str, target: str) -> None:
-        """Give a file its place in the destination."""
-        os.makedirs(os.path.dirname(target), exist_ok=True)
-        bring: dict[str, Callable[[str, str], None]]
-        bring = {"hard": os.link, "symbolic": os.symlink, "move": fs.replace, "copy": _copy}
-        try:
-            bring[self.link](path, target)
-        except OSError as error:
-            advice = "" if self.link == "copy" else ". Take link='copy' or 'symbolic'"
-            raise SpecError(
-                f"{path!r} cannot be brought to {target!r} by link={self.link!r}: "
-                f"{error.strerror}; nothing was changed{advice}"
-            ) from error
-
-    def is_copied(self) -> bool:
-        """Whether the noted destination is another directory that still has this adoption."""
-        for name in () if self._is_in_place else (_DOCUMENT, _STAGED):
-            path = os.path.join(self._note["destination"], name)
-            with suppress(OSError), open(path, "rb") as file:
-                doc = metadata.parse_json(file.read()) or {}
-                return bool(doc.get(metadata.ADOPTED) == self._note)
-        return False
-
-    def written(self) -> list[str]:
-        """Return the files in the destination that a store has written or changed."""
-        ours = dict(zip(self.targets, self.files, strict=True))
-        found = [path for path, file in ours.items() if self._differs(path, file)]
-        known = {_DOCUMENT, _STAGED}
-        for top, _, names in os.walk(self.root):
-            paths = [os.path.join(top, name) for name in names if name not in known]
-            found += [p for p in paths if p not in ours and not file_keys.is_hidden(p)]
-        return [os.path.relpath(path, self.root) for path in found]
-
-    def _differs(self, path: str, file: dict[str, Any]) -> bool:
-        """Whether a store has changed the shard of a file."""
-        if not os.path.lexists(path):
-            return False
-        if self.link == "symbolic":
-            return not os.path.islink(path)
-        if self.link == "hard":
-            return os.path.isfile(file["path"]) and not os.path.samefile(path, file["path"])
-        return self._index_of(path) not in (None, file["index_crc32c"])
-
-    def _index_of(self, path: str) -> str | None:
-        """Return the checksum of the index in which a file ends, if there is one."""
-        n_entries = (self.added_nbytes - _MARK_NBYTES - 4) // shard_format.ENTRY_NBYTES
-        spec = shard_format.ShardingSpec((n_entries,), shard_format.ZEP2_INDEX)
-        with open(fs.open_to_read(path), "rb", buffering=0) as file:
-            size = os.fstat(file.fileno()).st_size
-            index = bytes(fs.read_at(file.fileno(), max(0, size - spec.index_nbytes), size))
-        try:
-            shard_format.ShardIndex.decode(index, spec)
-        except shard_format.IndexDamageError:
-            return None
-        return index[-4:].hex()
-
-    def take_back(self) -> list[str]:
-        """Cut the files and remove the destination; return sentences about files that are left."""
-        left: list[str] = []
-        is_stuck = False
-        for file, target in zip(self.files, self.targets, strict=True):
-            path = file["path"]
-            is_there, is_home = os.path.lexists(target), os.path.lexists(path)
-            if is_there and not is_home and not os.path.islink(target):
-                # Moved there, or its first name was removed: it may be the only copy.
-                left += self._cut(target, file)
-                fs.replace(target, path)
-            elif self.link == "move":
-                if is_there:
-                    left.append(f"{target!r} cannot go back: there is another file {path!r}")
-                    is_stuck = True
-                elif not is_home:
-                    left.append(f"{path!r} is gone")
-            else:
-                is_same = is_there and is_home and os.path.samefile(target, path)
-                if self.link != "copy" and (self._is_in_place or is_same):
-                    left += self._cut(path, file)
-                if is_there:
-                    fs.unlink(target)
-        if not is_stuck:
-            for top in (os.path.join(self.root, name) for name in ("c", file_keys.QUARANTINE)):
-                if os.path.isdir(top):
-                    fs.remove_tree(top)
-            with suppress(FileNotFoundError):
-                fs.unlink(os.path.join(self.root, consolidated_index.CONSOLIDATED_INDEX_NAME))
-            fs.unlink(os.path.join(self.root, _STAGED))
-        return left
-
-    def _cut(self, path: str, file: dict[str, Any]) -> list[str]:
-        """Cut a file at its old size, if only the adoption and stores have written after it."""
-        old = file["nbytes"]
-        if not os.path.isfile(path) or not os.access(path, os.W_OK):
-            return [f"{path!r} is gone, or cannot be written"]
-        with open(fs.open_to_change(path), "r+b", buffering=0) as opened:
-            fd = opened.fileno()
-            size = os.fstat(fd).st_size
-            if size == old:
-                return []
-            behind = bytes(fs.read_at(fd, old, old + _MARK_NBYTES))
-            is_ours = size > old and self.mark_of(old).startswith(behind)
-            if size > old + self.added_nbytes:
-                is_ours = is_ours and self._index_of(path) is not None
-            if not is_ours:
-                return [f"{path!r}, which had {old} bytes, was changed by another program"]
-            _check_unlocked(fd, path)
-            fs.truncate(fd, old)
-            fs.sync(fd)
-            with suppress(PermissionError):
-                os.utime(fd, ns=(file["time_ns"], file["time_ns"]))
-        return []
+def _bring(path: str, target: str, link: Link) -> None:
+    """Give a file its place in the destination."""
+    os.makedirs(os.path.dirname(target), exist_ok=True)
+    bring: dict[str, Callable[[str, str], None]]
+    bring = {"hard": os.link, "symbolic": os.symlink, "move": fs.replace, "copy": _copy}
+    try:
+        bring[link](path, target)
+    except OSError as error:
+        advice = "" if link == "copy" else ". Take link='copy' or 'symbolic'"
+        raise SpecError(
+            f"{path!r} cannot be brought to {target!r} by link={link!r}: "
+            f"{error.strerror}; nothing was changed{advice}"
+        ) from error
 
 
 def _append(path: str, array: FileArray, state: fs.FileState, end: bytes) -> None:
     # An interrupt also closes it.
     with open(fs.open_to_change(path), "r+b", buffering=0) as file:
         fd = file.fileno()
-        _check_unlocked(fd, array.path)
+        check_unlocked(fd, array.path)
         if state is None or fs.state_of(fd) != state:
             raise SpecError(f"{array.path!r} was changed since it was read: let its writer end")
         fs.write_at(fd, [end], state[1])
@@ -453,11 +276,6 @@ def _noted(array: FileArray, spec: shard_format.ShardingSpec) -> dict[str, Any]:
     _, nbytes, time_ns = array.state
     checksum = array.index(spec.chunks_per_shard).encode(spec.index)[-4:].hex()
     return {"path": array.path, "nbytes": nbytes, "time_ns": time_ns, "index_crc32c": checksum}
-
-
-def _check_unlocked(fd: int, path: str) -> None:
-    if not fs.try_flock(fd):
-        raise SpecError(f"{path!r} is open in a program: close it there first")
 
 
 def _copy(path: str, target: str) -> None:
@@ -477,11 +295,11 @@ def _check_file(array: FileArray, link: Link) -> None:
         size = os.fstat(file.fileno()).st_size
         start = max(int(ends.max(initial=0)), size - _MAX_END_NBYTES)
         end = bytes(fs.read_at(file.fileno(), start, size))
-    cut = (end.endswith(_MAGIC[:n]) for n in range(_MIN_MAGIC, len(_MAGIC)))
-    if _MAGIC in end or any(cut):
+    cut = (end.endswith(MAGIC[:n]) for n in range(MIN_MAGIC, len(MAGIC)))
+    if MAGIC in end or any(cut):
         text = f"{path!r} was adopted before, or that was stopped: undo that adoption first"
-        if _MAGIC in end:
-            text += f"; if the array is gone, cut the file to {start + end.index(_MAGIC)} bytes"
+        if MAGIC in end:
+            text += f"; if the array is gone, cut the file to {start + end.index(MAGIC)} bytes"
         raise SpecError(text)
 
 
