@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import numpy as np
 import pytest
 from obstore.store import MemoryStore as ObstoreMemory
 from zarr.storage import FsspecStore, LocalStore, MemoryStore, ObjectStore, WrapperStore
@@ -17,9 +18,11 @@ from tests.support.checked_stores import KINDS
 from zarr_shardstore import (
     ShardingMapping,
     SpecError,
+    adopt,
     check_store,
     repair_store,
     restore_quarantine,
+    undo_adoption,
 )
 
 KEYS = [f"data/root/a/b/c{i}" for i in range(4)]
@@ -102,6 +105,29 @@ def test_documents_are_synced_too(tmp_path: Path) -> None:
     with recorded(tmp_path) as steps:
         m["a/x"] = b"{}"
     assert steps == ["fsync temporary", "replace temporary a/x", "fsync a", "fsync ."]
+
+
+def test_an_adoption_syncs_each_directory_that_it_changes(tmp_path: Path) -> None:
+    """Also new ones above it, and those that files leave or come back to. What moved away is synced
+    in its new place first."""
+    (tmp_path / "from").mkdir()
+    paths = [tmp_path / "from" / f"{i}.npy" for i in range(2)]
+    for path in paths:
+        np.save(path, np.zeros((2, 2)))
+    with recorded(tmp_path) as steps:
+        adopt(paths, tmp_path / "a" / "b", link="move")
+    named = steps.index("replace a/b/.zarr.json.adopting a/b/zarr.json")
+    synced = steps[steps.index("replace from/1.npy a/b/c/1/0") : named]
+    for name in ("a/b/c/0", "a/b/c/1", "a/b/c", "a/b"):
+        assert synced.index(f"fsync {name}") < synced.index("fsync from")
+    assert steps[named + 1 :] == ["fsync a/b"]
+    assert {"fsync a", "fsync ."} <= set(steps[:named])
+    (tmp_path / "from").rmdir()
+    with recorded(tmp_path) as steps:
+        undo_adoption(tmp_path / "a" / "b")
+    back = steps.index("replace a/b/c/1/0 from/1.npy")
+    assert steps[back + 1] == "fsync from"
+    assert "fsync ." in steps[:back]
 
 
 def test_by_default_nothing_waits_for_the_disk(tmp_path: Path) -> None:

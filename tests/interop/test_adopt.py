@@ -848,6 +848,28 @@ def test_a_file_that_is_being_written_is_refused(mode: str, tmp_path: Path) -> N
     assert path.read_bytes() == original
 
 
+@pytest.mark.parametrize("link", LINKS)
+def test_a_file_that_is_replaced_during_the_adoption_is_refused(
+    link: Link, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """After its chunks were found, and before it is brought into the array."""
+    path, dest = tmp_path / "a.npy", tmp_path / "a.zarr"
+    np.save(path, INTS)
+    replace = os.replace
+
+    def late_replace(source: str, target: str) -> None:  # of the journal
+        monkeypatch.undo()
+        replace(source, target)
+        np.save(tmp_path / "new.npy", STACK)
+        (tmp_path / "new.npy").replace(path)
+
+    monkeypatch.setattr(os, "replace", late_replace)
+    with pytest.raises(SpecError, match="was changed since it was read"):
+        adopt(path, dest, link=link)
+    assert np.array_equal(np.load(path), STACK)
+    assert not dest.exists()
+
+
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everything")
 def test_a_file_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "a.h5"

@@ -52,6 +52,7 @@ from zarr_shardstore.interop.adopt.undo import (
     STAGED,
     Adoption,
     check_unlocked,
+    existing_above,
     names_in,
     undo,
 )
@@ -221,24 +222,27 @@ def _adopt(
     spec: shard_format.ShardingSpec,
     link: Link,
 ) -> None:
-    staged = os.path.join(root, STAGED)
+    staged, top = os.path.join(root, STAGED), existing_above(root)
     with locks.locked(staged, "os"):
         if names_in(root):
             raise SpecError(f"another process has written into {root!r}: nothing was changed")
         adoption = Adoption(root, doc)
         try:
-            with fs.new_file(staged, os.path.dirname(root)) as fd:
+            with fs.new_file(staged, top) as fd:
                 fs.write_at(fd, [metadata.dump_document(doc)], 0)
             for array, target in zip(arrays, adoption.targets, strict=True):
                 _bring(array.path, target, link)
+                if link == "copy":
+                    _check_unchanged(array.path, array)
             for array, target in zip(arrays, adoption.targets, strict=True):
                 index = array.index(spec.chunks_per_shard).encode(spec.index)
-                state = array.state if link != "copy" else fs.state_of(target)
-                end = adoption.mark_of(array.state[1]) + index
-                _append(os.path.realpath(target), array, state, end)
-            fs.sync_directories(adoption.targets[0], root)
+                _append(target, array, adoption.mark_of(array.state[1]) + index, link)
+            for target in adoption.targets:
+                fs.sync_directories(target, root)
+            for array in arrays if link == "move" else []:  # last, or a file may have no name
+                fs.sync_directories(array.path, os.path.dirname(array.path))
             fs.replace(staged, os.path.join(root, DOCUMENT))
-            fs.sync_directories(staged, os.path.dirname(root))
+            fs.sync_directories(staged, root)
         except BaseException:
             if os.path.exists(staged):  # otherwise it is adopted
                 with suppress(ShardStoreError, OSError):  # then the next call takes it back
@@ -261,15 +265,20 @@ def _bring(path: str, target: str, link: Link) -> None:
         ) from error
 
 
-def _append(path: str, array: FileArray, state: fs.FileState, end: bytes) -> None:
+def _append(target: str, array: FileArray, end: bytes, link: Link) -> None:
     # An interrupt also closes it.
-    with open(fs.open_to_change(path), "r+b", buffering=0) as file:
+    with open(fs.open_to_change(os.path.realpath(target)), "r+b", buffering=0) as file:
         fd = file.fileno()
         check_unlocked(fd, array.path)
-        if state is None or fs.state_of(fd) != state:
-            raise SpecError(f"{array.path!r} was changed since it was read: let its writer end")
-        fs.write_at(fd, [end], state[1])
+        if link != "copy":
+            _check_unchanged(fd, array)
+        fs.write_at(fd, [end], array.state[1])
         fs.sync(fd)
+
+
+def _check_unchanged(file: str | int, array: FileArray) -> None:
+    if fs.state_of(file) != array.state:
+        raise SpecError(f"{array.path!r} was changed since it was read: let its writer end")
 
 
 def _noted(array: FileArray, spec: shard_format.ShardingSpec) -> dict[str, Any]:

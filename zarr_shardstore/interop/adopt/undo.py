@@ -200,8 +200,10 @@ class Adoption:
             if is_there and not is_home and not os.path.islink(target):
                 # Moved there, or its first name was removed: it may be the only copy.
                 left += self._cut(target, file, is_shard=True)
+                top = existing_above(path)
                 os.makedirs(os.path.dirname(path), exist_ok=True)
                 fs.replace(target, path)
+                fs.sync_directories(path, top)
                 continue
             if self.link != "copy":
                 left += self._cut(path, file, is_shard=_is_same(target, path))
@@ -238,6 +240,13 @@ class Adoption:
             with suppress(PermissionError):
                 os.utime(fd, ns=(file["time_ns"], file["time_ns"]))
         return []
+
+
+def existing_above(path: str) -> str:
+    """Return the last directory above a path that exists."""
+    while not os.path.isdir(path := os.path.dirname(path)):
+        pass
+    return path
 
 
 def check_unlocked(fd: int, path: str) -> None:
