@@ -201,7 +201,7 @@ def test_raw_files_of_webknossos(n_channels: int, tmp_path: Path) -> None:
     assert [path.read_bytes() for path in paths] == originals
 
 
-def wkw_by_hand(path: Path, kind: int = 1) -> None:
+def wkw_by_hand(path: Path, kind: int = 1, voxel_nbytes: int = 2) -> None:
     """Of 2³ blocks of 4³ voxels; the value of a voxel is 100 x + 10 y + z."""
     x, y, z = np.indices((8, 8, 8))
     values = (100 * x + 10 * y + z).astype("<i2")
@@ -211,8 +211,8 @@ def wkw_by_hand(path: Path, kind: int = 1) -> None:
         for b in (0, 4)
         for a in (0, 4)
     ]
-    head = b"WKW" + bytes([1, 0x12, kind, 8, 2]) + (16).to_bytes(8, "little")
-    path.write_bytes(head + b"".join(blocks))
+    head = b"WKW" + bytes([1, 0x12, kind, 8, voxel_nbytes]) + (16).to_bytes(8, "little")
+    path.write_bytes(head + b"".join(blocks) * max(1, voxel_nbytes // 2))
 
 
 def test_a_file_of_webknossos_by_hand(tmp_path: Path) -> None:
@@ -221,6 +221,19 @@ def test_a_file_of_webknossos_by_hand(tmp_path: Path) -> None:
     for reader in ("zarr", "zarrs", "tensorstore"):
         found = read(reader, tmp_path / "a.zarr")
         assert (found.shape, found[7, 2, 5], found[1, 6, 0]) == ((8, 8, 8), 725, 160), reader
+
+
+def test_files_of_webknossos_tile_along_x_only(tmp_path: Path) -> None:
+    """Channels come before x: with several of them only one file is taken."""
+    paths, dest = [tmp_path / f"x{i}.wkw" for i in range(2)], tmp_path / "a.zarr"
+    for n_channels in (1, 2):
+        for path in paths:
+            wkw_by_hand(path, voxel_nbytes=2 * n_channels)
+        if n_channels == 1:
+            assert adopt(paths, dest, dry_run=True).shape == (16, 8, 8)
+    assert adopt(paths[0], dest, dry_run=True).shape == (2, 8, 8, 8)
+    with pytest.raises(SpecError, match="has channels before x"):
+        adopt(paths, dest)
 
 
 # ------------------------------------------------------------------------ mosaics
@@ -660,6 +673,8 @@ REFUSED = [
     ("a.npy", lambda path: np.save(path, np.asfortranarray(INTS)), "Fortran order"),
     ("a.npy", lambda path: np.save(path, np.array([None])), "npy"),
     ("a.wkw", lambda path: wkw_by_hand(path, kind=2), "compressed blocks"),
+    ("a.wkw", lambda path: wkw_by_hand(path, voxel_nbytes=3), "voxels of 3 bytes"),
+    ("a.wkw", lambda path: wkw_by_hand(path, voxel_nbytes=0), "voxels of 0 bytes"),
     ("a.wkw", lambda path: path.write_bytes(b"WKW\1\xf2\1\1\1" + bytes(8)), "16777216 blocks"),
     ("a.txt", lambda path: path.write_text("text"), "is none of"),
     ("a.h5", lambda path: None, "there is no file"),

@@ -206,11 +206,12 @@ def undo_adoption(dest: Path, *, discard: bool = False, dry_run: bool = False) -
     Raises
     ------
     SpecError
-        If there is no adoption in `dest`, or chunks were written since; then nothing is changed.
+        If there is no adoption in `dest`, or only a copy of one; or chunks were written since; or
+        another file has the name of the last copy of one. Then nothing is changed.
         Or a file is open in another program: close it, and call this again.
     ShardConflictError
-        If another program has changed a file after its old end, or it is gone. Such files are
-        left as they are; all others have their old bytes again.
+        If another program has changed a file after its old end, it is gone, or it is no shard of
+        a `dest` that was moved. Such files are left; all others have their old bytes again.
     """
     return undo(_local_directory(dest), discard=discard, dry_run=dry_run)
 

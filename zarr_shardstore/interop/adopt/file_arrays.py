@@ -128,6 +128,8 @@ def tiles_of(arrays: list[FileArray]) -> list[FileArray]:
         n_rows = rows_of_slabs(tuple(array.shape[0] for array in arrays), row_nbytes)
         if n_rows is not None:
             first, *others = arrays = [array.in_slabs(n_rows) for array in arrays]
+    if others and len(first.shape) == 4 and first.document["codecs"][0]["name"] == "transpose":
+        raise SpecError(f"{first.path!r} has channels before x: such WKW files do not tile along x")
     form = _form(first)
     for array in others:
         name = f"{array.path!r} does not continue {first.path!r}:"
@@ -252,6 +254,8 @@ def _parse_wkw(path: str, dataset: str | None) -> _Parsed:
     if version != 1 or kind != 1 or not 1 <= voxel <= len(_WKW_TYPES):
         raise UnsupportedError("it has compressed blocks or an unknown version: only raw ones map")
     data_type = np.dtype(_WKW_TYPES[voxel - 1])
+    if voxel_nbytes % data_type.itemsize or not voxel_nbytes:
+        raise UnsupportedError(f"it has voxels of {voxel_nbytes} bytes, and values of {data_type}")
     if 1 << 3 * (lengths >> 4) > shard_format.MAX_ENTRIES:
         raise UnsupportedError(f"it has more than {shard_format.MAX_ENTRIES} blocks")
     block, n_blocks = 1 << (lengths & 15), 1 << (lengths >> 4)
