@@ -54,7 +54,7 @@ ROOMS = {
     "core/store": 3_817,  # 86 lines read entries for the loader
     "tools": 9_428,  # 190 lines estimate what a conversion costs, 100 convert a part of a store
     "cli": 1_363,  # 100 lines: first screen, exit codes, tables of groups, estimates as text
-    "interop": 6_579,  # 1,830 lines are the loader
+    "interop": 6_685,  # 1,830 lines are the loader
 }
 """Lines that each room may have. The core is what is neither `tools`, `cli` nor `interop`."""
 
