@@ -115,12 +115,12 @@ def other_codecs() -> Any:
     return {**base, "img/a/zarr.json": json.dumps(doc).encode()}
 
 
-def changed_twin() -> Any:
+def changed_twin(**members: Any) -> Any:
     base = make_v2({})
     twin = dict(base)
     to_native(twin)
     doc = json.loads(twin["plain/zarr.json"])
-    return {**base, "plain/zarr.json": json.dumps({**doc, "fill_value": 3}).encode()}
+    return {**base, "plain/zarr.json": json.dumps({**doc, **members}).encode()}
 
 
 @pytest.mark.parametrize(
@@ -129,7 +129,8 @@ def changed_twin() -> Any:
         (other_keys, 2, "'plain' .*'default'.*conversion"),
         (other_codecs, 2, "'img/a' .*sharding codec"),
         (other_codecs, 3, "'img/a' .*beside .*other codecs"),
-        (changed_twin, 2, "'plain' .*different"),
+        (partial(changed_twin, fill_value=3, attributes={}), 2, "'plain' .*different"),
+        (partial(changed_twin, dimension_names=["z"]), 2, "'plain' .*different"),
     ],
 )
 def test_what_cannot_be_expressed_is_refused_before_anything_is_written(

@@ -293,6 +293,24 @@ def test_xarray_opens_texts_with_a_fill_value(dtype: str, value: Any) -> None:
     assert json.loads(base["name/.zarray"])["fill_value"] == before["fill_value"] == ""
 
 
+@pytest.mark.filterwarnings("ignore:The data type")
+@pytest.mark.parametrize(
+    ("dtype", "fill"), [("i4", 5), ("f4", -0.0), ("U3", ""), ("i4", 0), ("f4", np.nan)]
+)
+def test_arrays_whose_fill_value_xarray_masks_only_in_v2_are_named(dtype: str, fill: Any) -> None:
+    """By their reason, so that each change of what xarray shows is said."""
+    store = MemoryStore()
+    group = zarr.open_group(store, mode="w", zarr_format=3)
+    group.create_array(
+        "a", shape=(2,), chunks=(2,), dtype=dtype, fill_value=fill, dimension_names=["x"],
+        chunk_key_encoding={"name": "v2", "separator": "."},
+    )  # fmt: skip
+    before = xr.open_zarr(store, consolidated=False).load()
+    (reason,) = [e.reason for e in from_native(store, zarr_format=2).entries if e.path == "a"]
+    is_same = xr.open_zarr(store, consolidated=False).load().equals(before)
+    assert is_same == ("xarray" not in reason)
+
+
 def test_xarray_sees_the_same(tmp_path: Path) -> None:
     """Names of dimensions, coordinates, and which values are missing."""
     values = np.where(np.arange(35) % 3, np.arange(35.0), np.nan).reshape(7, 5)

@@ -99,6 +99,63 @@ def test_stopped_anywhere_it_is_read_and_finished_by_the_same_call(way: str) -> 
         }
 
 
+def image(zarr_format: Any) -> Any:
+    """A consolidated OME image, whose axes are not the dimension names of its levels."""
+    base: Any = {}
+    axes = [{"name": name, "type": "space"} for name in "yx"]
+    levels = {"axes": axes, "datasets": [{"path": "0"}, {"path": "1"}]}
+    attributes: Any = {"ome": {"version": "0.5", "multiscales": [levels]}}
+    if zarr_format == 2:
+        attributes = {"multiscales": [{"version": "0.4", **levels}]}
+    store = ShardingStore(base, chunks_per_shard=2)
+    group = zarr.create_group(store, attributes=attributes, zarr_format=zarr_format)
+    options: Any = {"shape": (4, 4), "chunks": (1, 1), "dtype": "u1"}
+    group.create_array("0", **options)
+    group.create_array("1", **options, attributes={"_ARRAY_DIMENSIONS": ["y", "x"]})
+    zarr.consolidate_metadata(store, zarr_format=zarr_format)
+    return base
+
+
+def odd_v3() -> Any:
+    """Arrays whose v2 documents are translated to other v3 documents."""
+    base = image(2)
+    to_native(base, ome=True)
+    fills: Any = {"i4": 5, "f4": np.nan, "f8": -0.0, "b1": True, "U2": "a", "string": ""}
+    for dtype, fill in fills.items():
+        zarr.create_array(
+            ShardingStore(base, chunks_per_shard=2), name=dtype, shape=(4,), chunks=(1,),
+            dtype=dtype, fill_value=fill, dimension_names=["x"],
+            chunk_key_encoding={"name": "v2", "separator": "."},
+        )  # fmt: skip
+    return base
+
+
+@pytest.mark.filterwarnings("ignore:Consolidated metadata", "ignore:The data type")
+@pytest.mark.parametrize(
+    ("make", "work"),
+    [
+        (odd_v3, lambda base: from_native(base, zarr_format=2, ome=True)),
+        (lambda: image(3), lambda base: to_native(base, ome=True)),
+    ],
+)
+def test_names_and_masks_are_those_of_one_call(
+    make: Callable[[], Any], work: Callable[[Any], Any]
+) -> None:
+    """After a stop anywhere and the same call, in documents and in their copies."""
+    start = make()
+    n_steps, expected = count(start, work)
+    for n in range(n_steps):
+        base = Stopping(start)
+        base.n_left = n
+        with pytest.raises(StoppedError):
+            work(base)
+        base.n_left = 10**6
+        work(base)
+        assert {k: parsed(v) for k, v in base.items()} == {
+            k: parsed(v) for k, v in expected.items()
+        }
+
+
 def parsed(value: bytes) -> Any:
     try:
         return json.loads(value)

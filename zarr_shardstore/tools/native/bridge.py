@@ -42,15 +42,11 @@ Document: TypeAlias = declarations.Document
 Node: TypeAlias = dict[str, Document]
 """Documents of one node by name."""
 
-_Remake: TypeAlias = Callable[[Mapping[str, Any]], Document]
-
 _CONSOLIDATED = "consolidated_metadata"
 _V2_NAMES = (".zmetadata", ".zarray", ".zgroup", ".zattrs")
 _REMOVED = ("zarr.json", *_V2_NAMES)
 _WRITTEN = (".zattrs", ".zmetadata", ".zarray", ".zgroup", "zarr.json")
 """Documents of one node, in order: no reader takes attributes alone for a node."""
-
-_transformed = partial(translate.redeclare, how="storage_transformers")
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +175,7 @@ def native_change(
             f"OME-Zarr 0.4 metadata stays in {quoted(found)}, where OME readers of Zarr v3 do not "
             "look for it: ome=True (--ome), also of a later to_native, makes it 0.5",
         )
-    change.update_consolidated(lambda doc: _native(doc, ome))
+    change.update_consolidated()
     return change
 
 
@@ -220,7 +216,7 @@ def from_native(
             f"OME-Zarr 0.5 metadata stays in {quoted(found)}, where OME readers of Zarr v2 do not "
             "look for it: ome=True (--ome) makes it 0.4",
         )
-    change.update_consolidated(_transformed if zarr_format == 3 else dict)
+    change.update_consolidated()
     return change.make(base, dry_run=dry_run)
 
 
@@ -335,8 +331,9 @@ class DocumentChange:
 
     def name_dimensions(self, path: str, *, names_them: bool) -> None:
         """Give the arrays of an OME-Zarr group the names of its axes, or take these away."""
-        group = self.after[path].get("zarr.json")
-        if group is None or _is_array(group):
+        at = self.after[path]  # its zarr.json may be gone after an interrupted call
+        group = at.get("zarr.json", {"attributes": at.get(".zattrs")})
+        if ".zarray" in at or _is_array(group):
             return
         levels = translate.dimension_names_of_levels(document_members.attributes_of(group))
         for level, names in levels.items():
@@ -357,8 +354,8 @@ class DocumentChange:
                 )
             node["zarr.json"] = {**array, "dimension_names": names}
 
-    def update_consolidated(self, remake: _Remake) -> None:
-        """Update copies of documents; a copy that `remake` would change is old."""
+    def update_consolidated(self) -> None:
+        """Update copies of documents."""
         for path, after in self.after.items():
             before, v3 = self.before[path], after.get("zarr.json")
             if v3 is not None and v3.get("node_type") == "group":
@@ -368,7 +365,7 @@ class DocumentChange:
                     member = document_members.consolidated_v3(copies)
                     after["zarr.json"] = {**v3, _CONSOLIDATED: member}
                 else:
-                    after["zarr.json"] = self._with_copies(path, v3, remake)
+                    after["zarr.json"] = self._with_copies(path, v3)
             if ".zmetadata" in after and path not in self.selected:
                 members = metadata.all_members(after[".zmetadata"]).keys()
                 gone = dict.fromkeys(members - self._below(path, *_V2_NAMES).keys())
@@ -379,7 +376,7 @@ class DocumentChange:
                 copies = dict(sorted(self._below(path, ".zgroup", ".zarray", ".zattrs").items()))
                 after[".zmetadata"] = {"zarr_consolidated_format": 1, "metadata": copies}
 
-    def _with_copies(self, path: str, group: Document, remake: _Remake) -> Document:
+    def _with_copies(self, path: str, group: Document) -> Document:
         """Return the document of a v3 group with copies that are up to date."""
         changed: dict[str, Document | None] = {}
         for name, copy in metadata.all_members(group).items():
@@ -388,9 +385,11 @@ class DocumentChange:
                 before, after = (n[node].get("zarr.json") for n in (self.before, self.after))
                 if after is None and before is not None:
                     changed[name] = None  # it is of v2 now
-                elif after is not None and (after != before or remake(copy) != copy):
+                elif after is not None:
                     own = {k: member for k, member in after.items() if k != _CONSOLIDATED}
-                    changed[name] = {**own, **{k: copy[k] for k in (_CONSOLIDATED,) if k in copy}}
+                    own |= {k: copy[k] for k in (_CONSOLIDATED,) if k in copy}
+                    if not document_members.is_same_json(own, copy):
+                        changed[name] = own
         return metadata.with_members(group, changed) if changed else group
 
 
@@ -409,7 +408,7 @@ def _make_native(before: Node, after: Node, ome: bool) -> str | None:
         made = _native(translate.v3_of_v2(*v2), ome)
         if ome and _is_array(made) and translate.NAMES in v2[1]:  # the way back leaves attributes
             made["attributes"] = {**made["attributes"], translate.NAMES: v2[1][translate.NAMES]}
-        _check_same(after.setdefault("zarr.json", made), made)
+        _check_same(after.setdefault("zarr.json", made), made, "dimension_names")
     elif stored is None or not _has_all(after["zarr.json"], before.get(".zattrs"), ome):
         return reason
     # An interrupted call may have removed all documents of v2 but the attributes.
@@ -424,7 +423,7 @@ def _make_transformed(before: Node, after: Node) -> str:
         return "no v3 node"
     if not _is_array(stored):
         return "a group"
-    after["zarr.json"] = _transformed(stored)
+    after["zarr.json"] = translate.redeclare(stored, "storage_transformers")
     if after["zarr.json"] != stored:
         return "declared by a transformer"
     return "declared already" if stored.get("storage_transformers") else "no sharding codec"
@@ -434,15 +433,17 @@ def _make_v2(before: Node, after: Node, ome: bool) -> str:
     stored, v2 = after.get("zarr.json"), _v2(before)
     if stored is None:
         return "v2 already"
+    doc, attributes = translate.v2_of_v3(stored)
+    attributes = translate.to_ome_04(attributes) if ome else attributes
     if v2 is None:
-        doc, attributes = translate.v2_of_v3(stored)
-        attributes = translate.to_ome_04(attributes) if ome else attributes
         after[".zarray" if _is_array(stored) else ".zgroup"] = doc
         if attributes or ".zattrs" in before:
             after[".zattrs"] = attributes
-    else:
+    elif not document_members.is_same_json(v2, (doc, attributes)):
         _check_same(_native(stored, ome), _native(translate.v3_of_v2(*v2), ome))
     del after["zarr.json"]
+    if translate.masks_as_v2(stored, doc, attributes):
+        return "v3 made v2; xarray takes its fill value for missing data now"
     return "v3 made v2"
 
 
@@ -462,11 +463,11 @@ def _native(doc: Mapping[str, Any], ome: bool) -> Document:
     return {**doc, "attributes": translate.to_ome_05(document_members.attributes_of(doc))}
 
 
-def _check_same(stored: Document, made: Document) -> None:
+def _check_same(stored: Document, made: Document, *optional: str) -> None:
     """Refuse documents of both formats unless an interrupted call may have left them."""
-    optional = (_CONSOLIDATED, "dimension_names")
+    ignored = (_CONSOLIDATED, *optional)
     essences = [
-        {k: v for k, v in doc.items() if v not in ([], {}, None) and k not in optional}
+        {k: v for k, v in doc.items() if v not in ([], {}, None) and k not in ignored}
         for doc in (stored, made)
     ]
     if not document_members.is_same_json(*essences):

@@ -227,6 +227,13 @@ def to_attributes(
     return changed, fill_value
 
 
+def masks_as_v2(doc: Document, v2: Document, attributes: Document) -> bool:
+    """Return whether xarray masks values of the v2 array, and none of the v3 array `doc`."""
+    shows_all = v2.get("fill_value") in (None, "NaN") or v2["dtype"][1] in "mM"
+    is_masked = _MASKED in document_members.attributes_of(doc)
+    return NAMES in attributes and not (shows_all or is_masked)
+
+
 def _are_names(names: Any) -> bool:
     return isinstance(names, list) and all(isinstance(name, str) for name in names)
 
