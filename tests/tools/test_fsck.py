@@ -14,6 +14,7 @@ from typing import Any
 import obstore
 import pytest
 import zarr
+from numcodecs import Zlib
 from zarr.codecs import BytesCodec
 from zarr.storage import LocalStore, ObjectStore
 
@@ -307,9 +308,9 @@ def test_a_document_without_a_member_that_zarr_requires(zarr_format: Any, member
 
 
 def array_of_v2(base: dict[str, bytes]) -> None:
-    zarr.create_array(
-        ShardingStore(base), name="p", shape=(9,), chunks=(3,), dtype="u2", zarr_format=2
-    )
+    options: Any = {"compressors": None, "zarr_format": 2}
+    store = ShardingStore(base, None)
+    zarr.create_array(store, name="p", shape=(9,), chunks=(3,), dtype="u2", **options)
 
 
 def pair(base: dict[str, bytes], shape: int) -> None:
@@ -383,6 +384,29 @@ def test_documents_and_remains(found: str) -> None:
     report = check_store(base)
     assert [(f.kind, f.severity) for f in report.findings] == [(found, severity)]
     assert report.is_clean == (severity == "info")
+
+
+@pytest.mark.filterwarnings("ignore:Numcodecs codecs")
+@pytest.mark.parametrize(
+    ("change", "is_same"),
+    [
+        ({"order": "F"}, False),
+        ({"fill_value": 7}, False),
+        ({"compressor": None}, False),
+        ({"dtype": ">i4"}, False),
+        ({"filters": [{"id": "delta", "dtype": "<i4"}]}, False),
+        ({"compressor": {"id": "zlib", "level": 9}, "fill_value": None, "filters": []}, True),
+    ],
+)
+def test_documents_of_both_formats_give_the_same_values(change: Any, is_same: bool) -> None:
+    """A warning says where they do not; another spelling, or level of a compressor, is none."""
+    base: dict[str, bytes] = {}
+    options: Any = {"dtype": "i4", "fill_value": 0, "compressors": Zlib(), "zarr_format": 2}
+    zarr.create_array(ShardingStore(base, None), shape=(4, 4), chunks=(2, 2), **options)[:2] = 1
+    document = json.loads(base[".zarray"])
+    to_native(base)
+    base[".zarray"] = json.dumps({**document, **change}).encode()
+    assert kinds_of(check_store(base)) == ([] if is_same else ["twin_documents"])
 
 
 def test_chunks_whose_codec_is_not_installed() -> None:

@@ -12,7 +12,7 @@ import pytest
 import zarr
 
 from tests.tools.test_native import DATA, assert_read, make_v2, make_v3, wrap
-from zarr_shardstore import ShardingStore, from_native, to_native
+from zarr_shardstore import ShardingStore, check_store, from_native, to_native
 
 pytestmark = pytest.mark.filterwarnings("ignore:Both zarr.json")
 
@@ -149,6 +149,7 @@ def test_names_and_masks_are_those_of_one_call(
         base.n_left = n
         with pytest.raises(StoppedError):
             work(base)
+        assert "twin_documents" not in {f.kind for f in check_store(base).findings}
         base.n_left = 10**6
         work(base)
         assert {k: parsed(v) for k, v in base.items()} == {

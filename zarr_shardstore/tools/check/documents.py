@@ -12,10 +12,14 @@ from zarr_shardstore.tools.check.findings import Finding, finding
 from zarr_shardstore.tools.convert.other_keys import in_rounds
 from zarr_shardstore.tools.inspect.find import DOCUMENTS, HIERARCHIES, StoreContents
 from zarr_shardstore.tools.native import document_members
-from zarr_shardstore.tools.native.translate import images_of
+from zarr_shardstore.tools.native.translate import images_of, v3_of_v2
 
 _SAME_IF_EMPTY = ("attributes", "storage_transformers", "dimension_names")
 """Members that mean the same if they are empty, null or missing."""
+
+_OF_ENCODERS = {"acceleration", "blocksize", "check", "checksum", "clevel", "cname", "level"}
+_OF_ENCODERS |= {"preset", "shuffle", "typesize"}
+"""Options of compressors that a decoder reads from the chunk, or does not need."""
 
 _Levels: TypeAlias = dict[metadata.Node, list[metadata.Node]]
 """Levels of OME images by the node of the group."""
@@ -123,18 +127,28 @@ def _pairs(contents: StoreContents) -> Iterator[Finding]:
 
 
 def _difference(v2: Mapping[str, Any], v3: Mapping[str, Any], key: str) -> str:
-    """Return how storage transformers or data types differ, if they do."""
+    """Return how the values of chunks would differ, if they would."""
     try:
         declared, views = zip(*map(declarations.split, (v2, v3)), strict=True)
         specs = [None if each is None else each.transformers for each in declared]
         if specs[0] != specs[1]:
             return f"its storage transformers are not those of {key!r}"
         dtypes = [parsed_by_zarr(view).dtype.to_native_dtype().newbyteorder("=") for view in views]
-    except Exception:  # an extension that is not installed here
+        if dtypes[0] != dtypes[1]:
+            return f"the data type is {dtypes[0]}, in {key!r} it is {dtypes[1]}"
+        same = [parsed_by_zarr(doc).to_dict() for doc in (v3_of_v2(views[0], {}), views[1])]
+    except Exception:  # what is not installed here, or only one of the formats has
         return ""
-    if dtypes[0] == dtypes[1]:
-        return ""
-    return f"the data type is {dtypes[0]}, in {key!r} it is {dtypes[1]}"
+    if len({repr(doc["fill_value"]) for doc in same}) > 1:
+        return f"its fill value is not that of {key!r}"
+    codecs, others = ([_decoder_of(codec) for codec in doc["codecs"]] for doc in same)
+    return "" if codecs == others else f"its codecs or byte order are not those of {key!r}"
+
+
+def _decoder_of(codec: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the name of a codec, and the options that decoders need."""
+    options = codec.get("configuration", {})
+    return {"name": codec["name"], **{k: options[k] for k in options.keys() - _OF_ENCODERS}}
 
 
 def _find_levels(
