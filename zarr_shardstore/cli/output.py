@@ -18,7 +18,7 @@ from rich.filesize import decimal
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bars
 
-from zarr_shardstore.errors import ShardStoreError, SpecError
+from zarr_shardstore.errors import ShardConflictError, ShardStoreError, SpecError
 from zarr_shardstore.tools.inspect.find import NO_ARRAY_HINT
 from zarr_shardstore.tools.inspect.shard_map import by, printable
 
@@ -59,7 +59,8 @@ def failures_as_sentences(*, debug: bool, resume: bool = False, status: int = 1)
         hint = "; when that is mended, run the same command again to resume"
         is_about_files = resume and isinstance(error, OSError)
         typer.echo(f"error: {_sentence(error)}{hint if is_about_files else ''}", err=True)
-        raise typer.Exit(status) from None
+        is_partial = isinstance(error, ShardConflictError)  # the rest was done
+        raise typer.Exit(1 if is_partial else status) from None
 
 
 def _sentence(error: Exception) -> str:

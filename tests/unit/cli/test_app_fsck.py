@@ -92,6 +92,24 @@ def test_repair_and_restore(tmp_path: Path) -> None:
     assert run(root, "--restore", "none") == (2, "")
 
 
+def test_a_restoration_in_part_fails_and_names_what_it_restored(tmp_path: Path) -> None:
+    """Status 2 says that nothing was done."""
+    KINDS["v3 zstd"].make(tmp_path)
+    ShardingMapping(tmp_path).flush()
+    root, paths = str(tmp_path), [tmp_path / "a/c/1" / name for name in "10"]
+    damaged = [path.read_bytes()[:-1] + b"?" for path in paths]
+    for path, value in zip(paths, damaged, strict=True):
+        path.write_bytes(value)
+    restore = "--restore", json.loads(run(root, "--repair", "--yes", "--json")[1])["quarantine"]
+    paths[0].write_bytes(b"new")
+    for options, done in ([], "would be restored"), (["--yes"], "; restored"):
+        result = CliRunner().invoke(app, ["fsck", root, *restore, *options])
+        assert result.exit_code == 1
+        assert "'a/c/1/1' was written since the repair: left as it is" in result.stderr
+        assert f"{done}: 'a/c/1/0'" in result.stderr
+    assert [path.read_bytes() for path in paths] == [b"new", damaged[1]]
+
+
 def test_chunks_that_only_a_replica_has(tmp_path: Path) -> None:
     """A shard that is gone is no damage. The replica may have no shards."""
     root, source, flat = (str(tmp_path / name) for name in ("s", "replica", "flat"))

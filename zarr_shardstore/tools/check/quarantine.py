@@ -29,6 +29,7 @@ from zarr_shardstore.access import (
     shard_format,
 )
 from zarr_shardstore.errors import ShardConflictError, SpecError
+from zarr_shardstore.tools.inspect.find import quoted
 
 _ORIGINAL, _REPAIRED = ".original", ".repaired"
 
@@ -65,7 +66,7 @@ def restore_quarantine(store: StoreLike, quarantine: str, *, dry_run: bool = Fal
         If there is no such quarantine; the message names all, in their order.
     ShardConflictError
         If an object was written since the repair, or its original is damaged. All others were put
-        back. Remove the object first if its new bytes may go.
+        back; the message names them. Remove the object first if its new bytes may go.
     """
     base = open_base(store).synced()
     base.check_writable()
@@ -79,9 +80,11 @@ def restore_quarantine(store: StoreLike, quarantine: str, *, dry_run: bool = Fal
         text = f"there is no quarantine {quarantine!r} in {base.describe()}; there are "
         raise SpecError(text + (", ".join(others) or "none"))
     shards = sorted({key.removesuffix(file_keys.JOURNAL_SUFFIX) for key in keys})
-    left = [_restore(base, prefix, key, dry_run=dry_run) for key in shards]
-    if any(left):
-        raise ShardConflictError("; ".join(filter(None, left)) + ": left as it is")
+    left = {key: _restore(base, prefix, key, dry_run=dry_run) for key in shards}
+    if any(left.values()):
+        reasons = "; ".join(filter(None, left.values()))
+        done = f"{'would be ' if dry_run else ''}restored: {quoted(k for k in left if not left[k])}"
+        raise ShardConflictError(f"{reasons}: left as it is; {done}")
     return keys
 
 
