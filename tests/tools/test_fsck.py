@@ -423,6 +423,20 @@ def test_chunks_whose_codec_is_not_installed() -> None:
     assert report.is_clean
 
 
+@pytest.mark.parametrize(
+    ("transformers", "n_without"),
+    [(["sharding"], 8), (["crc32c"], 0), (["crc32c", "sharding"], 0), (["sharding", "crc32c"], 0)],
+)
+def test_the_checksum_of_a_transformer_counts(transformers: Any, n_without: int) -> None:
+    """Above shards, below them, or of plain chunks: each changed byte is found."""
+    base: dict[str, bytes] = {}
+    cps = 2 if "sharding" in transformers else None
+    store = ShardingStore(base, chunks_per_shard=cps, storage_transformers=transformers)
+    zarr.create_array(store, shape=(8,), chunks=(1,), dtype="u1", compressors=None)[:] = 1
+    report = check_store(base, level="entries")
+    assert (report.n_without_checksum, report.n_chunks, report.findings) == (n_without, 8, ())
+
+
 def test_chunks_whose_codecs_are_not_translated() -> None:
     """The filters of an array of the draft are not known here, so its chunks may have any size."""
     base: dict[str, Any] = {}

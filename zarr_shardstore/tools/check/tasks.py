@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-from zarr_shardstore.access import BaseStoreHandle, metadata
+from zarr_shardstore.access import BaseStoreHandle, metadata, stacks
 from zarr_shardstore.errors import ShardStoreError
 from zarr_shardstore.tools.check.findings import CheckResult, Level, finding
 from zarr_shardstore.tools.check.objects import MAX_ATTEMPTS, ArrayChecker
@@ -26,7 +26,9 @@ def check_objects(checker: ArrayChecker, keys: Sequence[str]) -> CheckResult:
             checker.check_shards(keys, found)
         else:
             checker.check_values(keys, found)
-        found.n_without_checksum = 0 if checker.has_checksum else found.n_chunks
+        below = [type(transformer) for transformer in checker.grid.below]
+        has_checksum = checker.has_checksum or stacks.Crc32cTransformer in below
+        found.n_without_checksum = 0 if has_checksum else found.n_chunks
         if not found.findings:
             return found
         docs = [checker.doc]
