@@ -59,8 +59,7 @@ def failures_as_sentences(*, debug: bool, resume: bool = False, status: int = 1)
         hint = "; when that is mended, run the same command again to resume"
         is_about_files = resume and isinstance(error, OSError)
         typer.echo(f"error: {_sentence(error)}{hint if is_about_files else ''}", err=True)
-        is_partial = isinstance(error, ShardConflictError)  # the rest was done
-        raise typer.Exit(1 if is_partial else status) from None
+        raise typer.Exit(1 if isinstance(error, ShardConflictError) else status) from None
 
 
 def _sentence(error: Exception) -> str:

@@ -50,6 +50,10 @@ V3 = document(chunks_per_shard=2)
         (document(2), "every v2 reader"),
         (document(2, 2), HERE),
         ({**document(2), "filters": [1, "x", {"id": "delta"}]}, "every v2 reader that knows delta"),
+        ({**document(2), "compressor": {"id": "lzma"}}, "every v2 reader that knows lzma"),
+        ({**document(2), "dtype": "<M8[ns]"}, "every v2 reader that knows <M8[ns]"),
+        ({**document(2), "dtype": [["a", "<i4"]]}, "every v2 reader that knows structured types"),
+        *(({**document(2), "dtype": name}, "every v2 reader") for name in ("|b1", ">c16", "|V3")),
         ({}, "not known: its metadata is not"),
         (
             DRAFT,

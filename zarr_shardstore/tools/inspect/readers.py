@@ -24,6 +24,8 @@ _OF_V3 = re.compile(
     r"regular|default|v2|bytes|endian|crc32c|gzip|blosc|zstd|transpose|sharding_indexed"
     r"|bool|u?int(8|16|32|64)|float(16|32|64)|complex(64|128)|r\d+"
 )
+_OF_V2 = re.compile(r"[<>|](b1|[iu][1248]|f[248]|c8|c16|V\d+)|blosc|gzip|zlib|zstd")
+"""Data types that v3 has, too, and compressors that each reader knows."""
 
 _PROGRAMS = {
     "numcodecs.zlib": ("zarr-python", "zarrita.js"),
@@ -66,16 +68,25 @@ def _readers_of(doc: Mapping[str, Any]) -> str:
         others = ", ".join(name for name in names if name not in _OURS)
         return f"{ONLY_HERE} with {others}" if others else ONLY_HERE
     members = list(_members_in(doc.get("codecs")))
-    if kind == "v3":
-        extensions = ("data_type", "chunk_grid", "chunk_key_encoding")
-        given = [transformer_list.name_of(doc.get(member)) for member in extensions]
-        given += [value for name, value in members if name == "name"]
-        unusual = [str(name) for name in given if not _OF_V3.fullmatch(str(name))]
-        unusual += declarations.not_understood(doc)
-    else:
-        unusual = [str(id_) for name, id_ in _members_in(doc.get("filters")) if name == "id"]
+    unusual = _unusual_of_v3(doc, members) if kind == "v3" else _unusual_of_v2(doc)
     phrase = f"every {kind} reader{_that_knows(unusual)}"
     return f"{phrase}, but not zarrita.js" if ("index_location", "start") in members else phrase
+
+
+def _unusual_of_v3(doc: Mapping[str, Any], members: Sequence[tuple[str, Any]]) -> list[str]:
+    extensions = ("data_type", "chunk_grid", "chunk_key_encoding")
+    given = [transformer_list.name_of(doc.get(member)) for member in extensions]
+    given += [value for name, value in members if name == "name"]
+    unusual = [str(name) for name in given if not _OF_V3.fullmatch(str(name))]
+    return unusual + declarations.not_understood(doc)
+
+
+def _unusual_of_v2(doc: Mapping[str, Any]) -> list[str]:
+    dtype, codecs = doc.get("dtype"), (doc.get("filters"), doc.get("compressor"))
+    filters, compressors = ([v for k, v in _members_in(each) if k == "id"] for each in codecs)
+    given = [dtype if isinstance(dtype, str) else "structured types", *compressors]
+    unusual = [name for name in map(str, given) if not _OF_V2.fullmatch(name)]
+    return [*unusual, *map(str, filters)]
 
 
 def _that_knows(names: Sequence[str]) -> str:
