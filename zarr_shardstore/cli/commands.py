@@ -212,10 +212,10 @@ def run_consolidate(
 ) -> None:
     mapping = ShardingMapping(store, storage_options=storage_options)
     if dry_run:
-        from zarr_shardstore.tools.inspect.info import sharded_paths
+        from zarr_shardstore.tools.inspect.info import consolidated_paths
 
         mapping._engine.check_consolidation()
-        paths = sharded_paths(mapping, path)
+        paths = consolidated_paths(mapping, path)
     else:
         paths = mapping.consolidate_index(path)
     if not paths:

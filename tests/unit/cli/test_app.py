@@ -644,6 +644,21 @@ def test_consolidate_collects_indexes(here: Path) -> None:
     one_sentence(run("consolidate", "packed.zarr", "nothing"), says="no sharded array")
 
 
+def test_a_dry_run_of_consolidate_promises_what_is_done(here: Path) -> None:
+    """No array without a stored shard, or with a transformer below its shards."""
+    options: Any = {"shape": (8,), "chunks": (1,), "dtype": "u1"}
+    stacks: dict[str, Any] = {"full": ["sharding"], "empty": ["sharding"]}
+    for name, stack in {**stacks, "below": ["sharding", "crc32c"]}.items():
+        store = ShardingStore(here / "some", chunks_per_shard=4, storage_transformers=stack)
+        zarr.create_array(store, name=name, **options)[:] = int(name != "empty")
+        store.close()
+    for more in (["--dry-run"], []):
+        result = run("consolidate", "some", "--json", *more)
+        assert json.loads(result.output)["paths"] == ["full"]
+        for name in ("empty", "below"):
+            one_sentence(run("consolidate", "some", name, *more), says="no sharded array")
+
+
 def test_info_as_json() -> None:
     """The whole report, in lines that nothing wraps."""
     found = json.loads(run("info", "packed.zarr", "--json", "--path", "r*").stdout)

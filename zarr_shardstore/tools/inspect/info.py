@@ -185,9 +185,17 @@ def is_sharded(
     return any(declarations.has_sharding_codec(array.doc) or _has_shards(array) for array in found)
 
 
-def sharded_paths(store: resolve.BaseStoreLike, path: str = "") -> list[str]:
-    found = find_arrays(open_base(store), path or None)
-    return sorted({array.node.path for array in found if _has_shards(array)})
+def consolidated_paths(store: resolve.BaseStoreLike, path: str = "") -> list[str]:
+    """Return the arrays that a consolidation takes: with a shard, and no transformer below it."""
+    base = open_base(store)
+    sharded = filter(_has_shards, find_arrays(base, path or None))
+    grids = [(found.node.path, walks.ObjectGrid.of_array(read_array(found))) for found in sharded]
+    paths = {
+        path
+        for path, grid in grids
+        if not grid.below and any(grid.coords_inside(k) is not None for k in base.keys(grid.prefix))
+    }
+    return sorted(paths)
 
 
 def _has_shards(found: FoundArray) -> bool:
