@@ -211,6 +211,8 @@ def test_entries_with_a_prefix_are_those_whose_keys_start_so(
     )
     expected = [i for i in shard.entries_of().tolist() if keys[i].startswith(prefix)]
     assert shard.entries_with(prefix).tolist() == expected
+    erased = [*range(len(keys))] if "a/".startswith(prefix) else expected  # beyond the edge, too
+    assert [*shard.ids_to_erase(prefix)] == erased
     assert bool(shard.boxes_with(prefix)) == bool(expected)
 
 
