@@ -95,13 +95,11 @@ class Catalog:
     def erased_array(self, key: str) -> StoredArray | None:
         """Return the array that a key named a chunk of before this store erased its document.
         Callers that erase an array key by key may begin with the document."""
-        absent, path = self.arrays.current().absent, key
-        while path:
-            path = path.rpartition("/")[0]
-            for node in flat_nodes(path, or_draft=True):
-                array = self.arrays.erased.get(node) if node in absent else None
-                if array is not None and array.coords_of(key) is not None:
-                    return array
+        absent = self.arrays.current().absent
+        for node in _nodes_above(key):
+            array = self.arrays.erased.get(node) if node in absent else None
+            if array is not None and array.coords_of(key) is not None:
+                return array
         return None
 
     def documents_above(self, keys: Iterable[str]) -> dict[str, ArrayLayout | None]:
@@ -110,15 +108,11 @@ class Catalog:
         found: dict[str, ArrayLayout | None] = {}
         done = set[str]()  # directories, of whose chunks one is enough
         for key in keys:
-            path, directory = key, key.rpartition("/")[0]
-            if directory in done:
-                continue
-            while path:
-                path = path.rpartition("/")[0]
-                for node in flat_nodes(path, or_draft=True):
-                    if node in arrays and arrays[node].coords_of(key) is not None:
-                        found[document_key(node)] = None
-                        done.add(directory)
+            directory = key.rpartition("/")[0]
+            for node in _nodes_above(key) if directory not in done else ():
+                if node in arrays and arrays[node].coords_of(key) is not None:
+                    found[document_key(node)] = None
+                    done.add(directory)
         return found
 
     def shards_of(
@@ -287,6 +281,13 @@ def flat_nodes(path: str, *, or_draft: bool = False) -> list[Node]:
     if or_draft and f"{path}/".startswith(chunk_keys.DRAFT_DATA_ROOT):
         nodes.append(Node("draft", path[len(chunk_keys.DRAFT_DATA_ROOT) :]))
     return nodes
+
+
+def _nodes_above(key: str) -> Iterator[Node]:
+    """Yield the places of all arrays of which a key may spell a chunk, the deepest first."""
+    while key:
+        key = key.rpartition("/")[0]
+        yield from flat_nodes(key, or_draft=True)
 
 
 def _by_documents(

@@ -76,7 +76,11 @@ def _callback(command: Command, name: str) -> Callable[..., None]:
         from zarr_shardstore.cli import arguments, commands, output
 
         resume = options.get("dry_run") is False or options.get("resume") is not None
-        with output.failures_as_sentences(debug=debug, resume=resume, status=command.failed):
+        is_partial, status = options.get("restore") is not None, command.failed
+        how = output.failures_as_sentences(
+            debug=debug, resume=resume, status=status, is_partial=is_partial
+        )
+        with how:
             getattr(commands, f"run_{name}")(**arguments.parse_all(options))
 
     run.__doc__ = command.help

@@ -42,8 +42,13 @@ _PAUSE_S = 1.0  # between two lines, without a terminal
 
 
 @contextmanager
-def failures_as_sentences(*, debug: bool, resume: bool = False, status: int = 1) -> Iterator[None]:
-    """Turn exceptions into a sentence and an exit code; with `resume` it tells how to resume."""
+def failures_as_sentences(
+    *, debug: bool, resume: bool = False, status: int = 1, is_partial: bool = False
+) -> Iterator[None]:
+    """Turn exceptions into a sentence and an exit code; with `resume` it tells how to resume.
+
+    If the work `is_partial`, a conflict leaves a part of it done: the status is 1.
+    """
     try:
         yield
     except (typer.Exit, typer.Abort, typer.BadParameter, BrokenPipeError):
@@ -59,7 +64,8 @@ def failures_as_sentences(*, debug: bool, resume: bool = False, status: int = 1)
         hint = "; when that is mended, run the same command again to resume"
         is_about_files = resume and isinstance(error, OSError)
         typer.echo(f"error: {_sentence(error)}{hint if is_about_files else ''}", err=True)
-        raise typer.Exit(1 if isinstance(error, ShardConflictError) else status) from None
+        is_conflict = is_partial and isinstance(error, ShardConflictError)
+        raise typer.Exit(1 if is_conflict else status) from None
 
 
 def _sentence(error: Exception) -> str:

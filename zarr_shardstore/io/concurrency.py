@@ -87,7 +87,7 @@ class StateApart:
         return self.waits and all(job.done() for job in self.jobs)
 
 
-_LOOK_S = 0.001  # between two looks of an interrupted caller
+_INTERRUPTED_LOOK_S = 0.001  # between two looks of an interrupted caller
 
 
 def run_apart_from_signals(work: Callable[[], None], may_leave: Callable[[], bool] = bool) -> None:
@@ -111,7 +111,7 @@ def run_apart_from_signals(work: Callable[[], None], may_leave: Callable[[], boo
     except BaseException:
         queue.put((int, last))  # after the function, if that was put
         while last.empty() and not may_leave():
-            time.sleep(_LOOK_S)
+            time.sleep(_INTERRUPTED_LOOK_S)
         if last.empty():
             _for_main_thread.cache_clear()
         raise

@@ -133,7 +133,7 @@ class KeyStream:
         page = yield from self._pages.next_page()
         names = yield from self._catalog.shards_of(page)
         has_newer = False
-        for document, layout in layouts_of(names).items():
+        for document, layout in layouts_of(names).items():  # the error of one hides no other
             try:
                 has_newer |= yield from self._catalog.arrays.confirm({document: layout})
             except ShardStoreError as error:

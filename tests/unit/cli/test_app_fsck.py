@@ -11,8 +11,9 @@ import pytest
 import zarr
 from typer.testing import CliRunner
 
+import zarr_shardstore
 from tests.support.checked_stores import CPS, KINDS, VALUES
-from zarr_shardstore import ShardingMapping, ShardingStore, unshard_store
+from zarr_shardstore import ShardConflictError, ShardingMapping, ShardingStore, unshard_store
 from zarr_shardstore.cli.app import app
 
 
@@ -108,6 +109,18 @@ def test_a_restoration_in_part_fails_and_names_what_it_restored(tmp_path: Path) 
         assert "'a/c/1/1' was written since the repair: left as it is" in result.stderr
         assert f"{done}: 'a/c/1/0'" in result.stderr
     assert [path.read_bytes() for path in paths] == [b"new", damaged[1]]
+
+
+def test_a_check_that_a_writer_disturbs_has_not_checked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Status 1 would say that it has found damage."""
+
+    def disturbed(*_: Any, **__: Any) -> None:
+        raise ShardConflictError("a document was cut off on its way")
+
+    monkeypatch.setattr(zarr_shardstore, "check_store", disturbed)
+    assert run(str(tmp_path))[0] == 2
 
 
 def test_chunks_that_only_a_replica_has(tmp_path: Path) -> None:

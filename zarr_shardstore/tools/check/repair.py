@@ -37,6 +37,7 @@ from zarr_shardstore.tools.check.objects import (
 )
 from zarr_shardstore.tools.check.quarantine import put_aside
 from zarr_shardstore.tools.check.replica import Replica
+from zarr_shardstore.tools.check.salvage.damaged_shard import Salvage
 from zarr_shardstore.tools.check.salvage.salvage import advice, order_of_others, salvage
 from zarr_shardstore.tools.check.tasks import checker_of, renew_documents
 from zarr_shardstore.tools.inspect.find import arrays_at, find_contents
@@ -327,7 +328,7 @@ class _Repair:
             new = _encoded(checker, key, new)
         return self._exchange(key, new, text, old, **more)
 
-    def _drop_unproved(self, checker: ArrayChecker, shard: layouts.ShardRef, kept: Any) -> str:
+    def _drop_unproved(self, checker: ArrayChecker, shard: layouts.ShardRef, kept: Salvage) -> str:
         """Drop chunks to which the wrong checksum of the shard may be due, or say why it stays."""
         theirs = self._fetch(checker, shard, kept.entries)
         differ = [i for i, new in theirs.items() if new != kept.entries[i]]
@@ -342,7 +343,9 @@ class _Repair:
             return f"{len(unproved)} have none: a replica proves them, keep='drop' drops them"
         return ""
 
-    def _fetch(self, checker: ArrayChecker, shard: Any, ids: Iterable[int]) -> dict[int, Any]:
+    def _fetch(
+        self, checker: ArrayChecker, shard: layouts.ShardRef, ids: Iterable[int]
+    ) -> dict[int, memoryview]:
         """Return chunks of the replica, if there is one, by entry id."""
         return {} if self.replica is None else self.replica.chunks(checker, shard, ids)
 
