@@ -29,7 +29,7 @@ from zarr_shardstore import ShardConflictError, ShardingStore, check_store
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="the writers are forked")
 
-MAX_SECONDS = 60
+MAX_SECONDS = 180
 
 
 class Writers:
@@ -116,22 +116,22 @@ def test_another_process_follows(
     if kind == "s3":
         where = request.getfixturevalue("s3")
     store = ShardingStore(open_store(where))
-    n = n_seen = 0
+    n = 0
     limit = time.monotonic() + MAX_SECONDS
     for round_ in range(3):
         writer = writers.start(where, 10**6, flush_s=0.02, pause_s=0.002)
         goal = n + 60
-        while n < goal:
+        n_grown = 0
+        while n < goal or n_grown < 3:
             assert time.monotonic() < limit
             told = writers.told()
             found = check_frames(store, max(0, n - 20))
             assert found >= max(n, told)
-            n_seen += found > n
+            n_grown += found > n
             n = found
         writers.kill(writer)
         n = check_frames(store)
         assert n >= writers.told(), round_
-    assert n_seen > 6
     assert check_frames(open_store(where)) == check_frames(store)
 
 
