@@ -6,6 +6,7 @@ error until it is opened again. On local files.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import multiprocessing
 import pickle
@@ -603,3 +604,46 @@ def test_listings_go_on_after_another_process_has_removed_arrays(tmp_path: Path)
     zarr.create_array(tmp_path, name="b", **options | {"chunks": (2,)})
     expected = ["b/zarr.json", *(f"d/c/{i}" for i in range(4)), "d/zarr.json", "zarr.json"]
     assert sorted(ShardingMapping(store).list()) == expected
+
+
+def test_an_array_that_was_replaced_during_a_listing_hides_no_other(tmp_path: Path) -> None:
+    """Its shards seem to be damaged when their indexes are read; the error comes at the end."""
+    store = ShardingStore(tmp_path, 2)
+    for name in "abc":
+        z: Any = zarr.create_array(store, name=name, shape=(300,), chunks=(1,), dtype="u1")
+        z[:] = 1
+
+    def replace_other(key: str) -> None:
+        name = "b" if key.startswith("a") else "a"
+        shutil.rmtree(tmp_path / name)
+        options: Any = {"chunks": (2,), "dtype": "u1", "compressors": None}
+        z: Any = zarr.create_array(tmp_path, name=name, shape=(300,), **options)
+        z[:] = 1
+
+    async def take(keys: list[str]) -> None:
+        async for key in store.list_prefix(""):
+            if not keys:
+                await asyncio.to_thread(replace_other, key)
+            keys.append(key)
+
+    keys: list[str] = []
+    with pytest.raises(ShardConflictError, match="open it again"):
+        sync(take(keys))
+    counts = [sum(f"{name}/c/{i}" in keys for i in range(300)) for name in "abc"]
+    assert sorted(counts)[1:] == [300] * 2
+
+
+def test_an_array_that_another_process_migrated_to_v3_is_read_by_its_path(
+    tmp_path: Path, other: Executor
+) -> None:
+    """Nothing is open, so the v2 document that this store knew is no reason to refuse."""
+    for cps in (2, None):
+        path = tmp_path / str(cps)
+        store = ShardingStore(path, cps)
+        options: Any = {"shape": (8,), "chunks": (2,), "dtype": "u1", "fill_value": 1}
+        zarr.create_array(store, name="a", zarr_format=2, **options)
+        other.submit(to_native, path).result()
+        assert (store.read_array("a", ...) == 1).all()
+        store.write_array("a", ..., np.arange(8, dtype="u1"))
+        again: Any = zarr.open_array(path, path="a", mode="r", zarr_format=3)
+        assert again[:].tolist() == list(range(8))

@@ -110,6 +110,8 @@ class Catalog:
         for key in keys:
             directory = key.rpartition("/")[0]
             for node in _nodes_above(key) if directory not in done else ():
+                if node.hierarchy == "v2" and Node("v3", node.path) in arrays:
+                    continue  # another process has migrated it
                 if node in arrays and arrays[node].coords_of(key) is not None:
                     found[document_key(node)] = None
                     done.add(directory)

@@ -68,7 +68,7 @@ class KeyStream:
         refs, versions = [ref for ref, _ in shards], [version for _, version in shards]
         indexes = yield from try_read_indexes(refs, versions, cache=False)
         if any(isinstance(index, CorruptShardError) for index in indexes):
-            yield from self._catalog.arrays.confirm(layouts_of(refs))  # or shards of another array
+            yield from self._confirm(refs)  # or shards of another array
         for shard, index in zip(refs, indexes, strict=True):
             if isinstance(index, CorruptShardError):
                 self.errors.append(index)
@@ -132,13 +132,7 @@ class KeyStream:
     def _next_page(self) -> Flow[list[Located]]:
         page = yield from self._pages.next_page()
         names = yield from self._catalog.shards_of(page)
-        has_newer = False
-        for document, layout in layouts_of(names).items():  # the error of one hides no other
-            try:
-                has_newer |= yield from self._catalog.arrays.confirm({document: layout})
-            except ShardStoreError as error:
-                self.errors.append(error)
-        if has_newer:
+        if (yield from self._confirm(names)):
             names = yield from self._catalog.shards_of(page)
         try:
             if not self._pages.has_more:  # a conversion may have removed what was listed before
@@ -147,6 +141,16 @@ class KeyStream:
             self.errors.append(error)
         located = zip(page, page.versions, names, strict=True)
         return [item for item in located if _may_hold(item[0], item[2], self.prefix)]
+
+    def _confirm(self, names: Sequence[object]) -> Flow[bool]:
+        """Return whether a grid is another one now; collect errors: one hides no other array."""
+        has_newer = False
+        for document, layout in layouts_of(names).items():
+            try:
+                has_newer |= yield from self._catalog.arrays.confirm({document: layout})
+            except ShardStoreError as error:
+                self.errors.append(error)
+        return has_newer
 
 
 def raise_first(errors: Sequence[ShardStoreError]) -> None:
