@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import re
 import runpy
 import shlex
@@ -151,6 +152,22 @@ def test_a_manifest_of_another_version_names_no_command(tmp_path: Path) -> None:
         info = get_shard_info(str(root))
         assert np.prod(info.arrays[0].shape or ()) > 0
         check_store(str(root))
+
+
+def test_the_command_that_is_named_has_the_options_of_the_run(tmp_path: Path) -> None:
+    z: Any = zarr.create_array(tmp_path, name="a", shape=(32,), chunks=(2,), dtype="u2")
+    z[:] = range(32)
+
+    def end(progress: Progress) -> None:
+        raise KeyboardInterrupt
+
+    options: Any = {"index_location": "start", "declaration": "storage_transformers"}
+    with pytest.raises(KeyboardInterrupt):
+        shard_store(tmp_path, chunks_per_shard=4, **options, progress=end)
+    assert run(*command_in(run("info", str(tmp_path)).stdout)).returncode == 0
+    (transformer,) = json.loads((tmp_path / "a/zarr.json").read_text())["storage_transformers"]
+    assert transformer["configuration"]["index_location"] == "start"
+    assert transformer["configuration"]["chunks_per_shard"] == [4]
 
 
 @pytest.mark.parametrize("elsewhere", [False, True])

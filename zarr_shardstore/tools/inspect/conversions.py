@@ -85,6 +85,10 @@ def _command(base: BaseStoreHandle, manifest: Mapping[str, Any]) -> list[str]:
                 words = ["shard", "--chunks-per-shard", ",".join(map(str, spec.chunks_per_shard))]
                 if spec.sides is not None:
                     words = ["shard", *_shards_at(array.geometry, spec)]
+                elif node.hierarchy == "v3" and array.declaration == "storage_transformers":
+                    words += ["--declaration", "storage_transformers"]
+                if spec.index.location == "start":
+                    words += ["--index-location", "start"]
     where = (base.url or base.describe()).removeprefix("file://")
     paths = ["--path", node.path] if node.path else []
     return ["zarr-shardstore", words[0], where, *words[1:], *paths, "--yes"]
