@@ -79,13 +79,59 @@ def test_a_document_that_is_put_back(kind: str, options: Any, tmp_path: Path) ->
         assert np.count_nonzero(found != 7) == 1
 
 
-def test_what_is_written_without_the_document_is_read(tmp_path: Path) -> None:
-    mapping = ShardingMapping(tmp_path, chunks_per_shard=(2, 2))
-    create(ShardingStore(mapping))[:] = 7
-    del mapping["a/zarr.json"]
-    assert mapping["a/c/0/1"]
-    mapping["a/c/0/1"] = b"new"
-    assert mapping["a/c/0/1"] == b"new"
+@pytest.mark.parametrize("others", [None, False, {"b": 2}, (4, 4), {"a": (4, 4)}])
+def test_a_document_is_put_back_through_any_store(others: Any, tmp_path: Path) -> None:
+    """Its option is for new arrays; False: it has the default."""
+    z = create(ShardingStore(tmp_path, chunks_per_shard=(2, 2)))
+    z[:] = 7
+    options = {} if others is False else {"chunks_per_shard": others}
+    mapping = ShardingMapping(tmp_path, **options)
+    mapping["a/zarr.json"] = mapping.pop("a/zarr.json")
+    found: Any = zarr.open_array(ShardingStore(tmp_path), path="a", mode="r")[:]
+    assert (found == 7).all()
+
+
+@pytest.mark.parametrize("chunks_per_shard", [(2, 2), {"a": (2, 2)}])
+@pytest.mark.parametrize("options", [{}, BELOW])
+@pytest.mark.parametrize("is_in_batch", [False, True])
+def test_what_is_written_without_the_document_is_read(
+    chunks_per_shard: Any, options: Any, is_in_batch: bool, tmp_path: Path
+) -> None:
+    """Where a rule names the array, chunks go into its shards, and are there when it comes back."""
+    mapping = ShardingMapping(tmp_path, chunks_per_shard=chunks_per_shard, **options)
+    store = ShardingStore(mapping)
+    create(store)[:] = 7
+    value = np.int32(8).tobytes()
+    with store.batch() if is_in_batch else contextlib.nullcontext():
+        document = mapping.pop("a/zarr.json")
+        assert mapping["a/c/0/1"]
+        mapping["a/c/0/1"] = value
+        assert mapping["a/c/0/1"] == value
+    assert mapping["a/c/0/1"] == value
+    if isinstance(chunks_per_shard, dict):
+        mapping["a/zarr.json"] = document
+        found: Any = zarr.open_array(ShardingStore(tmp_path), path="a", mode="r")[:]
+        assert found[0, 1] == 8
+        assert np.count_nonzero(found == 7) == 63
+
+
+@pytest.mark.parametrize("kind", ["dict", "local", "obstore"])
+def test_an_array_is_erased_and_copied_again_in_the_order_of_keys(
+    kind: str, tmp_path: Path
+) -> None:
+    """Its chunks come before its document, for a rule of its path makes shards of them."""
+    source: dict[str, Any] = {}
+    create(ShardingStore(source, chunks_per_shard=None))[:] = 7
+    mapping = ShardingMapping(new(kind, tmp_path), chunks_per_shard={"a": (2, 2)})
+    store = ShardingStore(mapping)
+    create(store)[:] = 8
+    for key in sorted(key for key in mapping if key.startswith("a/")):
+        del mapping[key]
+    for key in sorted(source):
+        mapping[key] = source[key]
+    for each in (store, ShardingStore(store.base)):
+        found: Any = zarr.open_array(each, path="a", mode="r")[:]
+        assert (found == 7).all()
 
 
 @pytest.mark.parametrize("is_put_back", [False, True])

@@ -321,7 +321,8 @@ class MetadataView:
         is_usual = geometry.encoding.separator in ("/", ".")
         if is_usual and policy.needs_no_metadata(node.hierarchy, node.path):
             by_rule = policy.declaration_without_metadata(node, ndim)
-        if declared is None or declared == by_rule:
+        is_decided = declared is None or declared == by_rule
+        if erased is None and is_decided:
             return declared
 
         def keeps(found: memoryview) -> bool:  # by a rule writers may store chunks before it
@@ -331,7 +332,7 @@ class MetadataView:
         before = None if erased is None else erased.document
         if found is not None and before is not None and geometry.has_same_chunks(before.geometry):
             return policy.declare(node, before.transformers, geometry)  # its document comes back
-        if found is None:
+        if found is None or declared is None or is_decided:
             return declared
         fits = is_shard(found, declared.transformers, ndim)  # its document was erased elsewhere
         if by_rule is not None and not (len(declared.transformers) == 1 and fits):

@@ -219,26 +219,24 @@ class Flusher:
                 continue
             buffered.error = None
             layout = buffered.shard.layout
+            erased = self.catalog.erased_array(key)
+            array = now.array if isinstance(now, TransformedKey) else erased
+            declared, below = (None, ()) if array is None else array.sharding
             match now:
                 case ShardStoreError():
                     failures[key] = now
                     continue
+                case _ if declared is not None and layout.has_same_entries(declared):
+                    commits.append(UpdateShard(buffered.shard, (), below))
+                    continue
                 case ShardRef() if layout.has_same_entries(now.layout):
                     commits.append(UpdateShard(now, ()))
                     continue
-                case TransformedKey():
-                    declared, below = now.array.sharding
-                    if declared is not None and layout.has_same_entries(declared):
-                        commits.append(UpdateShard(buffered.shard, (), below))
-                        continue
                 case None if not any(
                     isinstance(state, Set)
                     for state in (*buffered.snapshot.values(), *buffered.updates.values())
                 ):
                     node = node_of_document(layout.document_key)
-                    if erased := self.catalog.arrays.erased.get(node) if node else None:
-                        commits.append(UpdateShard(buffered.shard, (), erased.sharding[1]))
-                        continue
                     there = (yield from self.catalog.arrays.lookup([node])) if node else {}
                     if not any(there.values()):  # the array was removed, as was wanted
                         self.buffer.forget(buffered)

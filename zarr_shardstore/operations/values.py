@@ -439,13 +439,17 @@ class Operations:
 
     # ------------------------------------------------- the owners of keys
 
-    def _owners(self, keys: Sequence[str], *, are_values: bool = True) -> Flow[list[Owner]]:
+    def _owners(
+        self, keys: Sequence[str], *, are_values: bool = True, to_write: bool = False
+    ) -> Flow[list[Owner]]:
         """Return the owners of keys, also in an array whose document this store has just erased."""
         owners = yield from self.catalog.chunks_of(keys, are_values=are_values)
         for i, owner in enumerate(owners if self.arrays.erased else ()):
             is_by_rule = isinstance(owner, ChunkRef) and owner.shard.layout.grid_shape is None
             array = self.catalog.erased_array(keys[i]) if is_by_rule or owner is None else None
-            if array is not None:
+            if array is not None and to_write and owner is None:
+                self.arrays.erased.pop(array.node, None)  # what is written is none of its chunks
+            elif array is not None:
                 layout, key = array.layout, keys[i]
                 owners[i] = layout.chunk_of_key(key) if layout else TransformedKey(key, array)
         return owners
@@ -458,15 +462,11 @@ class Operations:
 
     def _owners_to_write(self, keys: Sequence[str]) -> Flow[list[Owner]]:
         """Return the owners of keys; refuse a key that is no chunk key."""
-        owners: list[Owner] = yield from self.catalog.chunks_of(keys)
+        owners = yield from self._owners(keys, to_write=True)
         for owner in owners:
             if isinstance(owner, InvalidChunkKey):
                 raise SpecError(owner.message)
-        unowned = [k for k, o in zip(keys, owners, strict=True) if not o]
-        yield from self._confirm_arrays(unowned)
-        named = map(self.catalog.erased_array, unowned if self.arrays.erased else ())
-        for array in filter(None, named):  # what is written now is none of its chunks
-            self.arrays.erased.pop(array.node, None)
+        yield from self._confirm_arrays(k for k, o in zip(keys, owners, strict=True) if not o)
         return owners
 
     def _perform(self, pairs: Sequence[_Asked], *, may_buffer: bool = True) -> Flow[list[Any]]:

@@ -15,6 +15,7 @@ import fsspec
 import numpy as np
 import pytest
 import zarr
+from fsspec.implementations.asyn_wrapper import AsyncFileSystemWrapper
 from zarr.storage import (
     FsspecStore,
     LocalStore,
@@ -339,6 +340,19 @@ def test_a_part_of_a_bucket() -> None:
         assert part.store.config == client.config
         assert part.store.client_options == client.client_options
         assert open_base(part).overlap(open_base(whole)) == "inside"
+
+
+def test_a_part_of_a_root(tmp_path: Path) -> None:
+    """It is below the root, and not below the working directory."""
+    path = tmp_path.as_posix().strip("/")
+    part: Any = base_store_of(StorePath(LocalStore("/"), path))
+    assert part.root == tmp_path
+    assert [below for _, below in stores_above(part)][-1] == path
+    fs = AsyncFileSystemWrapper(fsspec.filesystem("memory"), asynchronous=True)
+    of_client: Any = base_store_of(StorePath(FsspecStore(fs, path="/"), "x/y"))
+    assert of_client.path == "/x/y"
+    above: list[Any] = [store for store, _ in stores_above(of_client)]
+    assert [store.path for store in above] == ["/x", "/"]
 
 
 def test_stores_without_parts(tmp_path: Path) -> None:

@@ -147,35 +147,39 @@ def _below(store: Store, path: str) -> Store:
             f"of {store} no part can be wrapped, here {path!r}: wrap the whole store, and pass the "
             "path to zarr"
         )
-    return _at(store, f"{place}/{path}" if place else path)
+    return _at(store, f"{place.rstrip('/')}/{path}" if place else path)
 
 
 def stores_above(store: Store) -> Iterator[tuple[Store, str]]:
     """Yield a store of each directory above a store, and the path of the store there."""
-    root, store = root_of_files(store), innermost(store)
-    store = store if root is None else LocalStore(root)
-    parent, below = _place_of(store) or "", ""
+    files, store = root_of_files(store), innermost(store)
+    store = store if files is None else LocalStore(files)
+    place, below = _place_of(store) or "", ""
+    root, parent = "/" * place.startswith("/"), place.rstrip("/")
     while "/" in parent or (parent and type(store) is ObjectStore):
         parent, _, name = parent.rpartition("/")
         below = f"{name}/{below}".rstrip("/")
-        yield _at(store, parent), below
+        yield _at(store, parent or root), below
 
 
 def _place_of(store: Store) -> str | None:
-    """Return the path of a store in its client, without a slash at the end; ``None``: unknown."""
+    """Return the path of a store in its client, with no slash at its end but a root's.
+
+    ``None``: it is not known.
+    """
     place = directory_of(store)
     if place is None and type(store) is FsspecStore:
         place = store.path
     client: Any = store.store if type(store) is ObjectStore else None
     if type(client).__name__ in ("S3Store", "GCSStore", "AzureStore"):
         place = str(client.prefix or "").lstrip("/")
-    return None if place is None else place.rstrip("/")
+    return None if place is None else place.rstrip("/") or place[:1]
 
 
 def _at(store: Store, place: str) -> Store:
     """Return a store at another path of the client of `store`."""
     if directory_of(store) is not None:
-        return LocalStore(place or "/", read_only=store.read_only)
+        return LocalStore(place, read_only=store.read_only)
     if isinstance(store, FsspecStore):
         return FsspecStore(store.fs, store.read_only, place, store.allowed_exceptions)
     client: Any = store.store  # type: ignore[attr-defined]
