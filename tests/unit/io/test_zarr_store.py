@@ -183,7 +183,7 @@ class Listing(Remote):
 
 
 async def test_a_listing_serves_many_reads_of_parts() -> None:
-    """It is dropped before reads of whole objects, and where something is missing."""
+    """It is dropped before reads that a former size changes, and where bytes are missing."""
     fs = Listing()
     backend = FsspecBackend(FsspecStore(AsyncFileSystemWrapper(fs, asynchronous=True), path="/l"))
     for i in range(9):
@@ -193,10 +193,20 @@ async def test_a_listing_serves_many_reads_of_parts() -> None:
         assert bytes(found.value) == b"1"
     assert fs.n_listed == 1
     Remote().pipe_file("/l/9", b"01")
-    Remote().pipe_file("/l/8", b"0123")
-    for key, byte_range, value in (("9", Range(0, 2), b"01"), ("8", None, b"0123")):
+    for i in range(4, 9):
+        Remote().pipe_file(f"/l/{i}", b"0123")
+    for key, byte_range, value in [
+        ("9", Range(0, 2), b"01"),
+        ("8", None, b"0123"),
+        ("7", Range(1, 3), b"12"),
+        ("6", Suffix(1), b"3"),
+        ("5", StartFrom(1), b"123"),
+    ]:
         (found,) = await backend.perform_async([Get(key, byte_range)])
         assert bytes(found.value) == value
+        fs.dircache["/l"] = [{"name": f"/l/{i}", "size": 2, "type": "file"} for i in range(9)]
+    assert (await backend.perform_async([Get("4", Range(1, 2))]))[0].value == b"1"
+    assert len(fs.dircache["/l"]) == 9, "which is a listing of before"
 
 
 def test_file_systems_of_two_threads_are_one() -> None:

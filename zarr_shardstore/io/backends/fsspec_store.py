@@ -14,7 +14,7 @@ from zarr.abc.store import Store
 from zarr.storage import FsspecStore
 
 from zarr_shardstore.errors import UnsupportedError
-from zarr_shardstore.format.ranges import ByteRange
+from zarr_shardstore.format.ranges import ByteRange, Range
 from zarr_shardstore.io.backends import base, store_traits
 from zarr_shardstore.io.backends.zarr_store import (
     CHANGES,
@@ -35,18 +35,21 @@ _one_call = threading.Lock()
 in_forked_child(_one_call._at_fork_reinit)  # type: ignore[attr-defined]
 
 
-def _is_of_part(request: Request) -> bool:
-    """Whether a read takes a part of a shard: a former size of the shard would show there."""
+def _is_of_part(request: Request, is_static: bool) -> bool:
+    """Whether a read is of bytes at known places, where no former size of the object counts."""
     match request:
-        case requests.Get():
-            return request.byte_range is not None and not request.consistent
+        case requests.Get(byte_range=Range()):
+            return not request.consistent
         case requests.GetIndex():
-            return not (request.revalidate or request.consistent or request.with_data)
+            return is_static and not (request.consistent or request.with_data)
     return False
 
 
-def _is_there(reply: requests.Found | requests.FoundIndex) -> bool:
-    return (reply.value if isinstance(reply, Found) else reply.decoded) is not None
+def _is_whole(request: Any, reply: requests.Found | requests.FoundIndex) -> bool:
+    if isinstance(reply, requests.FoundIndex):
+        return reply.decoded is not None
+    wanted: Range = request.byte_range
+    return reply.value is not None and len(reply.value) == wanted.stop - wanted.start
 
 
 @cache
@@ -89,10 +92,11 @@ class FsspecBackend(ZarrBackend):
         if self._has_threads:
             base.check_no_fork(self, self)
         self._check_changes(batch)
-        # Dropped before each chunk, its directory would be listed for each anew.
-        if self._keeps_listings and all(map(_is_of_part, batch)):
+        # Dropped before each read, its directory would be listed for each anew.
+        is_static = self._options.is_static
+        if self._keeps_listings and all(_is_of_part(request, is_static) for request in batch):
             replies = await super().perform_async(batch)
-            if all(map(_is_there, replies)):
+            if all(map(_is_whole, batch, replies)):
                 return replies
         self._drop_listings()
         return await super().perform_async(batch)
