@@ -101,10 +101,9 @@ def s3_server() -> Iterator[dict[str, Any]]:
     """A server of S3 on this machine, and a bucket."""
     pytest.importorskip("obstore")
     pytest.importorskip("moto.server")
-    port = _free_port()
-    endpoint = f"http://127.0.0.1:{port}"
     main = str(Path(__file__).with_name("atomic_moto.py"))
-    with _server([sys.executable, main, "-H127.0.0.1", f"-p{port}"]):
+    with _reserved_port() as port, _server([sys.executable, main, "-H127.0.0.1", f"-p{port}"]):
+        endpoint = f"http://127.0.0.1:{port}"
         _put(f"{endpoint}/bucket", dict)
         yield {"kind": "s3", "bucket": "bucket", "endpoint": endpoint}
 
@@ -116,24 +115,33 @@ def azure_server() -> Iterator[dict[str, Any]]:
     main = os.environ.get("ZARR_SHARDSTORE_AZURITE", "")
     if not os.path.exists(main):
         pytest.skip("ZARR_SHARDSTORE_AZURITE does not name the main.js of Azurite's blob service")
-    port = _free_port()
     where = {"kind": "azure", "container": "chunks", "account": "shards"}
     where["key"] = base64.b64encode(b"not secret").decode()
-    where["endpoint"] = f"http://127.0.0.1:{port}/{where['account']}"
     options = ["--inMemoryPersistence", "--disableTelemetry", "--skipApiVersionCheck", "--silent"]
-    with _server(
-        ["node", main, "--blobHost=127.0.0.1", f"--blobPort={port}", *options],
-        AZURITE_ACCOUNTS=f"{where['account']}:{where['key']}",
+    accounts = f"{where['account']}:{where['key']}"
+    with (
+        _reserved_port() as port,
+        _server(
+            ["node", main, "--blobHost=127.0.0.1", f"--blobPort={port}", *options],
+            AZURITE_ACCOUNTS=accounts,
+        ),
     ):
+        where["endpoint"] = f"http://127.0.0.1:{port}/{where['account']}"
         _put(f"{where['endpoint']}/{where['container']}?restype=container", lambda: _signed(where))
         yield where
 
 
-def _free_port() -> int:
+@contextmanager
+def _reserved_port() -> Iterator[int]:
+    """A port for a server that takes seconds to start.
+
+    A socket keeps the port, so the system gives it to no other program. A server may listen there,
+    because both sockets have SO_REUSEADDR and this one does not listen.
+    """
     with socket.socket() as s:
+        s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         s.bind(("127.0.0.1", 0))
-        port: int = s.getsockname()[1]
-        return port
+        yield s.getsockname()[1]
 
 
 @contextmanager
@@ -152,7 +160,7 @@ def _server(command: list[str], **env: str) -> Iterator[None]:
 
 def _put(url: str, make_headers: Callable[[], dict[str, str]]) -> None:
     """Make a bucket, as soon as the server is there."""
-    limit = time.monotonic() + 60
+    limit = time.monotonic() + 300
     while True:
         try:
             request = urllib.request.Request(url, method="PUT", headers=make_headers())
