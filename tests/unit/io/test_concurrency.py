@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import threading
 import time
 from collections.abc import Sequence
@@ -10,6 +11,7 @@ from collections.abc import Sequence
 import pytest
 import zarr
 
+from zarr_shardstore.io import concurrency
 from zarr_shardstore.io.concurrency import Turns, backoff, map_in_threads, run_within
 
 MUCH = 2**30
@@ -22,11 +24,12 @@ async def test_results_of_threads_come_in_order() -> None:
 
 
 async def test_threads_are_as_many_as_zarr_was_told() -> None:
-    seen = set()
+    seen, all_work = set(), threading.Barrier(3)
 
     def work(run: Sequence[int]) -> Sequence[int]:
-        seen.add(threading.get_ident())
-        time.sleep(0.001)
+        if threading.get_ident() not in seen:
+            seen.add(threading.get_ident())
+            all_work.wait(60)
         return run
 
     with zarr.config.set({"threading.max_workers": 3}):
@@ -40,17 +43,32 @@ async def test_a_little_work_takes_no_hop() -> None:
     assert set(names) == {threading.get_ident()}
 
 
+def is_in_the_module(thread: int) -> bool:
+    frame = sys._current_frames().get(thread)
+    while frame is not None and frame.f_code.co_filename != concurrency.__file__:
+        frame = frame.f_back
+    return frame is not None
+
+
 async def test_after_an_error_no_thread_works_on() -> None:
     done: list[int] = []
+    failing: list[int] = []
 
     def work(run: Sequence[int]) -> Sequence[int]:
         if 5 in run:
+            failing.append(threading.get_ident())
             raise KeyError(5)
         done.extend(run)
-        time.sleep(0.001)
+        end = time.monotonic() + 60
+        while run[0] > 5 and (not failing or is_in_the_module(failing[0])):
+            assert time.monotonic() < end
+            time.sleep(0.001)
         return run
 
-    with pytest.raises(KeyError, match="5"):
+    with (
+        zarr.config.set({"threading.max_workers": 4}),
+        pytest.raises(KeyError, match="5"),
+    ):
         await map_in_threads(work, range(1000), MUCH)
     n_done = len(done)
     assert n_done < 50
@@ -118,7 +136,7 @@ async def test_units_end_with_a_cancelled_caller() -> None:
 
     async def run(name: str) -> None:
         try:
-            await asyncio.sleep(10)
+            await asyncio.sleep(3600)
         finally:
             ended.append(name)
 
@@ -126,7 +144,7 @@ async def test_units_end_with_a_cancelled_caller() -> None:
     await asyncio.sleep(0.01)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             await task
     assert sorted(ended) == ["a", "b"]
 
