@@ -44,13 +44,15 @@ def slow() -> Store:
 class OfOneLoop(MemoryStore):
     """A store of another kind. What it uses may be of one event loop."""
 
+    pause_s = 0.2
+
     def __init__(self) -> None:
         super().__init__()
         self.loops: list[asyncio.AbstractEventLoop] = []
 
     async def set(self, key: str, value: Buffer, byte_range: Any = None) -> None:
         self.loops.append(asyncio.get_running_loop())
-        await asyncio.sleep(0.2)
+        await asyncio.sleep(self.pause_s)
         await super().set(key, value, byte_range)
 
 
@@ -67,7 +69,7 @@ def in_thread(work: Callable[[], None]) -> threading.Thread:
 
 
 def ended(thread: threading.Thread) -> bool:
-    thread.join(10)
+    thread.join(60)
     return not thread.is_alive()
 
 
@@ -78,7 +80,7 @@ def test_an_array_operation_is_not_of_the_loop_that_was_before_it_in_the_queue()
 
         async def main(store: ShardingStore = store, given_up: bool = is_given_up) -> None:
             try:
-                await asyncio.wait_for(store.set("z/c/1", ONE), 0.1 if given_up else 10)
+                await asyncio.wait_for(store.set("z/c/1", ONE), 0.1 if given_up else 60)
             except TimeoutError:
                 assert given_up
 
@@ -102,7 +104,7 @@ def test_a_write_that_was_given_up_does_not_end_after_a_later_one(
 
     def slow_put(path: Path, *args: Any, **options: Any) -> Any:
         if at_disk.is_set() and path.match("z/c/0"):
-            go_on.wait(20)
+            go_on.wait(60)
         return put(path, *args, **options)
 
     monkeypatch.setattr(zarr.storage._local, "_put", slow_put)
@@ -180,15 +182,24 @@ def test_connections_of_one_loop_are_used_in_it() -> None:
     store, z = opened(base)
     z[0] = 1
     base.loops.clear()
+    is_under_way = threading.Event()
 
     async def main() -> None:
         await store.set("z/c/1", ONE)
         assert set(base.loops) == {asyncio.get_running_loop()}
-        with pytest.raises(TimeoutError):
-            await asyncio.wait_for(store.set("z/c/2", ONE), 0.1)
+        base.pause_s = 3600
+        task = asyncio.create_task(store.set("z/c/2", ONE))
+        while len(base.loops) < 2:
+            await asyncio.sleep(0.001)
+        base.pause_s = OfOneLoop.pause_s
+        is_under_way.set()
+        await asyncio.sleep(0.1)  # the other writer joins
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
 
     def write() -> None:
-        time.sleep(0.25)
+        assert is_under_way.wait(60)
         z[5] = 9
 
     thread = in_thread(write)
