@@ -7,7 +7,9 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,7 @@ from zarr.core.buffer import cpu
 from zarr.core.sync import sync
 from zarr.storage import LocalStore, MemoryStore, ObjectStore
 
+from tests.support.kit import system_calls
 from zarr_shardstore import ShardingStore, SpecError
 
 SHAPE = (13, 11)
@@ -305,15 +308,27 @@ def test_a_write_that_was_cancelled_stores_nothing_later(tmp_path: Path) -> None
     shape, chunks = (64, 20_000), (1, 20_000)
     z = zarr.create_array(store, name="a", shape=shape, chunks=chunks, dtype="u2")
     values = np.random.default_rng(0).integers(0, 9, shape, "u2")
+    is_storing, go_on = threading.Event(), threading.Event()
+
+    def hold(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        def held(*args: Any, **options: Any) -> Any:
+            is_storing.set()
+            assert go_on.wait(60)
+            return call(*args, **options)
+
+        return held if name == "replace" else call
 
     async def run() -> Any:
         writing = asyncio.create_task(store.write_array_async("a", ..., values))
-        await asyncio.sleep(0.005)
+        assert await asyncio.to_thread(is_storing.wait, 60)
         writing.cancel()
+        asyncio.get_running_loop().call_later(0.3, go_on.set)
         with pytest.raises(asyncio.CancelledError):
             await writing
+        assert go_on.is_set(), "it has waited for what it stores"
         await z._async_array.setitem(slice(None), 9)
         await asyncio.sleep(0.3)
 
-    asyncio.run(run())
+    with system_calls(hold):
+        asyncio.run(run())
     assert (np.asarray(z[:]) == 9).all()
