@@ -254,8 +254,8 @@ _STREAM = """
 import sys, time, numpy as np
 from zarr_shardstore import ShardingStore
 store = ShardingStore(sys.argv[1], chunks_per_shard=(1, 1), durability=sys.argv[2])
-n, end = 0, time.monotonic() + 3
 with store.append_frames("a", flush_s=0.003, chunks=(1, 8), dtype="u4") as frames:
+    n, end = 0, time.monotonic() + 3
     while time.monotonic() < end:
         n += 1
         frames.append(np.full(8, n, "u4"))
@@ -272,6 +272,7 @@ def test_a_live_stream_is_never_accused(durability: str, tmp_path: Path) -> None
     stream = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={"PYTHONPATH": root})
     with stream as process:
         while not (tmp_path / "a/c").exists():
+            assert process.poll() is None or (tmp_path / "a/c").exists()
             time.sleep(0.01)
         while process.poll() is None:
             report = check_store(tmp_path)
