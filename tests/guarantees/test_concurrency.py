@@ -265,7 +265,7 @@ def test_a_loop_that_ends_while_it_commits_does_not_hold_the_shard() -> None:
     loop.run_until_complete(base.started.wait())
     loop.close()
     assert not task.done()
-    asyncio.run(asyncio.wait_for(store.set(key(0, 1), buffer(b"next")), 30))
+    asyncio.run(asyncio.wait_for(store.set(key(0, 1), buffer(b"next")), 60))
     assert ShardingMapping(store)[key(0, 1)] == b"next"
 
 
@@ -276,7 +276,7 @@ def test_a_loop_that_ends_before_its_task_leads_keeps_nobody_waiting() -> None:
 
     def follow() -> None:
         write = store.set(key(0, 1), buffer(b"follower"))
-        asyncio.run(asyncio.wait_for(write, 20))
+        asyncio.run(asyncio.wait_for(write, 60))
         outcome.append("done")
 
     follower = threading.Thread(target=follow)
@@ -290,7 +290,7 @@ def test_a_loop_that_ends_before_its_task_leads_keeps_nobody_waiting() -> None:
         assert not task.done()
 
     asyncio.run(lead())
-    follower.join(30)
+    follower.join(90)
     assert outcome == ["done"]
 
 
@@ -333,7 +333,7 @@ def test_blocking_at_any_turn_of_an_async_write_ends(make_base: Any, n_turns: in
             store.set_sync(key(0, 1), buffer(b"y"))
         await task
 
-    asyncio.run(asyncio.wait_for(write(), 30))
+    asyncio.run(asyncio.wait_for(write(), 60))
 
 
 class Prefixed(WrapperStore[MemoryStore]):
@@ -379,23 +379,23 @@ def test_a_leader_is_not_kept_by_those_who_come_later() -> None:
         def __setitem__(self, k: str, v: bytes) -> None:
             self.n_writes += 1
             (first_begun if self.n_writes == 1 else second_begun).set()
-            (go_on if self.n_writes == 1 else finish).wait(30)
+            (go_on if self.n_writes == 1 else finish).wait(120)
             super().__setitem__(k, v)
 
     m = ShardingMapping(Gated(), chunks_per_shard=(4, 4))
     leader = threading.Thread(target=m.set, args=(key(0, 0), b"leader"))
     follower = threading.Thread(target=m.set, args=(key(0, 1), b"follower"))
     leader.start()
-    assert first_begun.wait(30)
+    assert first_begun.wait(60)
     follower.start()
     time.sleep(0.2)  # for the follower to wait
     go_on.set()
-    assert second_begun.wait(30)
-    leader.join(10)
+    assert second_begun.wait(60)
+    leader.join(60)
     is_free = not leader.is_alive()
     finish.set()
-    follower.join(30)
-    leader.join(30)
+    follower.join(60)
+    leader.join(60)
     assert is_free
     assert sorted(m) == [key(0, 0), key(0, 1)]
 
@@ -493,7 +493,7 @@ def test_stores_work_in_child_processes(tmp_path: Path, method: str) -> None:
     for child in children:
         child.start()
     for child in children:
-        child.join(60)
+        child.join(300)
     assert [child.exitcode for child in children] == [0] * 4
     assert_all_there(LocalStore(tmp_path))
 

@@ -54,7 +54,7 @@ def interrupted_at(n: int, event: str) -> Iterator[list[int]]:
 def ends(work: Callable[[], object]) -> bool:
     thread = threading.Thread(target=work, daemon=True)
     thread.start()
-    thread.join(20)
+    thread.join(60)
     return not thread.is_alive()
 
 
@@ -90,7 +90,7 @@ def test_a_base_store_that_does_not_reply_holds_nobody() -> None:
     def release() -> None:
         base.is_held = False
 
-    give_up = threading.Timer(20, release)
+    give_up = threading.Timer(60, release)
     give_up.start()
     before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may ignore it
     try:

@@ -52,7 +52,7 @@ def test_an_error_anywhere_in_the_thread_is_raised(monkeypatch: pytest.MonkeyPat
 
         thread = threading.Thread(target=flush, daemon=True)
         thread.start()
-        thread.join(20)
+        thread.join(60)
         assert errors
         frames.append(np.ones(1, "u1"))
         frames.flush()

@@ -286,7 +286,7 @@ def test_a_cancelled_write_stores_no_later_values(
 
     def slow(self: SlabCodec, slab: Values) -> Any:
         begun.set()
-        may_go.wait(10)
+        may_go.wait(60)
         left.append(1)
         return encode(self, slab)
 
@@ -294,7 +294,7 @@ def test_a_cancelled_write_stores_no_later_values(
 
     async def cancel() -> None:
         write = asyncio.create_task(z.async_array.setitem(..., values))
-        await asyncio.to_thread(begun.wait, 10)
+        assert await asyncio.to_thread(begun.wait, 60)
         write.cancel()
         asyncio.get_running_loop().call_later(0.1, may_go.set)
         with pytest.raises(asyncio.CancelledError):
