@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import threading
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
 import zarr
 
 from tests.support.bases import OtherMapping
-from zarr_shardstore import ShardingStore
-from zarr_shardstore.store.growing.frame_writer import FrameBuffer
+from zarr_shardstore import ShardingStore, SpecError
+from zarr_shardstore.store.growing.frame_writer import FrameBuffer, FrameWriter
 from zarr_shardstore.store.growing.growing_array import GrowingArray
 
 
@@ -90,3 +91,68 @@ def test_the_end_may_be_that_of_any_failed_attempt() -> None:
     array.close(8)
     z: Any = zarr.open_array(store, path="a", mode="r")
     np.testing.assert_array_equal(z[...], frames[:8])
+
+
+class Full(OtherMapping):
+    """A base store without room, as long as it `is_full`; a write waits there for `go_on`."""
+
+    is_full = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.go_on, self.begun, self.n_refused = threading.Event(), threading.Event(), 0
+
+    def __setitem__(self, key: str, value: bytes) -> None:
+        if self.is_full:
+            self.begun.set()
+            assert self.go_on.wait(60)
+            self.n_refused += 1
+            raise OSError("no room")
+        super().__setitem__(key, value)
+
+
+def full_writer() -> tuple[Full, FrameWriter]:
+    """A writer with one durable frame and seven others, whose flush has begun."""
+    base = Full()
+    frames = ShardingStore(base, (4, 1)).append_frames("a", flush_nbytes=8, flush_s=1e9)
+    frames.append(np.ones(1, "u2"))
+    frames.flush()
+    base.is_full = True
+    frames.extend(np.ones((8, 1), "u2"))
+    assert base.begun.wait(60)
+    return base, frames
+
+
+def test_a_close_beside_a_thread_that_waits_for_room_raises() -> None:
+    """Both are told that the last flush failed, and the flush is tried once more before."""
+    base, frames = full_writer()
+    found: list[str] = []
+
+    def append() -> None:
+        with pytest.raises(SpecError, match="is closed") as raised:
+            frames.append(np.ones(1, "u2"))
+        found.append(str(raised.value))
+
+    waiting = threading.Thread(target=append, daemon=True)
+    waiting.start()
+    threading.Timer(0.1, base.go_on.set).start()
+    with pytest.raises(OSError, match="no room") as raised:
+        frames.close()
+    assert raised.value.__notes__ == ["8 frames after the first 1 are lost"]
+    assert base.n_refused == 2
+    waiting.join(60)
+    assert len(found) == 1
+
+
+def test_a_close_after_an_interrupted_close_raises() -> None:
+    base, frames = full_writer()
+    with (
+        mock.patch.object(threading.Thread, "join", side_effect=KeyboardInterrupt),
+        pytest.raises(KeyboardInterrupt),
+    ):
+        frames.close()
+    base.go_on.set()
+    assert frames._thread is not None
+    frames._thread.join(60)
+    with pytest.raises(OSError, match="no room"):
+        frames.close()

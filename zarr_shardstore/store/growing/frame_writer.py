@@ -150,6 +150,7 @@ class FrameWriter:
             self._flush()
 
     def _flush(self) -> None:
+        self._check_open()  # the thread of a closed writer has ended
         wanted = self._wanted = self._buffer.end
         self._error = None
         self._changed.notify_all()
@@ -165,7 +166,8 @@ class FrameWriter:
         if os.getpid() != self._pid:  # a fork has copied it, perhaps with its lock taken
             return
         with self._lock:
-            self._is_closed, self._error = True, None  # so the thread tries once more
+            if not self._is_closed:
+                self._is_closed, self._error = True, None  # so the thread tries once more
             self._changed.notify_all()
         if self._thread is not None:
             with suppress(RuntimeError):  # an interrupt cut its start off, and it has no frames
@@ -231,19 +233,22 @@ class FrameWriter:
         buffer = self._buffer
         while True:
             error: BaseException | None = None
+            is_last = False
             try:
                 with self._lock:
                     while (wait_s := self._wait_s()) is None or wait_s > 0:
                         if self._is_closed:
                             return
                         self._changed.wait(wait_s)
+                    is_last = self._is_closed
                     start, stop = buffer.n_durable, self._next_stop()
                     parts = buffer.frames_up_to(stop)
                 self._array.append(np.concatenate(parts), start)
             except BaseException as raised:
                 error = raised
             with self._lock:
-                self._error, self._flushed_at = error, time.monotonic()
+                self._flushed_at = time.monotonic()
+                self._error = error if is_last or not self._is_closed else None
                 if error is None:
                     buffer.drop_up_to(stop)
                 self._changed.notify_all()
