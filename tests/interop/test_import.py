@@ -12,6 +12,7 @@ import re
 import shutil
 import subprocess
 import sys
+import uuid
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
@@ -1007,6 +1008,14 @@ def test_a_codec_of_references_that_v3_lacks_is_named(small: Path) -> None:
 # --------------------------------------------------------------- of any import
 
 
+def test_a_store_behind_fsspec_is_no_file() -> None:
+    """Its client may say that a prefix is an object without bytes."""
+    url = f"memory://store-{uuid.uuid4().hex}"
+    zarr.create_array(f"{url}/v.zarr", name="a", shape=(8,), chunks=(2,), dtype="u1")[:] = 5
+    group, _ = imported(f"{url}/v.zarr", chunks_per_shard=2)
+    assert (group["a"][:] == 5).all()
+
+
 def test_an_import_that_was_stopped_continues(hdf5: Path, tmp_path: Path) -> None:
     out = tmp_path / "out.zarr"
     stops: Iterator[int] = iter(range(6))
@@ -1030,7 +1039,7 @@ def test_a_file_that_is_changed_meanwhile_is_refused(hdf5: Path, tmp_path: Path)
         import_store(hdf5, tmp_path / "out.zarr", progress=change, **ALL)
 
 
-@pytest.mark.parametrize("kind", ["tiff", "kerchunk"])
+@pytest.mark.parametrize("kind", ["hdf5", "tiff", "kerchunk"])
 def test_a_file_that_is_changed_while_its_chunks_are_encoded_again(
     kind: str, tmp_path: Path
 ) -> None:
@@ -1040,6 +1049,10 @@ def test_a_file_that_is_changed_while_its_chunks_are_encoded_again(
         tifffile = pytest.importorskip("tifffile")
         tifffile.imwrite(path, np.arange(64 * 64).reshape(64, 64).astype("u2"), rowsperstrip=7)
         source: Any = path
+    elif kind == "hdf5":
+        with h5py.File(path, "w") as file:
+            file.create_dataset("a", data=np.arange(64), chunks=(1,), compression="lzf")
+        source = path
     else:
         path.write_bytes(b"".join(base64.b64encode(bytes([i] * 24)) for i in range(64)))
         doc = {"zarr_format": 2, "shape": [64 * 24], "chunks": [24], "dtype": "|u1", "order": "C"}

@@ -143,6 +143,18 @@ def test_a_second_run_to_a_destination_converts_nothing() -> None:
     assert (target, report.n_skipped) == (before, 3)
 
 
+def test_a_second_run_takes_documents_of_the_same_meaning() -> None:
+    """Another program has written them anew, with other spaces."""
+    source: dict[str, Any] = {}
+    group = zarr.open_group(ShardingStore(source), zarr_format=2, attributes={"x": 1})
+    group.create_array("a", shape=(4,), chunks=(1,), dtype="u1")[:] = 1
+    target: dict[str, bytes] = {}
+    shard_store(source, target, chunks_per_shard=2)
+    for key in (".zattrs", ".zgroup"):
+        target[key] = json.dumps(json.loads(target[key]), indent=7).encode()
+    assert shard_store(source, target, chunks_per_shard=2).n_skipped == 1
+
+
 @pytest.mark.parametrize("has_destination", [False, True])
 @pytest.mark.parametrize("name", KINDS)
 def test_a_dry_run_predicts_and_writes_nothing(name: str, has_destination: bool) -> None:

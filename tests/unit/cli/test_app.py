@@ -645,16 +645,22 @@ def test_consolidate_collects_indexes(here: Path) -> None:
 
 
 def test_a_dry_run_of_consolidate_promises_what_is_done(here: Path) -> None:
-    """No array without a stored shard, or with a transformer below its shards."""
+    """No array without a stored shard, with a transformer below its shards, or a bad document."""
     options: Any = {"shape": (8,), "chunks": (1,), "dtype": "u1"}
     stacks: dict[str, Any] = {"full": ["sharding"], "empty": ["sharding"]}
     for name, stack in {**stacks, "below": ["sharding", "crc32c"]}.items():
         store = ShardingStore(here / "some", chunks_per_shard=4, storage_transformers=stack)
         zarr.create_array(store, name=name, **options)[:] = int(name != "empty")
         store.close()
+    store = ShardingStore(here / "some", chunks_per_shard=4)
+    for name in ("cut", "outside"):
+        zarr.create_array(store, name=name, **options)[:] = 1
+    (here / "some/cut/zarr.json").write_text("{")
+    document = here / "some/outside/zarr.json"
+    document.write_text(json.dumps({**json.loads(document.read_text()), "shape": [0]}))
     for more in (["--dry-run"], []):
         result = run("consolidate", "some", "--json", *more)
-        assert json.loads(result.output)["paths"] == ["full"]
+        assert json.loads(result.output)["paths"] == ["full", "outside"]
         for name in ("empty", "below"):
             one_sentence(run("consolidate", "some", name, *more), says="no sharded array")
 

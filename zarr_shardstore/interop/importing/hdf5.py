@@ -106,7 +106,7 @@ def parse_hdf5(files: SourceFiles, name: str, *, recode: bool) -> ParsedSource:
         parser.find_dimensions(file)
         parser.add_group(file, "", ())
         found = parser.documents, parser.references, decoded, parser.refused, parser.recoded
-        return ParsedSource(*found, parser.notes, is_local=path is not None)
+        return ParsedSource(*found, parser.notes, is_local=path is not None, opened=url)
 
 
 def rows_of_slabs(lengths: chunk_keys.Coords, row_nbytes: int) -> int | None:

@@ -189,7 +189,10 @@ def _kind_of(source: Any, files: SourceFiles) -> str:
         _refuse_other_files(path)
         return "icechunk" if is_icechunk else "zarr"
     try:
-        kind = format_of(partial(files.read, url), files.size(url))
+        nbytes = files.size(url)
+        if not nbytes and path is None:
+            return "zarr"  # for fsspec a prefix is an object without bytes
+        kind = format_of(partial(files.read, url), nbytes)
     except (FileNotFoundError, ShardConflictError):
         if path is not None:
             raise SpecError(f"there is no {url!r}") from None

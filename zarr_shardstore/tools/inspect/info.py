@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -188,13 +189,13 @@ def is_sharded(
 def consolidated_paths(store: resolve.BaseStoreLike, path: str = "") -> list[str]:
     """Return the arrays that a consolidation takes: with a shard, and no transformer below it."""
     base = open_base(store)
-    sharded = filter(_has_shards, find_arrays(base, path or None))
-    grids = [(found.node.path, walks.ObjectGrid.of_array(read_array(found))) for found in sharded]
-    paths = {
-        path
-        for path, grid in grids
-        if not grid.below and any(grid.coords_inside(k) is not None for k in base.keys(grid.prefix))
-    }
+    paths = set[str]()
+    for found in find_arrays(base, path or None):
+        with suppress(ShardStoreError):  # its document is damaged
+            grid = walks.ObjectGrid.of_array(read_array(found))
+            spelled = map(grid.layout.coords_of, base.keys(grid.prefix))
+            if _has_shards(found) and not grid.below and any(c is not None for c in spelled):
+                paths.add(found.node.path)
     return sorted(paths)
 
 
