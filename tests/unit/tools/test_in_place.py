@@ -18,6 +18,7 @@ import zarr
 
 from zarr_shardstore import (
     ConversionReport,
+    Progress,
     ShardConflictError,
     ShardingMapping,
     ShardingStore,
@@ -317,4 +318,34 @@ def test_lock_files_are_the_locks_of_conversions_too(
         lock.unlink()
         reshard(store, chunks_per_shard=2)
     assert not lock.exists()
+    assert np.array_equal(values(tmp_path), VALUES)
+
+
+@pytest.mark.parametrize("has_locks", [True, False])
+def test_a_conversion_with_a_lock_file_is_seen(
+    has_locks: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the system has locks, also by stores that ask the system, as the command line does."""
+
+    def refuse(*_: object) -> bool:
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+
+    make(tmp_path)
+    if not has_locks:
+        monkeypatch.setattr(locks, "_set_lock", refuse)
+    store = ShardingStore(tmp_path, locking="lockfile")
+    looks: list[Any] = [store, tmp_path] if has_locks else [store]
+    n_looks = 0
+
+    def look(progress: Progress) -> None:
+        nonlocal n_looks
+        n_looks += 1
+        for each in looks:
+            assert {found.kind for found in check_store(each).findings} == {"in_use"}
+            with pytest.raises(ShardConflictError, match="goes on already"):
+                shard_store(each, chunks_per_shard=4)
+
+    shard_store(store, chunks_per_shard=4, progress=look)
+    assert n_looks
+    assert check_store(store).is_clean
     assert np.array_equal(values(tmp_path), VALUES)

@@ -186,6 +186,21 @@ class _FileAsLock(KeptLock):
         _close(self._fds)
 
 
+class _ShownFileAsLock(_FileAsLock):
+    """A lock by the existence of a file, and by the system as far as that has locks."""
+
+    __slots__ = ()
+
+    def _try(self) -> bool:
+        if not super()._try():
+            return False
+        with suppress(OSError):
+            if not _set_lock(self._fds[0], "LOCK_EX"):  # one that asks the system came first
+                _close(self._fds)
+                return False
+        return True
+
+
 _all_locks: WeakSet[KeptLock] = WeakSet()
 
 
@@ -304,8 +319,10 @@ def _set_lock(fd: int, kind: _Kind) -> bool:
     return True
 
 
-def lock_kind(locking: Locking) -> type[KeptLock]:
-    return _FileAsLock if locking == "lockfile" else KeptLock
+def lock_kind(locking: Locking, *, is_shown: bool = False) -> type[KeptLock]:
+    """Return the kind of locks of a store; one that `is_shown` also keeps other stores out."""
+    kind = _ShownFileAsLock if is_shown else _FileAsLock
+    return kind if locking == "lockfile" else KeptLock
 
 
 @contextmanager

@@ -90,7 +90,9 @@ def only_conversion(base: BaseStoreHandle) -> Iterator[None]:
     if os.path.islink(path.rstrip("/")):
         raise SpecError(f"{path!r} is a link, which nothing of ours is: remove it")
     message = f"a conversion of {base.describe()} goes on already: wait until it has ended"
-    lock = locks.lock_kind(base.options.locking)(os.path.join(path, "lock"))
+    # The command line, which takes no lock files, looks at those of the system.
+    kind = locks.lock_kind(base.options.locking, is_shown=True)
+    lock = kind(os.path.join(path, "lock"))
     try:
         lock.acquire(0, message)
         yield

@@ -115,7 +115,9 @@ def is_locked(base: BaseStoreHandle, key: str) -> bool:
         lock.acquire(0, "it is locked")
     except ShardConflictError:
         return True
-    except (OSError, UnsupportedError):
+    except UnsupportedError:
+        return base.options.locking == "lockfile"
+    except OSError:
         return False
     finally:
         lock.close()
