@@ -200,9 +200,7 @@ def executor_of(
             workers,
             # Spawned, not forked: threads of this process may hold locks.
             multiprocessing.get_context("spawn"),
-            # An interrupt from the terminal reaches all processes; this one alone reacts to it.
-            initializer=signal.signal,
-            initargs=(signal.SIGINT, signal.SIG_IGN),
+            initializer=_start_worker,
         )
     try:
         yield executor
@@ -210,6 +208,19 @@ def executor_of(
         executor.shutdown(cancel_futures=True)
         raise
     executor.shutdown()
+
+
+def _start_worker() -> None:
+    """Ignore interrupts, to which the command reacts, and end with the command if it is killed."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_end_with_command, daemon=True).start()
+
+
+def _end_with_command() -> None:
+    command = multiprocessing.parent_process()
+    assert command is not None
+    command.join()
+    os._exit(1)
 
 
 def _dask_client(scheduler: str) -> Any:

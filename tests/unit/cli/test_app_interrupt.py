@@ -64,3 +64,27 @@ def test_an_interrupt_from_the_keyboard(here: Path, how: list[str]) -> None:
             begun.kill()
     assert begun.returncode == 130
     assert stderr == "interrupted: run the same command again to resume\n"
+
+
+WORKING = """
+import os, time
+from zarr_shardstore.cli.arguments import executor_of
+if __name__ == "__main__":
+    with executor_of(1, processes=True) as executor:
+        print(executor.submit(os.getpid).result(), flush=True)
+        time.sleep(60)
+"""
+
+
+def test_the_worker_processes_of_a_killed_command_end() -> None:
+    """They would work on beside the command that continues; all hold the end of one pipe."""
+    args = [sys.executable, "-c", WORKING]
+    with subprocess.Popen(args, stdout=subprocess.PIPE, text=True, env=environment()) as killed:
+        assert killed.stdout is not None
+        worker = int(killed.stdout.readline())
+        killed.kill()
+        try:
+            assert killed.communicate(timeout=20)[0] == ""
+        except subprocess.TimeoutExpired:
+            os.kill(worker, signal.SIGTERM)
+            raise
