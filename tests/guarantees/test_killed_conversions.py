@@ -36,7 +36,7 @@ N_KILLS_ON_S3 = max(2, N_KILLS * 2 // 7)
 Objects = dict[str, bytes]
 PATH = "g/z"
 COMMANDS = ("shard", "unshard", "reshard")
-MOMENTS = ("any", "staging", "replacing", "moving")
+MOMENTS = ("any", "staging", "removing", "moving")
 
 
 def _options(command: str, cps: tuple[int, int]) -> dict[str, Any]:
@@ -187,7 +187,7 @@ def test_local_files(command: str, local: Any) -> None:
         assert empty_directories(root) == []
     print(command, dict(states))
     assert states["staging"]
-    assert states["replacing"]
+    assert states["removing"]
     assert states["moving"]
 
 

@@ -110,7 +110,8 @@ def test_an_array_that_was_changed_after_the_kill_stays(
     make(path, zarr_format)
     shutil.copytree(path / "a", backup)
     killed(monkeypatch, requests, "Move", kill, path, paths="a")
-    staged = {p: p.read_bytes() for p in path.glob(".zarr_shardstore/*/values/**/*") if p.is_file()}
+    pattern = ".zarr_shardstore/*/values-*/**/*"
+    staged = {p: p.read_bytes() for p in path.glob(pattern) if p.is_file()}
     assert len(staged) == 4
     for paths in (None, "a"):
         dry = shard_store(path, chunks_per_shard=2, paths=paths, dry_run=True, estimate=True)

@@ -153,10 +153,10 @@ def _requests(
         read_back = 2 * report.n_objects + max(report.n_objects, n_rounds)
         written += n_rounds if report.n_bytes > ROUND_NBYTES * report.n_objects else 0
     written, n_deleted = written + 2, 1  # document and manifest
-    if in_place:  # staged objects are moved, and both are listed; three states, a marked document
+    if in_place:  # staged objects are moved, and both are listed; four states, a marked document
         n_deleted += report.n_objects + report.n_objects_before
         pages = math.ceil(n_deleted / _KEYS_A_PAGE) + 2
-        written += report.n_objects + pages + 3
+        written += report.n_objects + pages + 4
     nbytes = report.n_bytes + index_nbytes
     objects = report.n_objects_before, report.n_objects
     sizes = report.n_bytes_before, nbytes

@@ -7,18 +7,20 @@ staged and verified, and then exchanged for the old ones.
 
     .zarr_shardstore/lock                      one conversion at a time, on local disks
     .zarr_shardstore/DIGEST/manifest.json      state and new documents of one array
-    .zarr_shardstore/DIGEST/values/c/0/0       a staged object
+    .zarr_shardstore/DIGEST/values-RUN/c/0/0   a staged object
 
-           1, 2           3, 4, 5           6, 7            8, 9
-    (none) ───► staging ──────► replacing ───────► moving ──────► (none)
-                   ▲               │
-                   └── take_back ──┘  no marker was written yet
+           1, 2           3              4                5, 6           7, 8, 9
+    (none) ───► staging ────► replacing ────► removing ────────► moving ────────► (none)
+                   ▲              │
+                   └─ take back ──┘  no marker was written yet
 
-1. The manifest is written, with state ``staging``.
+1. The manifest is written, with state ``staging``. What an earlier run has staged for the same aim
+   is moved to the directory of this run, because tasks of that run may still write to theirs.
 2. Tasks stage all values, read them back and compare.
 3. Staged values are made to survive a loss of power. On local files each directory of old objects
    must be one that this process may change. The manifest gets state ``replacing``.
-4. Documents and their copies get a conversion marker: every reader refuses the array.
+4. Documents and their copies get a conversion marker: every reader refuses the array. The manifest
+   gets state ``removing``.
 5. All old objects are deleted, because a new object may have the key of any old one. Objects
    beyond the edge of the array are moved to the quarantine. The manifest gets state ``moving``.
 6. Staged objects are moved to their keys.
@@ -28,9 +30,10 @@ staged and verified, and then exchanged for the old ones.
 
 Decision 13 has what a kill in each state leaves, and what the next run does. In state ``replacing``
 without a marker it returns to ``staging``, because values may be new. After step 8 it continues at
-step 9. After a kill the array may also be removed or made anew. Its document is missing then, or
-has no marker in state ``moving`` (`_fate`). No run changes such an array. What is staged may be the
-only copy: the next run moves it to the quarantine, documents first, and deletes the manifest last.
+step 9. After a kill the array may also be removed, restored or made anew. Its document is missing
+then, or has no marker in a later state (`_fate`). No run changes such an array. What is staged may
+be the only copy: the next run moves it to the quarantine, documents first, and deletes the manifest
+last.
 
 Each step may be repeated. A conversion to another store has the state ``staging`` only, and writes
 values to their own keys: no reader sees the array before its document is written at the end.
@@ -62,10 +65,10 @@ from zarr_shardstore.access import (
     requests,
     walks,
 )
-from zarr_shardstore.errors import SpecError
+from zarr_shardstore.errors import ShardConflictError, SpecError
 from zarr_shardstore.tools.convert.other_keys import DocumentsByKey, in_rounds, with_copies
 
-ExchangeState: TypeAlias = Literal["staging", "replacing", "moving"]
+ExchangeState: TypeAlias = Literal["staging", "replacing", "removing", "moving"]
 OnStep: TypeAlias = Callable[[Literal["old objects removed", "new objects moved"], int], None]
 
 _VERSION = 1
@@ -122,15 +125,21 @@ class Manifest:
     """True if the conversion is in place."""
     grid: Sequence[int] | None = None
     """Number of old objects along each dimension."""
+    runs: Sequence[str] = ("values",)
+    """Names of the directories of staged values, one for each run; this run's is the last."""
+
+    @property
+    def node(self) -> metadata.Node:
+        return metadata.Node(self.hierarchy, self.path)
 
     @property
     def directory(self) -> str:
-        return directory_of(metadata.Node(self.hierarchy, self.path))
+        return directory_of(self.node)
 
     @property
     def values_prefix(self) -> str:
         """Prefix of the keys that tasks write."""
-        return f"{self.directory}values/" if self.is_staged else self.prefix
+        return f"{self.directory}{self.runs[-1]}/" if self.is_staged else self.prefix
 
     def at_state(self, base: BaseStoreHandle, state: ExchangeState) -> Manifest:
         """Store and return the manifest with this state."""
@@ -208,8 +217,11 @@ def begin(
     """
     if not base.supports_deletes:
         return "began"
-    earlier = find_manifest(base, metadata.Node(manifest.hierarchy, manifest.path))
-    if earlier is not None and replace(earlier, state="staging") == manifest:
+    earlier = find_manifest(base, manifest.node)
+    if earlier is not None and replace(earlier, state="staging", runs=manifest.runs) == manifest:
+        replace(manifest, runs=[*earlier.runs, *manifest.runs]).at_state(base, "staging")
+        for run in earlier.runs if manifest.is_staged else ():
+            _move_values(base, replace(manifest, runs=[run]), manifest.values_prefix)
         return "continued"
     if earlier is not None and not earlier.is_staged:
         if manifest.is_staged:  # the values of an array that is there are its own
@@ -219,6 +231,17 @@ def begin(
     base.perform([requests.DeletePrefix(manifest.directory)])
     manifest.at_state(base, "staging")
     return "began" if earlier is None else "discarded another"
+
+
+def check_run(base: BaseStoreHandle, node: metadata.Node, run: str) -> None:
+    """Raise `ShardConflictError` unless this run still stages the values of an array.
+
+    Tasks outlive a killed command. A later run then removes the objects that they read.
+    """
+    found = find_manifest(base, node)
+    if found is None or (found.state, found.runs[-1]) != ("staging", run):
+        why = "another run has continued or ended this one: run the same again after that one"
+        raise ShardConflictError(f"the conversion of {node.path!r} was taken over: {why}")
 
 
 def forget(base: BaseStoreHandle, node: metadata.Node) -> None:
@@ -233,6 +256,8 @@ def _parse(key: str, value: bytes | memoryview) -> Manifest:
         version = members.pop("version")
         if version != _VERSION:
             raise ValueError(f"version {version!r}")
+        if "runs" not in members and members["state"] == "replacing":
+            members["state"] = "removing"  # of former versions, which had one name for both
         return Manifest(**members)
     except (KeyError, TypeError, ValueError) as error:
         raise SpecError(
@@ -245,10 +270,12 @@ def resume_exchanges(base: BaseStoreHandle, manifests: Sequence[Manifest]) -> tu
     """Finish each exchange that an earlier run began, or take it back; return notes on it."""
     notes = []
     for manifest in filter(operator.attrgetter("is_staged"), manifests):
-        match _fate(base, manifest):
-            case "take back":  # no object was deleted yet: only copies of documents have markers
-                found = zip(manifest.documents, base.documents(manifest.documents), strict=True)
-                _write_copies(base, {key: doc for key, doc in found if doc is not None})
+        fate = _fate(base, manifest)
+        if fate in ("take back", "keep"):  # copies of documents may have markers
+            found = zip(manifest.documents, base.documents(manifest.documents), strict=True)
+            _write_copies(base, {key: doc for key, doc in found if doc is not None})
+        match fate:
+            case "take back":  # no object was deleted yet
                 manifest.at_state(base, "staging")
             case "finish":
                 note = _finish(base, manifest)
@@ -257,9 +284,10 @@ def resume_exchanges(base: BaseStoreHandle, manifests: Sequence[Manifest]) -> tu
                 manifest.remove(base)
             case "keep":
                 notes.append(
-                    f"the array {manifest.path!r} was removed or made anew after a conversion was "
-                    f"killed: what that had staged is now in {_keep(base, manifest)!r}, with its "
-                    "documents; remove it if the array is as it should be"
+                    f"the array {manifest.path!r} was removed, restored or made anew after a "
+                    "conversion was killed: what that had staged is now in "
+                    f"{_keep(base, manifest)!r}, with its documents; remove it if the array is as "
+                    "it should be"
                 )
     return tuple(notes)
 
@@ -317,6 +345,7 @@ def replace_values(
 
     `has_index` says that a consolidated index describes the old objects.
     """
+    check_run(base, manifest.node, manifest.runs[-1])
     base.backend.persist()
     if isinstance(base.backend, LocalBackend):
         for keys in manifest.keys_below(base, manifest.prefix):
@@ -336,11 +365,12 @@ def _finish(
 ) -> str:
     """Take steps 4 to 9, or those that are left. Return a note for the report."""
     n_beyond, aside = 0, _quarantine("beyond-the-edge")
-    if manifest.state == "replacing":
+    if manifest.state != "moving":
         marked = {
             key: metadata.with_conversion_marker(doc) for key, doc in manifest.documents.items()
         }
         _write_documents(base, marked)
+        manifest = manifest.at_state(base, "removing")
         base.backend.persist()
         for keys in manifest.keys_below(base, manifest.prefix):
             beyond = set(filter(manifest.is_beyond, keys))

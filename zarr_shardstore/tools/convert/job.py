@@ -15,6 +15,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Se
 from concurrent import futures
 from contextlib import closing, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import islice, product
 from operator import add
 from typing import Any, TypeVar
@@ -329,6 +330,9 @@ class Conversion:
         begun = in_place.begin(self.target, manifest)
         may_be_there = begun == "continued"
         task = self._task(plan, manifest.values_prefix, may_be_there=may_be_there)
+        if self._is_elsewhere:
+            check = partial(in_place.check_run, self.target, manifest.node, manifest.runs[-1])
+            task = replace(task, check_run=check)
         report = self._run_tasks(plan, task)
         if begun == "discarded another":
             why = "; what a run with other options had written was discarded"
@@ -366,9 +370,10 @@ class Conversion:
         is_staged = self.target is self.source
         keys = plan.geometry.encoding, plan.grid_shape
         grid = [*walks.ObjectGrid.of_keys(prefix, *keys, plan.spec).shape]
-        return in_place.Manifest(
+        manifest = in_place.Manifest(
             *plan.node, "staging", prefix, style, separator, len(shape), documents, is_staged, grid
         )
+        return replace(manifest, runs=[f"values-{uuid.uuid4().hex}"])
 
     def _task(self, plan: ArrayPlan, prefix: str, *, may_be_there: bool) -> ArrayTask:
         """Return the part that all tasks of an array share; `prefix` is of keys in the target."""

@@ -11,7 +11,7 @@ size is unknown, or large, the sizes of the objects are requested first.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, pairwise
 from typing import NamedTuple, TypeAlias
@@ -69,6 +69,8 @@ class ArrayTask:
     store would take all values for missing."""
     only_compares: bool = False
     """True if the target has the array already: each difference is an error."""
+    check_run: Callable[[], None] | None = None
+    """Raises an error in a worker that has outlived its run."""
 
 
 class TaskResult(NamedTuple):
@@ -184,6 +186,15 @@ def _compare(task: ArrayTask, region: ArrayRegion, values: StoredValues) -> Task
     ) from damage
 
 
+def _rounds_of_run(task: ArrayTask, values: StoredValues) -> Iterator[ReadRound]:
+    """Read the source. It is whole if the run goes on after the read: a later run removes it."""
+    for found in chain(values.rounds(), [None]):
+        if task.check_run is not None:
+            task.check_run()
+        if found is not None:
+            yield found
+
+
 # ------------------------------------------------------------------ to shards
 
 
@@ -197,7 +208,7 @@ def _write_shard(task: ArrayTask, region: ArrayRegion, values: StoredValues) -> 
     is_index_first = spec.index.location == "start"
     if is_index_first and values.is_estimate:
         values = _whole_objects(values.base, values.keys, values.ids)
-    rounds = values.rounds()
+    rounds = _rounds_of_run(task, values)
     first = next(rounds, None)
     if first is None:  # there is no value, so no shard
         if task.may_be_there:
@@ -228,7 +239,7 @@ def _write_objects(task: ArrayTask, region: ArrayRegion, values: StoredValues) -
     base = task.target.base
     missing = dict(zip(region.ids.tolist(), region.keys(task.target), strict=True))
     n_chunks = n_there = nbytes = 0
-    rounds = values.rounds()
+    rounds = _rounds_of_run(task, values)
     for found in rounds:
         keys = [missing.pop(i) for i in found.ids.tolist()]
         n_chunks += len(keys)

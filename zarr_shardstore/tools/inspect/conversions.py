@@ -22,6 +22,7 @@ from zarr_shardstore.errors import ShardConflictError, ShardStoreError, Unsuppor
 _STATES = {
     "staging": "the array is as it was before, and a part of the new objects is staged",
     "replacing": "the new objects are staged, and a part of the old ones may be deleted",
+    "removing": "the new objects are staged, and a part of the old ones is deleted",
     "moving": "the old objects are deleted, and a part of the new ones is staged",
 }
 
