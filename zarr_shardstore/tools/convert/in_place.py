@@ -234,13 +234,18 @@ def begin(
 
 
 def check_run(base: BaseStoreHandle, node: metadata.Node, run: str) -> None:
-    """Raise `ShardConflictError` unless this run still stages the values of an array.
+    """Raise an error unless this run still stages the values of an array.
 
     Tasks outlive a killed command. A later run then removes the objects that they read.
     """
     found = find_manifest(base, node)
-    if found is None or (found.state, found.runs[-1]) != ("staging", run):
-        why = "another run has continued or ended this one: run the same again after that one"
+    if found is None:
+        raise SpecError(
+            f"{base.describe()} has no notes on the conversion of {node.path!r}: another run has "
+            "ended it, or take workers that reach the store; nothing was removed"
+        )
+    if (found.state, found.runs[-1]) != ("staging", run):
+        why = "another run continues it: run the same again when that one has ended"
         raise ShardConflictError(f"the conversion of {node.path!r} was taken over: {why}")
 
 
