@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import inspect
 import json
 import os
 import subprocess
@@ -306,6 +307,41 @@ def test_a_state_of_other_samples_or_shards_is_refused(tmp_path: Path) -> None:
     square: dict[str, Any] = {"positions": [(0, 1), (2, 3)]}
     state = ShardLoader(store, **base, **square).state_dict()
     assert "axes and shape of samples was" in refused(state, axes=(1, 0), **square)
+
+
+@pytest.mark.parametrize("kind", [KeyboardInterrupt, MemoryError])
+def test_a_batch_counts_as_delivered_only_if_the_consumer_has_it(kind: Any) -> None:
+    """An error at any line of the loader loses no batch of a loader that is resumed."""
+    store, seen = ShardingStore({}, chunks_per_shard=(1,)), set[Any]()
+    array(store, 12, 1)
+    while True:
+        lines, got = set[Any](), list[Any]()
+
+        def trace(frame: Any, event: str, _: Any, lines: set[Any] = lines) -> Any:
+            code, line = frame.f_code, (frame.f_code, frame.f_lineno)
+            if not code.co_filename.endswith("loader/engine.py"):
+                return None
+            is_generator = code.co_flags & inspect.CO_GENERATOR  # its `yield` delivers
+            if event == "line" and not is_generator and line not in seen and not lines:
+                lines.add(line)
+                raise kind
+            return trace
+
+        loader = ShardLoader(store, "x", batch_size=2, n_threads=1, prefetch_nbytes=2**25)
+        batches = iter(loader)
+        got.append(next(batches))
+        before = sys.gettrace()
+        with suppress(kind):
+            sys.settrace(trace)
+            for batch in islice(batches, 2):
+                got.append(batch)
+        sys.settrace(before)
+        assert loader.state_dict()["batch"] == len(got), lines
+        loader.close()
+        if not lines:
+            break
+        seen.update(lines)
+    assert len(seen) > 10
 
 
 def test_an_epoch_without_a_batch_is_begun_again() -> None:

@@ -193,7 +193,7 @@ class Run:
 
     def __init__(self, task: Task, epoch: int, first_batch: int) -> None:
         self.task, self.stats, self._pid = task, LoaderStats(), os.getpid()
-        self.next = first_batch
+        self.next = self.delivered = first_batch  # an error may come between them
         self._numbers, ends = task.order(epoch)
         self._plans = task.plans(self._numbers, ends, int(task.share.bounds[first_batch]))
         self._lock = threading.RLock()  # entered in C: no interrupt leaves it taken
@@ -213,6 +213,7 @@ class Run:
         waits = True
         try:
             while found := self._next():
+                self.delivered = self.next
                 yield found.pop()
         except GeneratorExit:
             waits = False  # perhaps in a garbage collection
@@ -283,7 +284,10 @@ class Run:
             del self._batches[self.next]
             self.next += 1
             self._used -= batch.reserved
-            self._pump()
+            try:
+                self._pump()
+            except Exception as error:  # this batch is complete: the next one raises it
+                self.stop(error)
             stats.n_batches += 1
             stats.n_samples += len(batch.starts)
             stats.nbytes_delivered += batch.nbytes

@@ -245,7 +245,7 @@ class ShardLoader:
     def __iter__(self) -> Iterator[Any]:
         self.close()
         run = self._run
-        if run is not None and not self._is_fresh and run.next > self._batch:
+        if run is not None and not self._is_fresh and run.delivered > self._batch:
             self._epoch, self._batch = self._epoch + 1, 0
         for source in self._task.sources:
             now = source.entries.shape_now()
@@ -276,7 +276,7 @@ class ShardLoader:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the place of the next batch, for `load_state_dict` in any rank."""
-        batch = self._batch if self._is_fresh or self._run is None else self._run.next
+        batch = self._batch if self._is_fresh or self._run is None else self._run.delivered
         ends = int(0 < len(self) <= batch)
         batch = 0 if ends else batch
         return {"epoch": self._epoch + ends, "batch": batch, "order": {**self._order_id}}
