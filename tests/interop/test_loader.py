@@ -1337,6 +1337,20 @@ def test_an_array_that_was_made_anew_is_refused(tmp_path: Path, base: str) -> No
             assert (next(iter(loader)) == 7).all()
 
 
+@pytest.mark.parametrize("base", ["dict", "obstore", "local"])
+def test_an_epoch_ends_when_its_array_is_made_anew(tmp_path: Path, base: str) -> None:
+    bases: dict[str, Any] = {"dict": {}, "obstore": ObjectStore(obstore.store.MemoryStore())}
+    store = ShardingStore(bases.get(base, str(tmp_path)), (4, 1))
+    options: dict[str, Any] = {"shape": (320, 20480), "chunks": (4, 20480), "compressors": None}
+    zarr.create_array(store, name="x", dtype="i4", **options)[:] = 7
+    memory: dict[str, Any] = {"prefetch_nbytes": 2**25, "pool_nbytes": 2**21, "n_threads": 1}
+    batches = iter(ShardLoader(store, "x", batch_size=8, **memory))
+    assert (next(batches) == 7).all()
+    zarr.create_array(store, name="x", dtype="f4", overwrite=True, **options)[:] = 3.5
+    with pytest.raises(ShardConflictError, match="'x' was converted, replaced or removed"):
+        assert all((batch == 7).all() for batch in batches)
+
+
 def test_a_chunk_of_another_size_is_no_other_chunk(tmp_path: Path) -> None:
     """A full disk left an empty chunk file, which a conversion has packed."""
     values = array(LocalStore(tmp_path), (32, 2048), (2, 2048), compressors=None)

@@ -20,7 +20,7 @@ from zarr_shardstore.format.arguments import array_path
 from zarr_shardstore.format.keys import Coords
 from zarr_shardstore.format.layout import ArrayLayout
 from zarr_shardstore.shards.read import ShardReads, price_of
-from zarr_shardstore.shards.requests import GetIndex, ask
+from zarr_shardstore.shards.requests import Flow, GetIndex, ask
 from zarr_shardstore.store.direct_reads import ChunkReader, DirectReads
 from zarr_shardstore.store.engine import ShardingEngine
 from zarr_shardstore.zarr_hooks.box_jobs import Values
@@ -64,12 +64,30 @@ class EntryReader(NamedTuple):
     def read(self, parts: Sequence[EntryPart]) -> Values:
         """Return the encoded chunks of all parts, ``None`` for missing ones."""
         engine = self.engine
-        if self._reads_by_key:
-            return engine.get_many_blocking(self._keys(parts))
-        values = [*chain.from_iterable(engine.get_groups_blocking(self._groups(parts)))]
-        if engine.root is not None:
+        if by_key := self._reads_by_key:
+            values = engine.get_many_blocking(self._keys(parts))
+        else:
+            values = [*chain.from_iterable(engine.get_groups_blocking(self._groups(parts)))]
+        if engine.root is None:
+            if not self._is_cached:
+                engine.driver.run(self._known())
+        elif not by_key:
             self._confirm()
         return values
+
+    @property
+    def _is_cached(self) -> bool:
+        """Whether no store of this process has changed the document."""
+        known = self.engine.operations.arrays.current().arrays
+        return known.get(self.chunks.node) is self.stored
+
+    def _known(self) -> Flow[StoredArray]:
+        """Return the array as last read in this process, or refuse another one."""
+        node = self.chunks.node
+        found = (yield from self.engine.operations.arrays.lookup([node]))[node]
+        if not isinstance(found, StoredArray) or not self.stored.has_same_chunks(found):
+            raise ShardConflictError.of_replaced(node.path)
+        return found
 
     def _confirm(self) -> None:
         """Refuse an array that another process has replaced, also if its indexes are cached."""
@@ -113,9 +131,7 @@ class EntryReader(NamedTuple):
         if engine.root is not None:
             store: Any = self.chunks.array.store
             store._current_reader_of(node.path)
-        found = engine.driver.run(engine.operations.arrays.lookup([node]))[node]
-        if not isinstance(found, StoredArray) or not self.stored.has_same_chunks(found):
-            raise ShardConflictError.of_replaced(node.path)
+        found = engine.driver.run(self._known())
         geometry = found.document.geometry
         return self.chunks.array.shape if geometry is None else geometry.shape
 
@@ -124,8 +140,13 @@ class EntryReader(NamedTuple):
 
         async def read() -> Values:
             if self._reads_by_key:
-                return await self.engine.get_many(self._keys(parts))
-            return [*chain.from_iterable(await self.engine.get_groups(self._groups(parts)))]
+                values = await self.engine.get_many(self._keys(parts))
+            else:
+                found = await self.engine.get_groups(self._groups(parts))
+                values = [*chain.from_iterable(found)]
+            if not self._is_cached:
+                await self.engine.driver.run_async(self._known(), only_reads=True)
+            return values
 
         return asyncio.run_coroutine_threadsafe(read(), loop)
 
