@@ -309,6 +309,19 @@ def test_a_state_of_other_samples_or_shards_is_refused(tmp_path: Path) -> None:
     assert "axes and shape of samples was" in refused(state, axes=(1, 0), **square)
 
 
+def test_a_state_is_json_whatever_numbers_are_given() -> None:
+    store = ShardingStore({}, 2)
+    array(store, 100, 5)
+    sizes: dict[str, Any] = {"prefetch_nbytes": np.int64(2**28), "pool_nbytes": np.int64(2**21)}
+    others: dict[str, Any] = {
+        "world_size": np.int64(1),
+        "drop_last": np.True_,
+        "shuffle": np.False_,
+    }
+    loader = ShardLoader(store, "x", batch_size=4, **sizes, **others)
+    loader.load_state_dict(json.loads(json.dumps(loader.state_dict())))
+
+
 @pytest.mark.parametrize("kind", [KeyboardInterrupt, MemoryError])
 def test_a_batch_counts_as_delivered_only_if_the_consumer_has_it(kind: Any) -> None:
     """An error at any line of the loader loses no batch of a loader that is resumed."""

@@ -152,9 +152,12 @@ class ShardLoader:
         ):
             is_valid = isinstance(value, Integral) and value >= least
             check(is_valid, f"{name} is a whole number of at least {least}", value)
-        batch_size, seed = int(batch_size), int(seed)
+        batch_size, seed, world_size = int(batch_size), int(seed), int(world_size)  # for JSON
+        prefetch_nbytes, drop_last = int(prefetch_nbytes), bool(drop_last)
+        pool_nbytes = None if pool_nbytes is None else int(pool_nbytes)
         check(0 <= rank < world_size, "rank is in range(world_size)", (rank, world_size))
         check(shuffle in (False, "shards", "full"), "shuffle is False, 'shards', 'full'", shuffle)
+        shuffle = shuffle or False
         check(edges in ("drop", "shift"), "edges is 'drop' or 'shift'", edges)
         window, stride = _numbers("window", window), _numbers("stride", stride)
         paths = {"": arrays} if isinstance(arrays, str) else dict(arrays)
