@@ -430,6 +430,38 @@ def test_attributes_of_dimensions_in_another_form(tmp_path: Path) -> None:
         equal_to_h5py(zarr.open_group(f"{path}.zarr", mode="r"), Path(path))
 
 
+def test_text_that_is_no_utf_8_is_left_out_of_documents(tmp_path: Path) -> None:
+    """Other readers refuse a document with half of a surrogate; each attribute is named."""
+    path, store = tmp_path / "in.h5", MemoryStore()
+    with h5py.File(path, "w") as file:
+        file["z"], file[b"\xb0"] = VALUES, VALUES[:, 0]
+        file[b"\xb0"].make_scale()
+        file["z"].dims[0].attach_scale(file[b"\xb0"])
+        file["z"].dims[1].label = "y"
+        labels = np.array([b"\xb0", b"y"], h5py.string_dtype())
+        file.create_dataset("labels", data=VALUES).attrs["DIMENSION_LABELS"] = labels
+        text = np.array(b"\xb0C", h5py.string_dtype())
+        file["z"].attrs["unit"], file["z"].attrs["units"] = text, text[None]
+        file["z"].attrs[b"\xb0"] = file["z"].attrs["fine"] = "ä"
+    notes = " ".join(import_store(path, store, paths=["z", "labels"]).notes)
+    assert document(store, "z")["attributes"] == {"fine": "ä"}
+    assert all(f"attribute {name!r}" in notes for name in ("unit", "units", b"\xb0"))
+    for name in ("z", "labels"):
+        assert document(store, name)["dimension_names"] == [None, "y"]
+
+
+def test_a_scale_that_was_removed_leaves_the_others_their_names(tmp_path: Path) -> None:
+    path = tmp_path / "in.h5"
+    with h5py.File(path, "w") as file:
+        for name, size in (("z", SHAPE), ("y", SHAPE[0]), ("x", SHAPE[1])):
+            file[name] = np.zeros(size)
+        for name, dim in zip("yx", file["z"].dims, strict=True):
+            file[name].make_scale(name)
+            dim.attach_scale(file[name])
+        del file["x"]
+    assert imported(path, paths="z")[0]["z"].metadata.dimension_names == ("y", None)
+
+
 def test_a_shuffle_after_another_filter_is_not_copied(tmp_path: Path) -> None:
     """Its bytes are no whole number of values, which the codec of Zarr needs."""
     path = tmp_path / "in.h5"

@@ -38,6 +38,7 @@ import numpy.typing as npt
 
 from zarr_shardstore.access import chunk_keys, layouts, metadata
 from zarr_shardstore.errors import SpecError, UnsupportedError
+from zarr_shardstore.interop.importing.filters import configs_of
 from zarr_shardstore.interop.importing.source import (
     RECODED,
     ChunkTable,
@@ -50,10 +51,9 @@ from zarr_shardstore.interop.importing.source import (
 )
 from zarr_shardstore.tools.inspect.find import DOCUMENTS
 from zarr_shardstore.tools.native import data_types
-from zarr_shardstore.tools.native.codecs import Chain, Config, v3_array
+from zarr_shardstore.tools.native.codecs import Chain, v3_array
 from zarr_shardstore.tools.native.translate import to_dimension_names
 
-_BLOSC_NAMES = ("blosclz", "lz4", "lz4hc", "snappy", "zlib", "zstd")
 _SLAB_NBYTES = 16 * 1024 * 1024
 """Maximum of a chunk that is a part of contiguous values, if its rows are smaller."""
 _MIN_SLAB_NBYTES = 16 * 1024  # minimum: values in smaller slabs are one chunk
@@ -200,8 +200,15 @@ class Parser:
             own = [dataset.name]
         with suppress(Exception):  # an attribute of another form, on which h5py's `dims` crashes
             pairs = zip(dataset.attrs["DIMENSION_LIST"], own, strict=True)
-            own = [dataset.file[refs[0]].name if len(refs) else other for refs, other in pairs]
+            own = [self._name_of(dataset.file, refs) or other for refs, other in pairs]
         return own
+
+    def _name_of(self, file: Any, refs: Sequence[Any]) -> str:
+        """Return the path of the first scale; ``""`` if it was removed, or its name is no text."""
+        with suppress(Exception):
+            name = file[refs[0]].name
+            return name if isinstance(name, str) else ""
+        return ""
 
     def _shape(self, dataset: Any) -> chunk_keys.Coords:
         """Return the shape; in netCDF a variable is as long as its dimensions."""
@@ -258,7 +265,7 @@ class Parser:
         chunk_shape, table, masks = self._find_chunks(dataset, plist, f"{path}/")
         ranges, there = table.ranges, table.ranges[:, 1] > 0
         try:
-            filters = _configs_of(plist, dtype.itemsize)
+            filters = configs_of(plist, dtype.itemsize)
             self._check_bytes(dataset, plist)
             skipped = np.unique(masks[there]).tolist()
             if len(skipped) == 1:  # all chunks skip the same filters
@@ -414,7 +421,10 @@ class Parser:
         if labels.dtype.kind != "O" or labels.shape != (len(scales),):  # on which h5py crashes
             labels = np.full(len(scales), None)
         bases = [scale.rpartition("/")[2].removeprefix(_NON_COORDINATE) for scale in scales]
-        return [base or label or None for base, label in zip(bases, labels, strict=True)]
+        # A label that is no UTF-8 has surrogates.
+        are_texts = [str(label).encode(errors="ignore").decode() == label for label in labels]
+        named = zip(bases, labels, are_texts, strict=True)
+        return [base or (is_text and label) or None for base, label, is_text in named]
 
     def _attributes(self, item: Any, path: str) -> dict[str, Any]:
         found: dict[str, Any] = {}
@@ -428,41 +438,13 @@ class Parser:
                 is_scalar = self.is_netcdf or name == "_FillValue"  # netCDF has no scalars there
                 if is_scalar and getattr(value, "shape", ()) == (1,):
                     value = value[0]
-                to = "missing_value" if is_text and name == "_FillValue" else name
+                to = _plain(name, is_fill_value=False)  # bytes if it is no text
+                to = "missing_value" if is_text and name == "_FillValue" else to
                 found[to] = _plain(value, is_fill_value=to == "_FillValue")
             except Exception as error:
                 where = path.rstrip("/") or "the root"
                 self.notes.append(f"the attribute {name!r} of {where} was left out: {error}")
         return found
-
-
-def _configs_of(plist: Any, itemsize: int) -> list[Config]:
-    found = [_config_of(plist.get_filter(i), itemsize) for i in range(plist.get_nfilters())]
-    if any(config["id"] == "shuffle" for config in found[1:]):
-        raise UnsupportedError("it shuffles bytes that another filter has made")
-    return found
-
-
-def _config_of(found: tuple[int, int, tuple[int, ...], bytes], itemsize: int) -> Config:
-    """Return the numcodecs config of an HDF5 filter (code, flags, values, description)."""
-    code, _, values, text = found
-    match code:
-        case 1:
-            return {"id": "zlib", "level": values[0]}
-        case 2:
-            return {"id": "shuffle", "elementsize": values[0] if values else itemsize}
-        case 3:
-            return {"id": "fletcher32"}
-        case 307:
-            return {"id": "bz2", "level": values[0] if values else 9}
-        case 32015:
-            level = values[0] if values else 0
-            return {"id": "zstd", "level": level - ((level >> 31) << 32)}  # an int32
-        case 32001 if len(values) >= 7 and values[6] < len(_BLOSC_NAMES):
-            cname = _BLOSC_NAMES[values[6]]
-            return {"id": "blosc", "cname": cname, "clevel": values[4], "shuffle": values[5]}
-    name = text.decode(errors="replace")
-    raise UnsupportedError(f"it has the HDF5 filter {code} ({name}), for which v3 has no codec")
 
 
 def _plain(value: Any, *, is_fill_value: bool) -> Any:
@@ -482,7 +464,9 @@ def _plain(value: Any, *, is_fill_value: bool) -> Any:
             return [_plain(part, is_fill_value=True) for part in (value.real, value.imag)]
         case float() if not math.isfinite(value):
             return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
-        case str() | bool() | int() | float():
+        case str():
+            return value.encode().decode()  # raises for what was no UTF-8
+        case bool() | int() | float():
             return value
     raise TypeError(f"JSON has no {type(value).__name__}")
 
