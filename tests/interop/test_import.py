@@ -19,6 +19,7 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import numpy as np
 import pytest
 import zarr
@@ -284,6 +285,37 @@ def test_what_has_no_form_in_zarr_is_named(tmp_path: Path) -> None:
         for name in again[1:]:
             np.testing.assert_array_equal(group[name][:], file[name][:])
     assert any("link" in note for note in report.notes)
+
+
+@pytest.mark.parametrize("fault", [None, "no file", "no dataset", "no file below", "remote"])
+def test_values_in_other_files(fault: str | None, tmp_path: Path) -> None:
+    """A virtual dataset is encoded again only if its sources are there: HDF5 has fill values for
+    the others. External files are never read."""
+    name = "gone" if fault == "no dataset" else "z"
+    for below, above in (("0", "1"), ("1", "2")):
+        layout = h5py.VirtualLayout(SHAPE, "i4")
+        layout[:] = h5py.VirtualSource(f"{below}.h5", "z", SHAPE)
+        with h5py.File(tmp_path / f"{above}.h5", "w") as file:
+            file.create_virtual_dataset("z", layout, fillvalue=-1)
+            layout = h5py.VirtualLayout(SHAPE, "i4")
+            layout[:] = h5py.VirtualSource(".", "fine", SHAPE)
+            file["fine"] = VALUES
+            file.create_virtual_dataset("inside", layout, fillvalue=-1)
+            raw = [(f"{tmp_path}/raw", 0, 8)]
+            file.create_dataset("external", (2,), "i4", external=raw)[:] = 1
+    if fault != "no file below":
+        with h5py.File(tmp_path / "0.h5", "w") as file:
+            file[name] = VALUES
+    if fault == "no file":
+        (tmp_path / "1.h5").unlink()
+    source: Any = tmp_path / "2.h5"
+    if fault == "remote":
+        source = f"memory://{tmp_path.name}/2.h5"
+        fsspec.filesystem("memory").pipe(source, (tmp_path / "2.h5").read_bytes())
+    group, report = imported(source, recode=True)
+    assert left(report).keys() == {"external"} | ({"z"} if fault else set())
+    for name in set(group):
+        np.testing.assert_array_equal(group[name][:], VALUES)
 
 
 def make_faulty(path: Path) -> set[str]:

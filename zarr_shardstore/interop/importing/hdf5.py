@@ -38,7 +38,7 @@ import numpy.typing as npt
 
 from zarr_shardstore.access import chunk_keys, layouts, metadata
 from zarr_shardstore.errors import SpecError, UnsupportedError
-from zarr_shardstore.interop.importing.filters import configs_of
+from zarr_shardstore.interop.importing.hdf5_datasets import check_other_files, configs_of
 from zarr_shardstore.interop.importing.source import (
     RECODED,
     ChunkTable,
@@ -278,6 +278,7 @@ class Parser:
             codes = [plist.get_filter(i)[0] for i in range(plist.get_nfilters())]
             if not self.recode or {5, 6} & {*codes[1:]}:  # HDF5 2.0 decodes those into other memory
                 raise
+            check_other_files(self.h5py, dataset, is_remote=file_path(self.references.url) is None)
             self.recoded[path] = str(error)
             if not (ranges[:, 0] == RECODED[1]).any():
                 self.references.compact.pop(f"{path}/c{'/0' * len(dataset.shape)}", None)

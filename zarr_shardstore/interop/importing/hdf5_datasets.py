@@ -1,10 +1,13 @@
-"""Filters of HDF5 as configs of numcodecs.
+"""A dataset of HDF5: its filters as configs of numcodecs, and the other files of its values.
 
-Source: HDF5 file format 3.0, "Filter pipeline message"; HDF5 registered filters.
+Source: HDF5 file format 3.0, "Filter pipeline message"; HDF5 registered filters;
+"Virtual Dataset", ``H5Pset_virtual_prefix``.
 """
 
 from __future__ import annotations
 
+import os
+from contextlib import nullcontext
 from typing import Any
 
 from zarr_shardstore.errors import UnsupportedError
@@ -41,3 +44,23 @@ def _config_of(found: tuple[int, int, tuple[int, ...], bytes], itemsize: int) ->
             return {"id": "blosc", "cname": cname, "clevel": values[4], "shuffle": values[5]}
     name = text.decode(errors="replace")
     raise UnsupportedError(f"it has the HDF5 filter {code} ({name}), for which v3 has no codec")
+
+
+def check_other_files(h5py: Any, dataset: Any, *, is_remote: bool) -> None:
+    """Refuse values in files that HDF5 may not find: it has fill values for them."""
+    if dataset.external:
+        raise UnsupportedError("its values lie in external files")
+    beside = os.path.dirname(dataset.file.filename)
+    sources = dataset.virtual_sources() if dataset.is_virtual else ()
+    for name, within in {(source.file_name, source.dset_name) for source in sources}:
+        if name != "." and is_remote:
+            raise UnsupportedError(f"its values lie in another file, {name!r}")
+        found = os.path.join(beside, name.replace("%b", "0"))  # the first of a series
+        if not os.path.exists(found) and os.path.isabs(name):
+            found = os.path.join(beside, os.path.basename(found))
+        try:
+            with nullcontext(dataset.file) if name == "." else h5py.File(found, "r") as file:
+                source = file[within.replace("%b", "0")]
+                check_other_files(h5py, source, is_remote=is_remote)
+        except (OSError, KeyError) as error:
+            raise UnsupportedError(f"its values in {name!r} are not found: {error}") from error
