@@ -241,6 +241,26 @@ def test_chunks_beyond_the_end_that_skip_all_filters(filters: Any, tmp_path: Pat
     np.testing.assert_array_equal(group["z"][:], values)
 
 
+def test_a_short_variable_of_netcdf_whose_last_chunk_skips_all_filters(tmp_path: Path) -> None:
+    """Its dimension is longer than it, so that no chunk is cut in the array."""
+    path, values = tmp_path / "cut.nc", np.arange(6.0)
+    with h5py.File(path, "w", libver="latest") as file:
+        file.attrs["_NCProperties"] = "version=2"
+        file.create_dataset("t", data=np.arange(8.0), chunks=(4,), maxshape=(None,)).make_scale()
+        plist = file.create_dataset(
+            "like", (6,), "f8", chunks=(4,), compression=1
+        ).id.get_create_plist()
+        set_options = ctypes.CDLL(h5py.h5d.__file__).H5Pset_chunk_opts
+        set_options.argtypes = [ctypes.c_int64, ctypes.c_uint]
+        assert set_options(plist.id, 2) >= 0
+        space = h5py.h5s.create_simple((6,), (h5py.h5s.UNLIMITED,))
+        h5py.h5d.create(file.id, b"z", h5py.h5t.NATIVE_DOUBLE, space, plist)
+        file["z"][:] = values
+        file["z"].dims[0].attach_scale(file["t"])
+    group, _ = imported(path, recode=True, paths="z", chunks_per_shard=2)
+    np.testing.assert_array_equal(group["z"][:], [*values, 0, 0])
+
+
 def test_a_negative_level_of_zstd(tmp_path: Path) -> None:
     """The options of a filter are unsigned numbers of 32 bits."""
     path, values = tmp_path / "z.h5", np.arange(100, dtype="<i4").reshape(10, 10)
@@ -346,6 +366,7 @@ def test_a_fault_of_one_variable_leaves_that_one(recode: bool, tmp_path: Path) -
     report = import_store(path, out, recode=recode, **ALL)
     assert left(report).keys() == faulty
     assert "UnicodeDecodeError" in left(report)["no text"] or not recode
+    assert not any("encoded again: 'no text'" in note for note in report.notes)
     equal_to_h5py(zarr.open_group(out, mode="r"), path, "fine", "group/fine")
     files = {str(p.relative_to(out)) for p in out.rglob("*") if p.is_file()}
     assert {name.partition("/c/")[0] for name in files} == {
@@ -492,6 +513,19 @@ def test_a_scale_that_was_removed_leaves_the_others_their_names(tmp_path: Path) 
             dim.attach_scale(file[name])
         del file["x"]
     assert imported(path, paths="z")[0]["z"].metadata.dimension_names == ("y", None)
+
+
+@pytest.mark.parametrize(
+    ("nbytes", "start"), [(1 << 17, b""), (1 << 16, b"{"), (512, b"PK\3\4"), (8192, b"II*\0")]
+)
+def test_a_user_block_of_any_size_and_text(nbytes: int, start: bytes, tmp_path: Path) -> None:
+    """Also one that begins as another format, if a look at the head shows where it ends."""
+    path = tmp_path / "x"
+    with h5py.File(path, "w", userblock_size=nbytes) as file:
+        file["z"] = VALUES
+    with open(path, "r+b") as raw:
+        raw.write(start)
+    equal_to_h5py(imported(path)[0], path)
 
 
 def test_a_shuffle_after_another_filter_is_not_copied(tmp_path: Path) -> None:

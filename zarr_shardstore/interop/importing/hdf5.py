@@ -338,7 +338,7 @@ class Parser:
                 at = np.ravel_multi_index((offsets // chunk_shape).T, grid_shape)
                 ranges[at] = [(chunk.byte_offset, chunk.size) for chunk in found]
                 masks[at] = [chunk.filter_mask for chunk in found]
-                are_cut = (offsets + chunk_shape > shape).any(axis=1)
+                are_cut = (offsets + chunk_shape > dataset.shape).any(axis=1)
                 if are_cut.any() and self._leaves_cut_chunks(plist):
                     masks[at[are_cut]] = (1 << plist.get_nfilters()) - 1
                 if self._leaves_out_block:

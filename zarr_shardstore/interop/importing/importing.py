@@ -163,7 +163,9 @@ def _with_left(report: ConversionReport, parsed: ParsedSource, *, recode: bool) 
         for path, why in parsed.refused.items()
     ]
     arrays = sorted([*report.arrays, *left], key=lambda array: array.path)
-    notes = [f"encoded again: {path!r} ({why})" for path, why in parsed.recoded.items()]
+    failed = {array.path for array in report.arrays if array.is_left}
+    again = [(path, why) for path, why in parsed.recoded.items() if path not in failed]
+    notes = [f"encoded again: {path!r} ({why})" for path, why in again]
     if left and not recode:
         notes.append("recode=True (--recode) may import arrays that were left: it encodes them")
     return replace(report, arrays=tuple(arrays), notes=(*parsed.notes, *notes, *report.notes))

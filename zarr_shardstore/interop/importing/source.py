@@ -59,8 +59,9 @@ class References(Protocol):
     def __iter__(self) -> Iterator[str]: ...
 
 
+_HDF5 = b"\x89HDF\r\n\x1a\n"
+_HEAD_NBYTES = 64 * 1024 + len(_HDF5)  # one request, for user blocks of up to 64 KiB
 _SIGNATURES = {
-    b"\x89HDF\r\n\x1a\n": "hdf5",
     **dict.fromkeys((b"II*\0", b"MM\0*", b"II+\0", b"MM\0+"), "tiff"),
     b"\x93NUMPY": "npy",
     b"WKW": "wkw",
@@ -87,14 +88,15 @@ def library(name: str, extra: str, user: str) -> Any:
 
 def format_of(read: Callable[[int, int], bytes | memoryview], size: int) -> str | None:
     """Return the format of a file of `size` bytes, which a function reads from start to stop."""
-    for offset in (0, 512, 1024, 2048, 4096):  # HDF5 may begin after a user block
-        if offset >= size:
-            break
-        head = bytes(read(offset, min(offset + 8, size))).lstrip()
-        found = next((name for sign, name in _SIGNATURES.items() if head.startswith(sign)), None)
-        if found == "hdf5" or (found is not None and offset == 0):
-            return found
-    return None
+    head = bytes(read(0, min(_HEAD_NBYTES, size))) if size else b""
+    blocks = [512 << i for i in range(55) if 512 << i < size]  # HDF5 may begin after a user block
+    if any(head.startswith(_HDF5, block) for block in (0, *blocks)):
+        return "hdf5"
+    start = head.lstrip()
+    found = next((name for sign, name in _SIGNATURES.items() if start.startswith(sign)), None)
+    beyond = [block for block in blocks if block >= len(head)] if found is None else []
+    is_beyond = any(bytes(read(at, min(at + 8, size))) == _HDF5 for at in beyond)
+    return "hdf5" if is_beyond else found
 
 
 def file_path(url: str) -> str | None:
