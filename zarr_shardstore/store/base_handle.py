@@ -14,6 +14,7 @@ from zarr.core.sync import sync
 from zarr.storage import LocalStore, StorePath
 
 from zarr_shardstore.errors import ReadOnlyError, ShardConflictError, SpecError, UnsupportedError
+from zarr_shardstore.format.ranges import Range
 from zarr_shardstore.format.shard import Bytes
 from zarr_shardstore.io.backends import store_traits
 from zarr_shardstore.io.backends.base import (
@@ -74,8 +75,14 @@ class BaseStoreHandle:
         if not self.is_read_only:
             seal_all(self.backend)
 
-    def sizes(self, keys: Sequence[str]) -> list[int | None]:
-        return self.perform([requests.GetSize(key) for key in keys])
+    def sizes(self, keys: Sequence[str], *, consistent: bool = False) -> list[int | None]:
+        """Return the sizes of objects. A `consistent` size is of a shard as `values` reads it."""
+        sizes: list[int | None] = self.perform([requests.GetSize(key) for key in keys])
+        torn = [i for i, k in enumerate(keys) if consistent and _has_journal(self.backend, k)]
+        founds = self.perform([requests.Get(keys[i], Range(0, 0), consistent=True) for i in torn])
+        for i, found in zip(torn, founds, strict=True):
+            sizes[i] = sizes[i] if found.size is None else found.size
+        return sizes
 
     def values(
         self, keys: Sequence[str], *, check: bool = True, consistent: bool = False
@@ -294,6 +301,5 @@ def _refuse_update(
 
 
 def _has_journal(backend: Backend, key: str) -> bool:
-    return isinstance(backend, LocalBackend) and os.path.exists(
-        beside(backend.path_of(key), JOURNAL_SUFFIX)
-    )
+    root = backend.root
+    return root is not None and os.path.exists(beside(root + key, JOURNAL_SUFFIX))

@@ -83,7 +83,8 @@ def estimate_conversion(
             n_bytes_before=counts.n_bytes,
         )
         found.append(report)
-        total += _requests(plan, report, n_after * index, is_exact, in_place)
+        n_looks = 2 if source.backend.has_lasting_versions else 3
+        total += _requests(plan, report, n_after * index, is_exact, in_place, n_looks)
     seconds = _seconds(source, timed, total)
     n_bytes_more = total.n_bytes_more if in_place else total.n_bytes_after
     return tuple(found), replace(total, n_bytes_more=n_bytes_more, seconds=seconds)
@@ -138,14 +139,23 @@ def _read(location: ArrayLocation, places: Sequence[walks.Stored]) -> list[walks
 
 
 def _requests(
-    plan: ArrayPlan, report: ArrayReport, index_nbytes: int, is_exact: bool, in_place: bool
+    plan: ArrayPlan,
+    report: ArrayReport,
+    index_nbytes: int,
+    is_exact: bool,
+    in_place: bool,
+    n_looks: int,
 ) -> Estimate:
-    """Count the requests of an array: its values are read, written and read back."""
+    """Count the requests of an array: its values are read, written and read back. In each region
+    `n_looks` ask for size and index of a shard."""
     n_rounds = math.ceil(report.n_bytes / ROUND_NBYTES)
     nominal = plan.nominal_nbytes
     of_source = 2 * report.n_objects_before  # size and value
-    if plan.spec is not None:  # size, index, and ranges of each shard
-        of_source += max(report.n_objects_before, n_rounds)
+    if plan.spec is not None:  # about as many regions have a part of each shard
+        n_regions, n_shards = (s.boxes.shape(plan.grid_shape) for s in (plan.regions, plan.spec))
+        n_parts = math.prod(map(max, n_regions, n_shards))
+        n_visits = report.n_objects_before * n_parts // max(1, math.prod(n_shards))
+        of_source = n_looks * n_visits + max(n_visits, n_rounds)
     elif nominal is None or nominal > ROUND_NBYTES:
         of_source += n_rounds
     written, read_back = report.n_objects, report.n_objects

@@ -26,6 +26,7 @@ from zarr_shardstore.access import (
     byte_ranges,
     chunk_keys,
     index_reads,
+    layouts,
     requests,
     shard_format,
 )
@@ -156,9 +157,13 @@ def run_task(task: ArrayTask, coords: chunk_keys.Coords) -> TaskResult:
     values = _find_values(task.source, region, task.nominal_nbytes)
     if task.only_compares:
         return _compare(task, region, values)
-    if not task.target.grid.is_sharded:
-        return _write_objects(task, region, values)
-    return _write_shard(task, region, values)
+    write = _write_shard if task.target.grid.is_sharded else _write_objects
+    result = write(task, region, values)
+    again = base.run(index_reads.read_indexes([shard for shard, _ in values.unversioned]))
+    for (shard, index), now in zip(values.unversioned, again, strict=True):
+        if now is None or not np.array_equal(now.fields, index.fields):
+            raise _changed(shard.key)
+    return result
 
 
 def _find_in_target(task: ArrayTask, region: ArrayRegion) -> tuple[_Contents, Exception | None]:
@@ -207,7 +212,7 @@ def _write_shard(task: ArrayTask, region: ArrayRegion, values: StoredValues) -> 
     spec, written = shard.spec, _Contents()
     is_index_first = spec.index.location == "start"
     if is_index_first and values.is_estimate:
-        values = _whole_objects(values.base, values.keys, values.ids)
+        values = _with_sizes(values)
     rounds = _rounds_of_run(task, values)
     first = next(rounds, None)
     if first is None:  # there is no value, so no shard
@@ -304,6 +309,11 @@ class StoredValues:
     """As in `ArrayLocation`."""
     is_estimate: bool = False
     """True if each value is a whole object, missing or of about this size."""
+    versions: dict[str, object] | None = None
+    """First version of each object: another one raises `ShardConflictError`. Write epochs, which
+    are numbers, miss other processes, and do not count. ``None``: no version is compared."""
+    unversioned: Sequence[tuple[layouts.ShardRef, shard_format.ShardIndex]] = ()
+    """Indexes of shards of which no version counts, to compare them after the last read."""
 
     def rounds(self) -> Iterator[ReadRound]:
         """Read all values in order; a changed size raises `ShardConflictError`."""
@@ -319,6 +329,26 @@ class StoredValues:
                 yield from _pieces_of_range(self, start)
             else:
                 yield ReadRound(self.ids[part], nbytes[part], _read(self, start, stop))
+
+    def read(self, asked: Sequence[tuple[str, int, int]]) -> list[memoryview]:
+        """Read ranges; a truncated reply, or a changed object, raises `ShardConflictError`."""
+        gets = [requests.Get(k, byte_ranges.Range(lo, hi), self.has_copies) for k, lo, hi in asked]
+        pieces = []
+        for (key, start, stop), found in zip(asked, self.base.perform(gets), strict=True):
+            pieces.append(index_reads.check_whole(key, found.value, stop - start))
+            if self.versions is not None:
+                now = self.base.backend.state_of(key) or found.version
+                seen = self.versions[key] = self.versions.get(key) or now
+                if now != seen and not isinstance(seen, int | float):
+                    raise _changed(key)
+        return pieces
+
+
+def _changed(key: str) -> errors.ShardConflictError:
+    return errors.ShardConflictError(
+        f"object {key!r} was changed while it was read; nothing was removed: let no other program "
+        "write to the array, and run the same again"
+    )
 
 
 def _find_values(
@@ -338,22 +368,22 @@ def _find_values(
         there = which >= 0
         fields = which[there], starts[there], stops[there], region.ids[there]
         return StoredValues(location.base, names, *fields)
-    if nominal_nbytes is None or nominal_nbytes > ROUND_NBYTES:
-        return _whole_objects(location.base, keys, region.ids)
-    sizes = np.full(len(keys), nominal_nbytes, dtype=np.int64)
-    which = np.arange(len(keys))
-    base, zeros = location.base, 0 * which
-    return StoredValues(
-        base, keys, which, zeros, sizes, region.ids, location.has_copies, is_estimate=True
-    )
+    which, base = np.arange(len(keys)), location.base
+    fields = which, 0 * which, np.full(len(keys), nominal_nbytes or 0, np.int64), region.ids
+    values = StoredValues(base, keys, *fields, location.has_copies, is_estimate=True)
+    is_small = nominal_nbytes is not None and nominal_nbytes <= ROUND_NBYTES
+    return values if is_small else _with_sizes(values)
 
 
-def _whole_objects(base: BaseStoreHandle, keys: Sequence[str], ids: _Ints) -> StoredValues:
+def _with_sizes(values: StoredValues) -> StoredValues:
     """Request the sizes of objects, each of which is a value."""
-    sizes = np.array([-1 if size is None else size for size in base.sizes(keys)], np.int64)
-    stored = np.flatnonzero(sizes >= 0)
-    which, names = np.arange(len(stored)), [keys[i] for i in stored.tolist()]
-    return StoredValues(base, names, which, 0 * which, sizes[stored], ids[stored])
+    base, keys = values.base, values.keys
+    versions = {key: base.backend.state_of(key) for key in keys}
+    found = base.sizes(keys, consistent=values.has_copies)
+    sizes = np.array([-1 if size is None else size for size in found], np.int64)
+    which = np.flatnonzero(sizes >= 0)
+    fields = which, 0 * which, sizes[which], values.ids[which]
+    return StoredValues(base, keys, *fields, values.has_copies, versions=versions)
 
 
 def _values_in_shards(location: ArrayLocation, region: ArrayRegion) -> StoredValues:
@@ -378,23 +408,40 @@ def _values_in_shards(location: ArrayLocation, region: ArrayRegion) -> StoredVal
         layout.shard(tuple(side[i] for side, i in zip(numbers, corner, strict=True)))
         for corner in corners.tolist()
     ]
-    keys = [shard.key for shard in shards]
-    stored = [(i, n) for i, n in enumerate(location.base.sizes(keys)) if n is not None]
-    indexes = location.base.run(index_reads.read_indexes([shards[i] for i, _ in stored]))
+    found = list(_read_indexes(location.base, shards))
+    versions = {shards[i].key: version for i, _, version in found}
+    unversioned = [(shards[i], index) for i, index, seen in found if isinstance(seen, int | float)]
     fields = np.full((len(entry_ids), 2), shard_format.MISSING, dtype=np.uint64)
-    for (i, size), index in zip(stored, indexes, strict=True):
-        if index is None:
-            continue
-        try:
-            index.check_entries(size, shards[i].spec)
-        except shard_format.IndexDamageError as damage:
-            raise index_reads.corrupt(shards[i], damage, "; nothing was removed") from damage
+    for i, index, _ in found:
         members = which == i
         fields[members] = index.fields[entry_ids[members]]
     present = np.flatnonzero((fields != shard_format.MISSING).any(axis=1))
     offsets, nbytes = fields[present].astype(np.int64).T
     of, ids = (each[present].astype(np.int64) for each in (which, region.ids))
-    return StoredValues(location.base, keys, of, offsets, offsets + nbytes, ids)
+    ranges = [shard.key for shard in shards], of, offsets, offsets + nbytes, ids
+    return StoredValues(location.base, *ranges, versions=versions, unversioned=unversioned)
+
+
+def _read_indexes(
+    base: BaseStoreHandle, shards: Sequence[layouts.ShardRef]
+) -> Iterator[tuple[int, shard_format.ShardIndex, object]]:
+    """Yield position, index and version of each shard that is stored."""
+    states = [base.backend.state_of(shard.key) for shard in shards]
+    sizes = base.sizes([shard.key for shard in shards])
+    stored = [(i, shards[i], size) for i, size in enumerate(sizes) if size is not None]
+    founds = base.perform([requests.GetIndex(shard) for _, shard, _ in stored])
+    for (i, shard, size), found in zip(stored, founds, strict=True):
+        if found.damage is not None:  # a writer may have been changing it
+            (found,) = base.perform([requests.GetIndex(shard, consistent=True)])
+        try:
+            if found.damage is not None:
+                raise found.damage
+            if found.decoded is not None:
+                found.decoded.check_entries(size, shard.spec)
+        except shard_format.IndexDamageError as damage:
+            raise index_reads.corrupt(shard, damage, "; nothing was removed") from damage
+        if found.decoded is not None:
+            yield i, found.decoded, states[i] or found.version
 
 
 def _cut(sizes: _Ints) -> Iterator[tuple[int, int]]:
@@ -411,13 +458,14 @@ def _cut(sizes: _Ints) -> Iterator[tuple[int, int]]:
 
 def read_object(base: BaseStoreHandle, key: str, entry_id: int = 0) -> Iterator[ReadRound]:
     """Read one object of any size, if it is stored."""
-    (size,) = base.sizes([key])
+    (size,) = base.sizes([key], consistent=True)
     if size is None:
         return
     if size > ROUND_NBYTES:
         zero = np.zeros(1, dtype=np.int64)
         stops, ids = zero + size, zero + entry_id
-        yield from StoredValues(base, [key], zero, zero, stops, ids).rounds()
+        one = StoredValues(base, [key], zero, zero, stops, ids, has_copies=True, versions={})
+        yield from one.rounds()
         return
     (found,) = base.perform([requests.Get(key, consistent=True)])  # it may be a shard
     yield _whole_values([entry_id], [index_reads.check_whole(key, found.value, size)])
@@ -433,11 +481,8 @@ def _pieces_of_range(wanted: StoredValues, i: int) -> Iterator[ReadRound]:
     first, last = int(wanted.starts[i]), int(wanted.stops[i])
     for start in range(first, last, ROUND_NBYTES):
         stop = min(start + ROUND_NBYTES, last)
-        get = requests.Get(key, byte_ranges.Range(start, stop), consistent=True)
-        (found,) = wanted.base.perform([get])
-        piece = index_reads.check_whole(key, found.value, stop - start)
-        size = np.array([len(piece)])
-        yield ReadRound(ids, size, [piece], continues=start > first, has_more=stop < last)
+        size, pieces = np.array([stop - start]), wanted.read([(key, start, stop)])
+        yield ReadRound(ids, size, pieces, continues=start > first, has_more=stop < last)
 
 
 def _read(wanted: StoredValues, start: int, stop: int) -> list[memoryview]:
@@ -448,9 +493,7 @@ def _read(wanted: StoredValues, start: int, stop: int) -> list[memoryview]:
     first, last = int(starts[0]), int(stops[-1])
     if first < last and np.array_equal(starts[1:], stops[:-1]) and (which == which[0]).all():
         # Mostly shards are read as they were written: one request.
-        key = wanted.keys[int(which[0])]
-        (found,) = wanted.base.perform([requests.Get(key, byte_ranges.Range(first, last))])
-        return [index_reads.check_whole(key, found.value, last - first)]
+        return wanted.read([(wanted.keys[int(which[0])], first, last)])
     values: list[memoryview] = [memoryview(b"")] * (stop - start)
     ranges = list(zip(starts.tolist(), stops.tolist(), strict=True))
     spans: list[tuple[str, byte_ranges.Span, list[int]]] = []
@@ -460,9 +503,8 @@ def _read(wanted: StoredValues, start: int, stop: int) -> list[memoryview]:
             [ranges[i] for i in at], max_gap_bytes=_MAX_GAP_NBYTES, max_coalesced_bytes=ROUND_NBYTES
         )
         spans += [(wanted.keys[number], span, [at[m] for m in span.members]) for span in planned]
-    gets = [requests.Get(key, byte_ranges.Range(span.start, span.stop)) for key, span, _ in spans]
-    for (key, span, at), found in zip(spans, wanted.base.perform(gets), strict=True):
-        data = index_reads.check_whole(key, found.value, span.stop - span.start)
+    pieces = wanted.read([(key, span.start, span.stop) for key, span, _ in spans])
+    for (_, span, at), data in zip(spans, pieces, strict=True):
         for i in at:
             values[i] = data[ranges[i][0] - span.start : ranges[i][1] - span.start]
     return values
