@@ -375,6 +375,23 @@ def test_a_fault_of_one_variable_leaves_that_one(recode: bool, tmp_path: Path) -
     }
 
 
+@pytest.mark.parametrize("dry_run", [False, True])
+def test_a_chunk_that_cannot_be_decoded_leaves_its_array(dry_run: bool, tmp_path: Path) -> None:
+    """Also if it is among those whose sizes decide about the shards."""
+    path = tmp_path / "in.h5"
+    with h5py.File(path, "w") as file:
+        for name in ("bad", "fine"):
+            file.create_dataset(name, data=VALUES * 0, chunks=CHUNKS, compression="lzf")
+        at = file["bad"].id.get_chunk_info(0)
+    with open(path, "r+b") as raw:
+        raw.seek(at.byte_offset)
+        raw.write(b"\xff" * at.size)
+    report = import_store(path, tmp_path / "out.zarr", recode=True, dry_run=dry_run)
+    if not dry_run:
+        assert left(report).keys() == {"bad"}
+        equal_to_h5py(zarr.open_group(tmp_path / "out.zarr", mode="r"), path, "fine")
+
+
 @pytest.mark.parametrize("paths", [None, "good"])
 def test_a_damaged_header_leaves_its_dataset(paths: str | None, tmp_path: Path) -> None:
     path = tmp_path / "in.h5"

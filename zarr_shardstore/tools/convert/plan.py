@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
@@ -16,6 +17,7 @@ import numpy as np
 from zarr_shardstore import errors
 from zarr_shardstore.access import (
     BaseStoreHandle,
+    backends,
     box_grids,
     chunk_keys,
     declarations,
@@ -322,8 +324,9 @@ def _chunks_per_shard_by_size(
         coords = random_coords(map(range, plan.grid_shape), _MAX_SAMPLED)
     stored: list[int] = []
     for i in range(0, len(coords), _ROUND):
-        sizes = base.sizes([prefix + encode(c) for c in coords[i : i + _ROUND]])
-        stored += [size for size in sizes if size is not None]
+        with suppress(backends.UnreadableSourceError):  # the conversion names it for the array
+            sizes = base.sizes([prefix + encode(c) for c in coords[i : i + _ROUND]])
+            stored += [size for size in sizes if size is not None]
         if len(stored) >= _ENOUGH:
             break
     if stored:
