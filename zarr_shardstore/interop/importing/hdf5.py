@@ -237,6 +237,8 @@ class Parser:
                     chunk_keys.check_key(path)
                     if name in DOCUMENTS:
                         raise UnsupportedError("its name is that of a metadata document")
+                    if "\\" in name:
+                        raise UnsupportedError("zarr takes the backslash of its name for a slash")
                     item = group[name]
                     plain = name.removeprefix(_NON_COORDINATE)
                     if plain != name and self.find(group, plain) == item:
