@@ -43,7 +43,7 @@ def test_each_name_in_the_page_exists() -> None:
 
 
 ROOMS = {
-    "core": 22_593,
+    "core": 22_599,
     "core/format": 1_775,
     "core/metadata": 1_240,
     "core/shards": 2_450,
@@ -51,10 +51,10 @@ ROOMS = {
     "core/operations": 2_451,
     "core/io": 6_347,
     "core/zarr_hooks": 1_990,
-    "core/store": 3_843,  # 86 lines read entries for the loader
-    "tools": 9_538,  # 190 lines estimate what a conversion costs, 100 convert a part of a store
+    "core/store": 3_849,  # 86 lines read entries for the loader
+    "tools": 9_599,  # 190 lines estimate what a conversion costs, 100 convert a part of a store
     "cli": 1_384,  # 100 lines: first screen, exit codes, tables of groups, estimates as text
-    "interop": 6_750,  # 1,830 lines are the loader
+    "interop": 6_752,  # 1,830 lines are the loader
 }
 """Lines that each room may have. The core is what is neither `tools`, `cli` nor `interop`."""
 

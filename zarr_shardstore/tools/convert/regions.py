@@ -15,6 +15,7 @@ import math
 from collections.abc import Iterable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -67,6 +68,26 @@ class ArrayRegion:
         """Return the keys of the values, in order, as plain chunks."""
         shard = replace(location.grid.layout, spec=self.regions).shard(self.coords)
         return shard.chunk_keys(self.ids)
+
+
+@dataclass(frozen=True, slots=True)
+class ReadRound:
+    """Some values; or one piece of a large value, which `continues` it or `has_more` after it."""
+
+    ids: npt.NDArray[np.int64]
+    """Entry ids of the values."""
+    sizes: npt.NDArray[np.int64]
+    """Bytes of each value, or of the piece."""
+    pieces: Sequence[memoryview]
+    """One piece for each value, or one piece with all values in order."""
+    continues: bool = False
+    has_more: bool = False
+
+    def values(self) -> Sequence[memoryview]:
+        if len(self.pieces) == len(self.ids):
+            return self.pieces
+        (data,) = self.pieces
+        return [data[lo:hi] for lo, hi in pairwise([0, *np.cumsum(self.sizes).tolist()])]
 
 
 def block_shape(grid_shape: chunk_keys.Coords, n_values: int) -> chunk_keys.Coords:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain, pairwise
+from itertools import chain
 from typing import NamedTuple, TypeAlias
 
 import crc32c
@@ -30,7 +30,12 @@ from zarr_shardstore.access import (
     requests,
     shard_format,
 )
-from zarr_shardstore.tools.convert.regions import ArrayLocation, ArrayRegion, only_stored
+from zarr_shardstore.tools.convert.regions import (
+    ArrayLocation,
+    ArrayRegion,
+    ReadRound,
+    only_stored,
+)
 
 ROUND_NBYTES = 8 * 1024 * 1024
 """Bytes that one worker reads before it writes them."""
@@ -81,26 +86,6 @@ class TaskResult(NamedTuple):
     n_objects: int = 0
     n_bytes: int = 0
     n_resumed: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class ReadRound:
-    """Some values; or one piece of a large value, which `continues` it or `has_more` after it."""
-
-    ids: _Ints
-    """Entry ids of the values."""
-    sizes: _Ints
-    """Bytes of each value, or of the piece."""
-    pieces: Sequence[memoryview]
-    """One piece for each value, or one piece with all values in order."""
-    continues: bool = False
-    has_more: bool = False
-
-    def values(self) -> Sequence[memoryview]:
-        if len(self.pieces) == len(self.ids):
-            return self.pieces
-        (data,) = self.pieces
-        return [data[lo:hi] for lo, hi in pairwise([0, *np.cumsum(self.sizes).tolist()])]
 
 
 class _Contents:
