@@ -15,7 +15,7 @@ staged and verified, and then exchanged for the old ones.
                    └─ take back ──┘  no marker was written yet
 
 1. The manifest is written, with state ``staging``. What an earlier run has staged for the same aim
-   is moved to the directory of this run, because tasks of that run may still write to theirs.
+   is moved to the directory of this run. Late tasks of that run write to theirs, which is not used.
 2. Tasks stage all values, read them back and compare.
 3. Staged values are made to survive a loss of power. On local files each directory of old objects
    must be one that this process may change. The manifest gets state ``replacing``.
