@@ -13,7 +13,13 @@ from zarr.storage import MemoryStore
 
 from tests.support.kit import CountingStore
 from tests.tools.test_native import wrap
-from zarr_shardstore import ShardConflictError, ShardingStore, SpecError, shard_store
+from zarr_shardstore import (
+    DraftHierarchyStore,
+    ShardConflictError,
+    ShardingStore,
+    SpecError,
+    shard_store,
+)
 
 DATA = np.arange(64, dtype="u2").reshape(8, 8)
 PATHS = ("g/a", "g/b", "h/c")
@@ -57,6 +63,24 @@ def test_only_the_path_goes_there(zarr_format: int) -> None:
     assert not [key for key in to if key.startswith("h/")]
     assert any("stay out of the destination: 'g/b', 'h/c'" in note for note in report.notes)
     assert [array.action for array in report.arrays] == ["sharded", "skipped", "skipped"]
+
+
+@pytest.mark.parametrize("path", ["g", "g/a"])
+def test_a_part_of_a_draft_hierarchy(path: str) -> None:
+    """The groups on the way come along, and the other keys of what was chosen."""
+    base, to = dict[str, bytes](), dict[str, bytes]()
+    root = zarr.open_group(DraftHierarchyStore(ShardingStore(base, None)), mode="w")
+    for name in ("g", "h"):
+        root.create_group(name, attributes={"title": name})
+        root.create_array(f"{name}/a", shape=(8, 8), chunks=(2, 2), dtype="u2")[:] = DATA
+        base[f"data/root/{name}/notes.txt"] = b"notes"
+    shard_store(base, to, chunks_per_shard=2, paths=path)
+    there = zarr.open_group(DraftHierarchyStore(ShardingStore(to)), mode="r")
+    assert there["g"].attrs["title"] == "g"
+    names = {"meta/root.group.json", "meta/root/g.group.json", "meta/root/g/a.array.json"}
+    assert {key for key in to if key.startswith("meta/")} == names
+    assert ("data/root/g/notes.txt" in to) is (path == "g")
+    assert not any("root/h" in key for key in to)
 
 
 @pytest.mark.parametrize("zarr_format", [2, 3])

@@ -94,7 +94,7 @@ def convert_store(
             plans, contents = plan_store(base, sharding, patterns, **given)
             part = None
             if not copies_all and not is_in_place:  # all other keys stay out of the destination
-                part = Part.of(patterns or (), [p.node.path for p in plans if p.is_chosen])
+                part = Part.of(patterns or (), [p.node for p in plans if p.is_chosen])
                 contents.other_keys = [key for key in contents.other_keys if part.has(key)]
                 contents.unlisted = [node for node in contents.unlisted if part.has(node.path)]
             means = sharding.order, workers, progress, part

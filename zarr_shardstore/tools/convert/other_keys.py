@@ -18,6 +18,8 @@ from zarr_shardstore.tools.inspect import find
 DocumentsByKey: TypeAlias = Mapping[str, Mapping[str, Any]]
 
 _NODES = frozenset({"zarr.json", ".zarray", ".zgroup"})
+_GROUP = ".group.json"
+"""End of the name of a draft group's document."""
 
 _KEYS_A_ROUND = 64
 _SMALL_NBYTES = 128 * 1024
@@ -36,30 +38,35 @@ class Part:
     patterns: tuple[str, ...]
     above: frozenset[str]
     """Paths of the groups above."""
+    is_draft: bool
+    """Whether it has arrays of a draft hierarchy, whose documents lie apart from their data."""
 
     @classmethod
-    def of(cls, patterns: Iterable[str], arrays: Iterable[str]) -> Part:
-        above = {path for array in arrays for path in find.lineage(array)[:-1]}
-        return cls(tuple(patterns), frozenset(above))
+    def of(cls, patterns: Iterable[str], arrays: Sequence[metadata.Node]) -> Part:
+        above = {path for array in arrays for path in find.lineage(array.path)[:-1]}
+        is_draft = any(array.hierarchy == "draft" for array in arrays)
+        return cls(tuple(patterns), frozenset(above), is_draft)
 
     def has(self, key: str) -> bool:
-        return self._is_chosen(key) or (
-            self.is_above(key) and key.rpartition("/")[2] in find.DOCUMENTS[:-1]
-        )
+        is_document = key.endswith(_GROUP) or key.rpartition("/")[2] in find.DOCUMENTS[:-1]
+        return self._is_chosen(key) or (is_document and self.is_above(key))
 
     def is_above(self, key: str) -> bool:
         """Return whether a key lies in a group above the chosen paths, and not below one."""
-        return _path_of(key) in self.above and not self._is_chosen(key)
+        return self._path_of(key) in self.above and not self._is_chosen(key)
 
     def _is_chosen(self, key: str) -> bool:
-        paths = find.lineage(_path_of(key))
+        paths = find.lineage(self._path_of(key))
         return any(policies.matches(at, pattern) for at in paths for pattern in self.patterns)
 
-
-def _path_of(key: str) -> str:
-    """Return the path of the node that a document describes, or the directory of another key."""
-    node = metadata.node_of_document(key)
-    return key.rpartition("/")[0] if node is None else node.path
+    def _path_of(self, key: str) -> str:
+        """Return the path of the node that a document describes, or of the node that has a key."""
+        if (node := metadata.node_of_document(key)) is not None:
+            return node.path
+        directory = key.rpartition("/")[0]
+        at = key.removesuffix(_GROUP) if key.endswith(_GROUP) else directory
+        is_draft = self.is_draft and f"{at}/".startswith(("meta/root/", "data/root/"))
+        return at[len("meta/root/") :] if is_draft else directory
 
 
 def with_copies(doc: Mapping[str, Any], path: str, new: DocumentsByKey) -> Mapping[str, Any]:
