@@ -133,14 +133,15 @@ def test_a_second_run_changes_nothing(name: str, again: Callable[[Any], Any]) ->
 
 
 def test_a_second_run_to_a_destination_converts_nothing() -> None:
-    """Arrays that are there are skipped, and stay the same objects."""
+    """Arrays that are there are skipped, and stay the same objects. A dry run says so."""
     source = three()
     target: dict[str, bytes] = {}
     shard_store(source, target, chunks_per_shard=2)
     before = dict(target)
-    report = shard_store(source, target, chunks_per_shard=2)
-    assert [r.reason for r in report.arrays] == ["the destination has it already"] * 3
-    assert (target, report.n_skipped) == (before, 3)
+    for is_dry in (True, False):
+        report = shard_store(source, target, chunks_per_shard=2, dry_run=is_dry, estimate=is_dry)
+        assert [r.reason for r in report.arrays] == ["the destination has it already"] * 3
+        assert (target, report.n_skipped, report.n_chunks) == (before, 3, 0)
 
 
 def test_a_second_run_takes_documents_of_the_same_meaning() -> None:

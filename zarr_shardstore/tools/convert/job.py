@@ -107,7 +107,9 @@ def convert_store(
             if is_in_place:
                 conversion.check_place()
             else:
-                conversion.check_destination(compares_values=False)
+                there = conversion.check_destination(compares_values=False)
+                plans = [_skipped_if_there(plan, there) for plan in conversion.plans]
+                conversion = replace(conversion, plans=plans)
             arrays = tuple(map(_report_of, conversion.plans))
             if estimate:
                 found = base, conversion.plans, arrays, is_in_place
@@ -307,10 +309,9 @@ class Conversion:
             # Its chunks are not known, and are among the other keys.
             self.target.write_documents(plan.new_documents)
             return _report_of(plan)
-        if plan.new_documents.keys() <= there:
+        if (skipped := _skipped_if_there(plan, there)) is not plan:
             in_place.forget(self.target, plan.node)
-            reason = "the destination has it already"
-            return _report_of(replace(plan, action="skipped", reason=reason))
+            return _report_of(skipped)
         manifest = self._manifest(plan)
         try:
             report = self._convert_values(plan, manifest)
@@ -424,6 +425,13 @@ class Conversion:
         report = replace(_report_of(plan), n_chunks=n_chunks, n_objects=n_objects, n_bytes=n_bytes)
         seconds = time.monotonic() - begun
         return replace(report, n_tasks=n_tasks, n_resumed=n_resumed, seconds=seconds)
+
+
+def _skipped_if_there(plan: ArrayPlan, there: Set[str]) -> ArrayPlan:
+    """Return the plan of an array; a destination that has it already keeps it."""
+    if plan.geometry is None or not plan.new_documents or not plan.new_documents.keys() <= there:
+        return plan
+    return replace(plan, action="skipped", reason="the destination has it already")
 
 
 def _report_of(plan: ArrayPlan) -> ArrayReport:
