@@ -107,9 +107,7 @@ def convert_store(
             if is_in_place:
                 conversion.check_place()
             else:
-                there = conversion.check_destination(compares_values=False)
-                plans = [_skipped_if_there(plan, there) for plan in conversion.plans]
-                conversion = replace(conversion, plans=plans)
+                conversion = conversion.without_run()
             arrays = tuple(map(_report_of, conversion.plans))
             if estimate:
                 found = base, conversion.plans, arrays, is_in_place
@@ -270,6 +268,11 @@ class Conversion:
             if is_copied and (compares_values or not is_there):
                 self._check_array(plan, is_there=is_there)
         return there
+
+    def without_run(self) -> Conversion:
+        """Return the plans as a run to this destination would report them."""
+        there = self.check_destination(compares_values=False)
+        return replace(self, plans=[_skipped_if_there(plan, there) for plan in self.plans])
 
     def _other_keys(self) -> OtherKeys:
         documents: dict[str, Mapping[str, Any]] = {}
