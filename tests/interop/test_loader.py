@@ -1352,9 +1352,10 @@ def test_an_array_that_was_made_anew_is_refused(tmp_path: Path, base: str) -> No
 
 @pytest.mark.parametrize("base", ["dict", "obstore", "local"])
 def test_an_epoch_ends_when_its_array_is_made_anew(tmp_path: Path, base: str) -> None:
+    """It has more than what is read ahead."""
     bases: dict[str, Any] = {"dict": {}, "obstore": ObjectStore(obstore.store.MemoryStore())}
     store = ShardingStore(bases.get(base, str(tmp_path)), (4, 1))
-    options: dict[str, Any] = {"shape": (320, 20480), "chunks": (4, 20480), "compressors": None}
+    options: dict[str, Any] = {"shape": (1280, 20480), "chunks": (4, 20480), "compressors": None}
     zarr.create_array(store, name="x", dtype="i4", **options)[:] = 7
     memory: dict[str, Any] = {"prefetch_nbytes": 2**25, "pool_nbytes": 2**21, "n_threads": 1}
     batches = iter(ShardLoader(store, "x", batch_size=8, **memory))

@@ -20,7 +20,7 @@ TABLE: dict[str, str] = dict(
 """Names, and the versions of zarr that have them."""
 
 OF_OTHERS = {
-    *("_replace", "_asdict", "_at_fork_reinit", "_current_frames"),  # Python
+    *("_replace", "_asdict", "_at_fork_reinit", "_current_frames", "_exit"),  # Python
     *("_strip_protocol", "_join", "_isfile", "_ls", "_info", "_cp_file", "_rm_file", "_makedirs"),
     "_supports_sync_io",  # of stores outside zarr
     "_objects",  # h5py
