@@ -41,8 +41,8 @@ test-oldest: .venv-oldest/.done
 	.venv-oldest/bin/python -m pytest -n $(WORKERS) -p no:cacheprovider tests/unit $(ARGS)
 
 # Wheel and sdist, with a README that renders and a small wheel, each installed into an empty environment and used there.
-# The wheel is 40,000 lines of Python with their docstrings, and nothing else: 621 kB.
-MAX_WHEEL := 621000
+# The wheel is 40,000 lines of Python with their docstrings, and nothing else: 623 kB.
+MAX_WHEEL := 623000
 dist: $(VENV)/bin/python
 	@rm -rf dist .venv-dist
 	$(VENV)/bin/python $(PIP) build twine
