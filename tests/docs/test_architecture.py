@@ -52,7 +52,7 @@ ROOMS = {
     "core/io": 6_347,
     "core/zarr_hooks": 1_990,
     "core/store": 3_849,  # 86 lines read entries for the loader
-    "tools": 9_617,  # 190 lines estimate what a conversion costs, 100 convert a part of a store
+    "tools": 9_618,  # 190 lines estimate what a conversion costs, 100 convert a part of a store
     "cli": 1_384,  # 100 lines: first screen, exit codes, tables of groups, estimates as text
     "interop": 6_752,  # 1,830 lines are the loader
 }

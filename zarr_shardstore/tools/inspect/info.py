@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import operator
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
@@ -190,8 +191,8 @@ def consolidated_paths(store: resolve.BaseStoreLike, path: str = "") -> list[str
     """Return the arrays that a consolidation takes: with a shard, and no transformer below it."""
     base = open_base(store)
     paths = set[str]()
-    for found in find_arrays(base, path or None):
-        with suppress(ShardStoreError):  # its document is damaged
+    for found in filter(operator.attrgetter("doc"), find_arrays(base, path or None)):
+        with suppress(UnsupportedError):  # the command leaves it out, too
             grid = walks.ObjectGrid.of_array(read_array(found))
             spelled = map(grid.layout.coords_of, base.keys(grid.prefix))
             if _has_shards(found) and not grid.below and any(c is not None for c in spelled):
